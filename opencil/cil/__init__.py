@@ -1,0 +1,1 @@
+"""CIL pre-training: one method per file, on the shared loop."""

@@ -1,0 +1,280 @@
+"""The unified YML: every value that a command will use, checked before anything runs.
+
+A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped file,
+the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*`` stands for
+every method.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+
+from opencil.data.memory import quota
+from opencil.data.transforms import Transform
+from opencil.errors import BadInput, unknown
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
+from opencil.validation import Bound, Count, Values, build, merge, plain
+
+T = TypeVar("T")
+Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig(Values):
+    """A benchmark: ID data in steps, OOD data near and far, the network and what it reads."""
+
+    name: str
+    id: str
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    image_size: Count
+    transform: Transform
+    backbone: str
+    memory: Count
+    classes_per_step: tuple[Count, ...]
+    batch_size: Count = 128
+    ood_order: Literal["permutation", "list"] = "permutation"
+    setup: Literal["train+", "memory"] = "train+"
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
+            raise ValueError(f"name = {self.name!r} is not allowed: letters, digits, - and _ are")
+        if not self.near + self.far:
+            raise ValueError("near and far are both empty: at least one OOD dataset is needed")
+        if not self.classes_per_step:
+            raise ValueError("classes_per_step is empty: at least one number is needed")
+        twice = {name for name in self.near + self.far if (self.near + self.far).count(name) > 1}
+        if twice:
+            raise ValueError(f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them")
+        for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
+            for name in names:
+                _known(DATASETS, name, key)
+        _known(BACKBONES, self.backbone, "backbone")
+        classes = getattr(DATASETS.entry(self.id).make, "classes", None)
+        if classes is not None:
+            self.check_classes(classes)
+
+    def check_classes(self, classes: int) -> None:
+        """Refuse values that do not fit the number of classes; called again when the data tell it."""
+        for k in self.classes_per_step:
+            if k > classes:
+                raise BadInput(f"classes_per_step = {k} is not allowed: {self.id!r} has {classes} classes, so 1 to {classes}")
+        quota(self.memory, classes)
+
+
+@dataclass(frozen=True)
+class SeedConfig(Values):
+    """The runs' seeds, and which seed each random choice takes: a number, or ``run`` for the run's own."""
+
+    runs: tuple[Seed, ...] = (0,)
+    class_order: Seed | Literal["run"] = 1993
+    initialisation: Seed | Literal["run"] = "run"
+    data_order: Seed | Literal["run"] = "run"
+    ood_subset: Seed | Literal["run"] = "run"
+
+
+@dataclass(frozen=True)
+class PlaceConfig(Values):
+    """Where a command reads, writes and computes: nothing here changes a result's meaning."""
+
+    data_root: str | None = None
+    runs: str = "runs"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole command, resolved. ``cil`` and ``detector`` hold every value of every method, by name."""
+
+    benchmark: BenchmarkConfig
+    cil: dict[str, dict[str, Any]]
+    detector: dict[str, dict[str, Any]]
+    seed: SeedConfig = field(default_factory=SeedConfig)
+    place: PlaceConfig = field(default_factory=PlaceConfig)
+
+    def to_yaml(self) -> str:
+        """The YML that gives this config again."""
+        return dump_yaml(plain(self))
+
+
+SECTIONS = tuple(f.name for f in fields(Config))
+
+
+def list_benchmarks() -> list[str]:
+    """Names of the benchmarks that come with the package."""
+    return sorted(Path(f.name).stem for f in resources.files("opencil.configs").iterdir() if f.name.endswith(".yml"))
+
+
+def resolve(
+    user: Mapping[str, Any] | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    cil: Sequence[str] | None = None,
+    detector: Sequence[str] | None = None,
+    settings: Iterable[str] = (),
+) -> Config:
+    """A config from a YML's content, the flags laid on it, the methods chosen, and ``key=value`` settings.
+
+    Where no method is chosen, those that the YML names are used; where it names none, all of them.
+    """
+    written, top = _normal(user or {}), _normal(_overlay(settings))
+    layers = [written, _normal(flags or {}), top]
+    name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
+    if name in list_benchmarks():
+        layers.insert(0, _normal(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name)))
+    elif not any(set(layer.get("benchmark", {})) - {"name"} for layer in layers):
+        raise unknown("benchmark", str(name), list_benchmarks())
+
+    def section(cls: type[T], key: str) -> T:
+        values: dict[str, Any] = {}
+        for layer in layers:
+            values = merge(values, layer.get(key, {}))
+        return build(cls, values, where=key)
+
+    return Config(
+        benchmark=section(BenchmarkConfig, "benchmark"),
+        cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
+        detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
+        seed=section(SeedConfig, "seed"),
+        place=section(PlaceConfig, "place"),
+    )
+
+
+def _methods(
+    registry: Registry[Any], key: str, layers: list[dict[str, Any]], chosen: Sequence[str], top: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
+    sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
+    names = [name for name in chosen if name != "*"] or ["all"]
+    if "all" in names:
+        names = registry.names()
+    made = {}
+    for name in dict.fromkeys(names):
+        cls = registry.entry(name).make
+        values = plain(build(cls, {}, where=f"{key}.{name}"))  # type: ignore[arg-type]
+        for values_here in (section.get(n, {}) for section in sections for n in ("*", name)):
+            if values_here:
+                values = plain(build(cls, merge(values, values_here), where=f"{key}.{name}"))  # type: ignore[arg-type]
+        made[name] = values
+    for name in top.get(key, {}):  # a setting for a method that is not run would be lost without a word
+        if name not in (*made, "*"):
+            raise unknown(f"setting {key}.{name}: {registry.kind}", name, made)
+    return made
+
+
+def _known(registry: Registry[Any], name: str, key: str) -> None:
+    try:
+        registry.entry(name)
+    except BadInput as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _overlay(settings: Iterable[str]) -> dict[str, Any]:
+    """``["cil.icarl.epochs=5"]`` as nested mappings; values are YML."""
+    top: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path) or len(path) < 2:
+            raise BadInput(f"setting {setting!r} is not understood: allowed is section.name=value, as in cil.icarl.epochs=5")
+        value = _parse(text, f"setting {setting!r}")
+        for part in reversed(path):
+            value = {part: value}
+        top = merge(top, value)
+    return top
+
+
+def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's content with its short forms written out: ``cil: icarl,wa``, ``seed: 0``, ``benchmark: digits``."""
+    normal: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in SECTIONS:
+            raise unknown("config section", str(key), SECTIONS)
+        if key in ("cil", "detector"):
+            names = value.replace(",", " ").split() if isinstance(value, str) else value
+            if isinstance(names, list) and all(isinstance(n, str) for n in names):
+                names = dict.fromkeys(names)
+            if isinstance(names, dict):
+                value = {n: {} if v is None else v for n, v in names.items()}
+                for n, v in value.items():
+                    if not isinstance(v, dict):
+                        raise BadInput(f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values")
+        elif key == "benchmark" and isinstance(value, str):
+            value = {"name": value}
+        elif key == "seed" and not isinstance(value, dict):
+            value = {"runs": value}
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
+        for listed in {"benchmark": ("classes_per_step",), "seed": ("runs",)}.get(key, ()):
+            if listed in value and not isinstance(value[listed], list):
+                value = {**value, listed: [value[listed]]}
+        normal[key] = value
+    return normal
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YML file's mapping; a broken one is an error that names the place."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"config file {path} cannot be read: {error}") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """A YML text's mapping; ``source`` names it in errors."""
+    content = _parse(text, source)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BadInput(f"{source} holds {type(content).__name__}, not sections: allowed are {', '.join(SECTIONS)}")
+    return content
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """A mapping as YML, keys in their order, short lists on one line."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise BadInput(f"{source} is not valid YML: {' '.join(str(error).split())}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YML as people mean it: 2e-4 is a number, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, unless a key stands in it twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands here twice", node.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of plain values on one line."""
+
+
+def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode:
+    flow = not any(isinstance(v, (list, dict)) for v in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
+
+
+_Dumper.add_representer(list, _represent_list)

@@ -1,0 +1,1 @@
+"""The shipped YML files, one per benchmark."""

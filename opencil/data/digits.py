@@ -1,0 +1,100 @@
+"""The embedded benchmark's data: real images that come inside scikit-learn, so that nothing is downloaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from opencil.data.images import Dataset, ImageSet, Split
+from opencil.errors import BadInput
+from opencil.registry import register_dataset
+from opencil.validation import Count, Whole
+
+_SIDE = 8  # scikit-learn's digits are 8 × 8 pixels with values 0 … 16
+_HELD_OUT = (8, 9)
+
+
+def _image_set(name: str, pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", size: int) -> ImageSet:
+    """uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
+    if size != _SIDE:
+        raise BadInput(f"benchmark.image_size = {size} does not fit {name!r}: its images are {_SIDE} × {_SIDE} pixels")
+    if pixels.ndim == 3:
+        pixels = pixels[..., None].repeat(3, axis=-1)
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+    return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.round(bunch.images * (255 / 16)).astype(np.uint8), bunch.target
+
+
+@register_dataset("digits")
+@dataclass(frozen=True)
+class Digits(Dataset):
+    """Handwritten digits 0–7 (scikit-learn): every third image of a class is a test image."""
+
+    classes: ClassVar[int | None] = 8
+
+    def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
+        """The 954 training or the 489 test images."""
+        pixels, labels = _digits()
+        rank = np.empty(len(labels), dtype=int)  # of an image among those of its class
+        for c in np.unique(labels):
+            rank[labels == c] = np.arange((labels == c).sum())
+        chosen = ~np.isin(labels, _HELD_OUT) & ((rank % 3 == 2) == (split == "test"))
+        return _image_set("digits", pixels[chosen], labels[chosen], size)
+
+
+@register_dataset("digits-held-out")
+@dataclass(frozen=True)
+class HeldOutDigits(Dataset):
+    """Handwritten digits 8 and 9 (scikit-learn), which no step ever learns."""
+
+    def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
+        """The 354 images of the two held-out digits."""
+        pixels, labels = _digits()
+        chosen = np.isin(labels, _HELD_OUT)
+        return _image_set("digits-held-out", pixels[chosen], labels[chosen] - _HELD_OUT[0], size)
+
+
+@register_dataset("photo-patches")
+@dataclass(frozen=True)
+class PhotoPatches(Dataset):
+    """Patches of scikit-learn's two photographs (a temple, a flower), averaged down to 8 × 8."""
+
+    patch: Count = 32
+
+    def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
+        """Patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
+        from sklearn.datasets import load_sample_images
+
+        if self.patch % _SIDE:
+            raise BadInput(f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE}")
+        cell, patches, labels = self.patch // _SIDE, [], []
+        for label, photo in enumerate(load_sample_images().images):
+            rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch
+            photo = photo[: rows * self.patch, : columns * self.patch]
+            # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then one patch per (row, column)
+            cells = photo.reshape(rows, _SIDE, cell, columns, _SIDE, cell, 3).mean(axis=(2, 5))
+            patches.append(cells.transpose(0, 2, 1, 3, 4).reshape(-1, _SIDE, _SIDE, 3))
+            labels.append(np.full(rows * columns, label))
+        return _image_set("photo-patches", np.concatenate(patches).round().astype(np.uint8), np.concatenate(labels), size)
+
+
+@register_dataset("noise")
+@dataclass(frozen=True)
+class Noise(Dataset):
+    """Grey noise, every pixel uniform and independent; the same images every time."""
+
+    count: Count = 500
+    seed: Whole = 0
+
+    def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
+        """``count`` images, all of one class."""
+        pixels = np.random.default_rng(self.seed).integers(0, 256, (self.count, _SIDE, _SIDE), dtype=np.uint8)
+        return _image_set("noise", pixels, np.zeros(self.count), size)

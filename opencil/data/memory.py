@@ -1,0 +1,65 @@
+"""The exemplar memory: indices of a few training images of every class seen, never copies of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opencil.errors import BadInput
+
+
+def quota(size: int, seen: int) -> int:
+    """Exemplars per class when ``seen`` classes share a memory of ``size`` images."""
+    if size < seen:
+        raise BadInput(f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed")
+    return size // seen
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Herding order: positions in ``features`` [N, D], each pick bringing the mean of picks nearest the class mean.
+
+    Features are L2-normalised first; their mean is not normalised again. At most N picks, without replacement.
+    """
+    points = torch.nn.functional.normalize(features.double().cpu(), dim=1)
+    mean, total = points.mean(dim=0), torch.zeros(points.shape[1], dtype=torch.float64)
+    left = torch.ones(len(points), dtype=torch.bool)
+    picks = []
+    for n in range(1, min(count, len(points)) + 1):
+        distance = ((total + points) / n - mean).norm(dim=1).where(left, torch.inf)
+        pick = int(distance.argmin())
+        picks.append(pick)
+        left[pick] = False
+        total += points[pick]
+    return torch.tensor(picks, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Exemplars as indices into the training set, one tensor per class in herding order."""
+
+    size: int
+    per_class: tuple[Tensor, ...] = ()
+
+    @property
+    def indices(self) -> Tensor:
+        """All exemplars, class after class."""
+        return torch.cat([torch.empty(0, dtype=torch.int64), *self.per_class])
+
+    def updated(self, candidates: list[tuple[Tensor, Tensor]]) -> "Memory":
+        """The memory after a step.
+
+        Old classes keep the first of their order; each new class gives (indices, features) to be herded.
+        """
+        share = quota(self.size, len(self.per_class) + len(candidates))
+        old = tuple(kept[:share] for kept in self.per_class)
+        new = tuple(indices.cpu()[herd(features, share)] for indices, features in candidates)
+        return Memory(self.size, old + new)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What to store: all indices and how many belong to each class."""
+        return {"indices": self.indices, "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64)}
+
+    @classmethod
+    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":
+        """The stored memory again."""
+        return cls(size, tuple(tensors["indices"].split(tensors["counts"].tolist())))

@@ -1,0 +1,1 @@
+"""OOD detectors: ``posthoc`` reads a trained model's outputs, one method per file."""

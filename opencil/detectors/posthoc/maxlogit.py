@@ -1,0 +1,21 @@
+"""Maximum logit."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from opencil.detectors.detector import LogitDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "maxlogit", paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132")
+)
+@dataclass
+class MaxLogit(LogitDetector):
+    """Largest logit: max z."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Max z, [N]."""
+        return outputs.logits.amax(dim=1)

@@ -1,0 +1,26 @@
+"""Maximum softmax probability."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from opencil.detectors.detector import LogitDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "msp",
+    paper=Paper(
+        "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks",
+        2017,
+        "1610.02136",
+    ),
+)
+@dataclass
+class MSP(LogitDetector):
+    """Largest softmax probability: max softmax(z)."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Max softmax(z), [N]."""
+        return outputs.logits.softmax(dim=1).amax(dim=1)

@@ -1,0 +1,1 @@
+"""How work is executed: devices, seeds, schedules, the training loop, the forward pass."""

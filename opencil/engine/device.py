@@ -1,0 +1,22 @@
+"""Which device a command computes on."""
+
+import torch
+
+from opencil.errors import BadInput
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` (an accelerator where there is one), or any device that torch knows and that is present."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        present = ["auto", "cpu"]
+        if accelerator:
+            present += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
+        reason = str(error).split("\n")[0]
+        raise BadInput(f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}") from None
+    return device

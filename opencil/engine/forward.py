@@ -1,0 +1,39 @@
+"""One forward pass of a model over images: what herding, detectors and accuracy all read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Transform
+from opencil.nets.model import Classifier
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Features f [N, D], logits z [N, classes] and, where there are any, labels [N]."""
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+
+@torch.no_grad()
+def forward(
+    model: Classifier, images: ImageSet, transform: Transform, indices: Tensor | None = None, batch_size: int = 512
+) -> Outputs:
+    """Outputs in float32 of the chosen images (all by default), with the test transform and the model in eval mode."""
+    if isinstance(model, nn.Module):
+        model.eval()
+    device = images.images.device
+    chosen = torch.arange(len(images), device=device) if indices is None else indices.to(device)
+    features, logits = [], []
+    for rows in chosen.split(batch_size):
+        f = model.features(transform.test(images.images[rows]))
+        features.append(f.float())
+        logits.append(model.classify(f).float())
+    return Outputs(torch.cat(features), torch.cat(logits), images.labels[chosen])

@@ -1,0 +1,1 @@
+"""Backbones, the growing head, and the model that joins them."""

@@ -1,0 +1,68 @@
+"""φ and h: a backbone that gives features and a head that grows with the classes."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Backbone(nn.Module):
+    """A network from images to pooled features [B, width]."""
+
+    width: int
+
+
+class Classifier(Protocol):
+    """What evaluation and detectors need of a model: features, and logits from features."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled penultimate features f [B, D] of normalised images."""
+        ...
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits z [B, classes] of features."""
+        ...
+
+
+class Head(nn.Linear):
+    """A linear classifier whose old rows stay when classes are added."""
+
+    def reset_parameters(self) -> None:
+        """Weights kaiming-uniform for a linear layer, bias 0."""
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")
+        nn.init.zeros_(self.bias)
+
+    def grown(self, classes: int) -> "Head":
+        """A head over ``classes`` classes that keeps this one's rows and draws the others afresh."""
+        head = Head(self.in_features, classes).to(self.weight.device)  # drawn on the CPU: the same everywhere
+        with torch.no_grad():
+            head.weight[: self.out_features] = self.weight
+            head.bias[: self.out_features] = self.bias
+        return head
+
+
+class Model(nn.Module):
+    """θ = φ (``features``) + h (``classify``)."""
+
+    def __init__(self, backbone: Backbone, classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = Head(backbone.width, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled penultimate features f [B, D] of normalised images."""
+        features: Tensor = self.backbone(images)
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits z [B, classes] of features."""
+        logits: Tensor = self.head(features)
+        return logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of normalised images."""
+        return self.classify(self.features(images))
+
+    def grow(self, classes: int) -> None:
+        """Widen the head to ``classes`` classes."""
+        self.head = self.head.grown(classes)

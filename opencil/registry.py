@@ -1,0 +1,124 @@
+"""One decorator registry for learners, detectors, datasets and backbones.
+
+A method registers itself where it is defined; a registry imports its own package, and the plugins that are
+installed beside us, when it is first asked. So a new method is one new file, ours or somebody else's.
+"""
+
+import fnmatch
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from opencil.errors import BadInput, unknown
+
+T = TypeVar("T")
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method was published."""
+
+    title: str
+    year: int
+    arxiv: str | None = None
+
+    @property
+    def link(self) -> str:
+        """Its address, or an empty string."""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered name: what it makes, and what there is to say about it."""
+
+    name: str
+    make: Callable[..., T]
+    paper: Paper | None
+
+    @property
+    def about(self) -> str:
+        """First line of the docstring."""
+        return (inspect.getdoc(self.make) or "").split("\n")[0]
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing. ``home`` is the package whose modules register ours."""
+
+    def __init__(self, kind: str, home: str) -> None:
+        self.kind = kind
+        self._home = home
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
+        """Class or function decorator that adds ``name``; a name can be taken once."""
+        if not name or not all(c.islower() or c.isdigit() or c in "-_." for c in name) or not name[0].isalnum():
+            raise BadInput(f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - _ .")
+
+        def add(make: Target) -> Target:
+            taken = self._entries.get(name)
+            # The same definition again (a notebook cell run twice, a reload) replaces itself.
+            if taken and (taken.make.__module__, taken.make.__qualname__) != (make.__module__, make.__qualname__):
+                raise BadInput(f"{self.kind} {name!r} is already registered by {taken.make.__module__}")
+            self._entries[name] = Entry(name, make, paper)
+            return make
+
+        return add
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Registered names that match a shell pattern (``*norm*``), sorted."""
+        self._load()
+        return sorted(fnmatch.filter(self._entries, pattern))
+
+    def entry(self, name: str) -> Entry[T]:
+        """The entry of ``name``; an unknown name is an error that offers the nearest."""
+        self._load()
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def create(self, name: str, **values: Any) -> T:
+        """Make the thing called ``name``; unknown or impossible values are refused with a sentence."""
+        make = self.entry(name).make
+        if inspect.isclass(make):
+            from opencil.validation import build  # pydantic: only when something is created
+
+            made: T = build(make, values, where=name)
+            return made
+        return make(**values)
+
+    def _load(self) -> None:
+        import_modules(self._home)
+        load_plugins()
+
+
+@cache
+def import_modules(package: str) -> None:
+    """Import every module of a package, so that what stands there registers itself."""
+    module = importlib.import_module(package)
+    for info in pkgutil.walk_packages(module.__path__, f"{package}."):
+        importlib.import_module(info.name)
+
+
+@cache
+def load_plugins() -> None:
+    """Import what other installed packages offer under the entry point group ``opencil.plugins``."""
+    for point in entry_points(group="opencil.plugins"):
+        point.load()
+
+
+LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil")
+DETECTORS: Registry[Any] = Registry("detector", "opencil.detectors")
+DATASETS: Registry[Any] = Registry("dataset", "opencil.data")
+BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
+
+register_learner = LEARNERS.register
+register_detector = DETECTORS.register
+register_dataset = DATASETS.register
+register_backbone = BACKBONES.register

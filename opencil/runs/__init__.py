@@ -1,0 +1,1 @@
+"""Runs: the store on disk, and the order of work from data to rows."""

@@ -1,0 +1,73 @@
+"""From a config to the runs it asks for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opencil.config import BenchmarkConfig, Config
+from opencil.validation import plain
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seed of each independent random choice in one run."""
+
+    run: int
+    class_order: int
+    initialisation: int
+    data_order: int
+    ood_subset: int
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One CIL method, on one benchmark with one step size, at one seed, under some detectors."""
+
+    benchmark: BenchmarkConfig
+    cil: str
+    values: dict[str, Any]
+    seeds: Seeds
+    detectors: dict[str, dict[str, Any]]
+
+    @property
+    def classes_per_step(self) -> int:
+        """The run's k."""
+        return self.benchmark.classes_per_step[0]
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies below the folder of runs."""
+        return Path(self.benchmark.name) / f"k{self.classes_per_step}" / self.cil / f"seed{self.seeds.run}"
+
+    def __str__(self) -> str:
+        return self.folder.as_posix()
+
+    def record(self) -> dict[str, Any]:
+        """Every value that decides the run's result, for its stored config."""
+        return {
+            "benchmark": plain(self.benchmark),
+            "cil": {self.cil: self.values},
+            "seed": plain(self.seeds),
+            "detector": self.detectors,
+        }
+
+
+def plan(config: Config) -> list[RunSpec]:
+    """The runs of a config: every step size × seed × method, in an order that shows whole comparisons early."""
+    return [
+        RunSpec(
+            benchmark=replace(config.benchmark, classes_per_step=(k,)),
+            cil=name,
+            values=values,
+            seeds=_seeds(config, seed),
+            detectors=config.detector,
+        )
+        for k in config.benchmark.classes_per_step
+        for seed in config.seed.runs
+        for name, values in config.cil.items()
+    ]
+
+
+def _seeds(config: Config, run: int) -> Seeds:
+    values = {name: value for name, value in plain(config.seed).items() if name != "runs"}
+    return Seeds(run=run, **{name: run if value == "run" else value for name, value in values.items()})

@@ -1,0 +1,165 @@
+"""The run store: what lies where on disk.
+
+::
+
+    runs/<benchmark>/k<k>/<cil>/seed<s>/
+        config.yml           every value that decides the result; detectors are added as they are evaluated
+        environment.json     versions and device of the process that last wrote here
+        step01/
+            model.safetensors    θ_t
+            memory.safetensors   exemplars after the step, as indices into the training set
+            accuracy.parquet     rows of the model itself
+            step.json            written last: its presence says that the step has been trained
+            detectors/msp.parquet
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from opencil.config import dump_yaml, read_yaml
+from opencil.data.memory import Memory
+from opencil.errors import BadInput, OpenCILError
+from opencil.runs import files
+from opencil.runs.plan import RunSpec
+from opencil.validation import merge
+
+#: Columns of a row; ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
+COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "metric", "value"]
+
+
+@dataclass(frozen=True)
+class StepFolder:
+    """The files of one step."""
+
+    path: Path
+
+    @property
+    def trained(self) -> bool:
+        """Whether the step's model is stored."""
+        return (self.path / "step.json").exists()
+
+    def info(self) -> dict[str, Any]:
+        """What was noted when the step was stored: number, steps, seconds, digest of the weights."""
+        return files.read_json(self.path / "step.json")
+
+    def save(self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]) -> None:
+        """Store a trained step; the mark that it is there comes last."""
+        model = self.path / "model.safetensors"
+        files.write_tensors(model, weights)
+        files.write_tensors(self.path / "memory.safetensors", memory.tensors())
+        files.write_rows(self.path / "accuracy.parquet", accuracy)
+        files.write_json(self.path / "step.json", {**info, "weights_sha256": files.digest(model)})
+
+    def weights(self) -> dict[str, Tensor]:
+        """θ_t's tensors, unless the file has changed since it was written."""
+        path = self.path / "model.safetensors"
+        tensors = files.read_tensors(path)
+        if files.digest(path) != self.info().get("weights_sha256"):
+            raise files.damaged(path, "its checksum differs from the recorded one")
+        return tensors
+
+    def memory(self, size: int) -> Memory:
+        """The memory after the step."""
+        return Memory.from_tensors(size, files.read_tensors(self.path / "memory.safetensors"))
+
+    def detector_rows(self, name: str) -> Path:
+        """The file of a detector's rows."""
+        return self.path / "detectors" / f"{name}.parquet"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    def step(self, number: int) -> StepFolder:
+        """The folder of a step, counted from 1."""
+        return StepFolder(self.path / f"step{number:02d}")
+
+    def finished(self, spec: RunSpec) -> bool:
+        """Whether every step is trained and every detector evaluated, under this very config."""
+        first = self.step(1)
+        if not first.trained or self.differences(spec):
+            return False
+        steps = [self.step(t) for t in range(1, int(first.info()["steps"]) + 1)]
+        return all(s.trained and all(s.detector_rows(d).exists() for d in spec.detectors) for s in steps)
+
+    def differences(self, spec: RunSpec) -> list[str]:
+        """How the stored config differs from a spec; a detector that only one of them has is no difference."""
+        stored = self._stored()
+        if not stored:
+            return []
+        both = set(stored["detector"]) & set(spec.detectors)
+        then, now = _flat(_with_detectors(stored, both)), _flat(_with_detectors(spec.record(), both))
+        return [
+            f"{key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
+            for key in sorted(then.keys() | now.keys())
+            if then.get(key, ...) != now.get(key, ...)
+        ]
+
+    @contextmanager
+    def opened(self, spec: RunSpec) -> Iterator[None]:
+        """Hold the run for writing: alone, under an unchanged config, with no half-written files."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise OpenCILError(f"run {spec} is being written by another process: wait for it, or stop it") from None
+        try:
+            if differences := self.differences(spec):
+                raise BadInput(
+                    f"run {spec} exists with another config: use another --runs folder or seed, or delete "
+                    f"{self.path}\n  " + "\n  ".join(differences)
+                )
+            files.remove_temporary(self.path)
+            record = merge(self._stored(), spec.record())
+            if record != self._stored():
+                files.write_text(self.path / "config.yml", dump_yaml(record))
+            yield
+        finally:
+            lock.release()
+
+    def _stored(self) -> dict[str, Any]:
+        path = self.path / "config.yml"
+        return read_yaml(path) if path.exists() else {}
+
+
+def read_rows(root: Path) -> pd.DataFrame:
+    """All rows of all runs below a folder."""
+    if not root.is_dir():
+        raise BadInput(f"there is no folder {root} to read runs from")
+    steps = [mark.parent for mark in sorted(root.rglob("step*/step.json"))]
+    if not steps:
+        raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
+    tables = [[step / "accuracy.parquet", *sorted((step / "detectors").glob("*.parquet"))] for step in steps]
+    return pd.concat([_read_table(path) for paths in tables for path in paths], ignore_index=True)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise files.damaged(path, error) from None
+    if list(table.columns) != COLUMNS:
+        raise files.damaged(path, f"its columns are {', '.join(table.columns)}")
+    return table
+
+
+def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {**record, "detector": {name: record["detector"][name] for name in names}}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat

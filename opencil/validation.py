@@ -1,0 +1,113 @@
+"""From plain values (YML, keyword arguments) to checked dataclasses, with errors for people.
+
+Every config section and every method is a dataclass whose annotations say what is allowed. pydantic does the
+checking, strictly: ``"5"`` and ``true`` are not integers. It is imported here and in no method's file.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+from opencil.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Limits on a number, as an annotation: ``Annotated[float, Bound(gt=0)]``."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
+        limits = {name: limit for name, limit in dataclasses.asdict(self).items() if limit is not None}
+        return {**handler(source), **limits}
+
+
+Positive = Annotated[float, Bound(gt=0)]
+NonNegative = Annotated[float, Bound(ge=0)]
+Fraction = Annotated[float, Bound(ge=0, le=1)]
+Count = Annotated[int, Bound(ge=1)]
+Whole = Annotated[int, Bound(ge=0)]
+
+
+class Values:
+    """Base of every dataclass that is built from a user's values: unknown keys are errors."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Make a ``cls`` of plain values; ``where`` is the place to name in errors, such as ``cil.icarl``."""
+    from pydantic import TypeAdapter, ValidationError
+
+    # JSON mode is strict about scalars and yet takes a list where a tuple is asked for.
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise BadInput("\n".join(_sentence(cls, e, where) for e in error.errors())) from None
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """The values of a dataclass as dicts and lists, ready for YML; ``build`` takes them back."""
+    listed: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(value), default=str))
+    return listed
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``, mappings key by key, all else replaced; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
+    """One pydantic error as a sentence: key, value, what is allowed, nearest known name."""
+    path = [str(part) for part in error["loc"]]
+    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    value = json.dumps(error["input"], default=str)
+    value = value if len(value) <= 80 else value[:77] + "..."
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = sorted(_keys(cls, path[:-1]))
+        return f"{key} = {value} is unknown: allowed here are {', '.join(known) or 'no values'}{nearest(path[-1], known)}"
+    if error["type"].startswith("missing"):
+        return f"{key} is missing"
+    if error["type"] == "value_error":  # raised by a __post_init__, worded so that it begins with the key
+        return f"{key}.{error['ctx']['error']}" if key else str(error["ctx"]["error"])
+    return f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
+
+
+def _keys(cls: Any, path: list[str]) -> set[str]:
+    """Names that a dataclass takes, at a path below it."""
+    for part in path:
+        field = next((f for f in _takes(cls) if f[0] == part), None)
+        if field is None:
+            return set()
+        cls = field[1]
+    return {name for name, _ in _takes(cls)}
+
+
+def _takes(cls: Any) -> Iterator[tuple[str, Any]]:
+    """(name, type) of everything a dataclass is made of, init-only values included; unions are looked into."""
+    if typing.get_origin(cls) in (typing.Union, types.UnionType):
+        for part in typing.get_args(cls):
+            yield from _takes(part)
+    if not dataclasses.is_dataclass(cls):
+        return
+    for name, field in cls.__dataclass_fields__.items():
+        if field.init and getattr(field, "_field_type", None) is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
+            kind = field.type
+            yield name, kind.type if isinstance(kind, dataclasses.InitVar) else kind
