@@ -1,3 +1,124 @@
-"""OpenCIL: out-of-distribution detection in class-incremental learning."""
+"""OpenCIL: out-of-distribution detection in class-incremental learning.
+
+The public names, all here::
+
+    detector = opencil.create_detector("energy", temperature=2.0)
+    scores = detector.score(logits=logits)                  # larger = more in-distribution
+    opencil.ood_metrics(detector.score(logits=id_logits), scores)
+
+    data = opencil.benchmark("digits")                      # images, OOD sets, the class-incremental stream
+    config = opencil.resolve({"benchmark": "digits", "cil": "icarl", "detector": "all"})
+    for event in opencil.execute(config): ...
+
+Importing this costs torch and numpy; what needs more is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from opencil._version import __version__
+from opencil.cil.learner import Learner, Task, distillation
+from opencil.data.benchmark import OOD, BenchmarkData
+from opencil.data.images import Dataset, ImageSet
+from opencil.data.memory import Memory
+from opencil.data.stream import Step, Stream
+from opencil.data.transforms import Transform
+from opencil.detectors.detector import Detector, LogitDetector
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput, OpenCILError
+from opencil.evaluation.metrics import OODMetrics, accuracy, ood_metrics
+from opencil.nets.model import Backbone, Model
+from opencil.registry import (
+    BACKBONES,
+    DATASETS,
+    DETECTORS,
+    LEARNERS,
+    Paper,
+    register_backbone,
+    register_dataset,
+    register_detector,
+    register_learner,
+)
+
+if TYPE_CHECKING:
+    from opencil.config import Config, list_benchmarks, resolve
+    from opencil.published import published_results
+    from opencil.runs.runner import benchmark, execute
+    from opencil.runs.store import read_rows
+
+create_learner, list_learners = LEARNERS.create, LEARNERS.names
+create_detector, list_detectors = DETECTORS.create, DETECTORS.names
+create_dataset, list_datasets = DATASETS.create, DATASETS.names
+create_backbone, list_backbones = BACKBONES.create, BACKBONES.names
+
+#: Names whose modules need more than torch and numpy.
+_LATER = {
+    "Config": "opencil.config",
+    "benchmark": "opencil.runs.runner",
+    "execute": "opencil.runs.runner",
+    "list_benchmarks": "opencil.config",
+    "published_results": "opencil.published",
+    "read_rows": "opencil.runs.store",
+    "resolve": "opencil.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'opencil' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "OOD",
+    "Backbone",
+    "BadInput",
+    "BenchmarkData",
+    "Config",
+    "Dataset",
+    "Detector",
+    "ImageSet",
+    "Learner",
+    "LogitDetector",
+    "Memory",
+    "Model",
+    "OODMetrics",
+    "OpenCILError",
+    "Outputs",
+    "Paper",
+    "Schedule",
+    "Stage",
+    "Step",
+    "Stream",
+    "Task",
+    "Transform",
+    "__version__",
+    "accuracy",
+    "benchmark",
+    "create_backbone",
+    "create_dataset",
+    "create_detector",
+    "create_learner",
+    "distillation",
+    "execute",
+    "forward",
+    "list_backbones",
+    "list_benchmarks",
+    "list_datasets",
+    "list_detectors",
+    "list_learners",
+    "ood_metrics",
+    "published_results",
+    "read_rows",
+    "register_backbone",
+    "register_dataset",
+    "register_detector",
+    "register_learner",
+    "resolve",
+]

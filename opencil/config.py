@@ -1,8 +1,8 @@
 """The unified YML: every value that a command will use, checked before anything runs.
 
-A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped file,
-the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*`` stands for
-every method.
+A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
+file, the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*``
+stands for every method.
 """
 
 import re
@@ -50,7 +50,9 @@ class BenchmarkConfig(Values):
             raise ValueError("classes_per_step is empty: at least one number is needed")
         twice = {name for name in self.near + self.far if (self.near + self.far).count(name) > 1}
         if twice:
-            raise ValueError(f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them")
+            raise ValueError(
+                f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
+            )
         for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
             for name in names:
                 _known(DATASETS, name, key)
@@ -63,7 +65,9 @@ class BenchmarkConfig(Values):
         """Refuse values that do not fit the number of classes; called again when the data tell it."""
         for k in self.classes_per_step:
             if k > classes:
-                raise BadInput(f"classes_per_step = {k} is not allowed: {self.id!r} has {classes} classes, so 1 to {classes}")
+                raise BadInput(
+                    f"classes_per_step = {k} is not allowed: 1 to {classes} are, the classes of {self.id!r}"
+                )
         quota(self.memory, classes)
 
 
@@ -107,7 +111,9 @@ SECTIONS = tuple(f.name for f in fields(Config))
 
 def list_benchmarks() -> list[str]:
     """Names of the benchmarks that come with the package."""
-    return sorted(Path(f.name).stem for f in resources.files("opencil.configs").iterdir() if f.name.endswith(".yml"))
+    return sorted(
+        Path(f.name).stem for f in resources.files("opencil.configs").iterdir() if f.name.endswith(".yml")
+    )
 
 
 def resolve(
@@ -126,7 +132,9 @@ def resolve(
     layers = [written, _normal(flags or {}), top]
     name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
     if name in list_benchmarks():
-        layers.insert(0, _normal(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name)))
+        layers.insert(
+            0, _normal(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name))
+        )
     elif not any(set(layer.get("benchmark", {})) - {"name"} for layer in layers):
         raise unknown("benchmark", str(name), list_benchmarks())
 
@@ -146,7 +154,11 @@ def resolve(
 
 
 def _methods(
-    registry: Registry[Any], key: str, layers: list[dict[str, Any]], chosen: Sequence[str], top: dict[str, Any]
+    registry: Registry[Any],
+    key: str,
+    layers: list[dict[str, Any]],
+    chosen: Sequence[str],
+    top: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
     sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
@@ -181,7 +193,9 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path) or len(path) < 2:
-            raise BadInput(f"setting {setting!r} is not understood: allowed is section.name=value, as in cil.icarl.epochs=5")
+            raise BadInput(
+                f"setting {setting!r} is not understood: allowed is key=value, say cil.icarl.epochs=5"
+            )
         value = _parse(text, f"setting {setting!r}")
         for part in reversed(path):
             value = {part: value}
@@ -190,7 +204,7 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's content with its short forms written out: ``cil: icarl,wa``, ``seed: 0``, ``benchmark: digits``."""
+    """A config's content with short forms written out: ``cil: icarl,wa``, ``seed: 0``, ``benchmark: digits``."""
     normal: dict[str, Any] = {}
     for key, value in content.items():
         if key not in SECTIONS:
@@ -203,7 +217,9 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                 value = {n: {} if v is None else v for n, v in names.items()}
                 for n, v in value.items():
                     if not isinstance(v, dict):
-                        raise BadInput(f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values")
+                        raise BadInput(
+                            f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values"
+                        )
         elif key == "benchmark" and isinstance(value, str):
             value = {"name": value}
         elif key == "seed" and not isinstance(value, dict):
@@ -234,7 +250,9 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise BadInput(f"{source} holds {type(content).__name__}, not sections: allowed are {', '.join(SECTIONS)}")
+        raise BadInput(
+            f"{source} holds {type(content).__name__}, not sections: allowed are {', '.join(SECTIONS)}"
+        )
     return content
 
 
@@ -255,15 +273,17 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping, unless a key stands in it twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands here twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands here twice", node.start_mark
+                )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
-_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 

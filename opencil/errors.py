@@ -26,4 +26,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown(what: str, name: str, known: Iterable[str]) -> BadInput:
     """The error for a name that is not among the known ones."""
     known = sorted(known)
-    return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{nearest(name, known)}")
+    return BadInput(
+        f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{nearest(name, known)}"
+    )

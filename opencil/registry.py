@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from opencil.errors import BadInput, unknown
 
@@ -58,13 +58,22 @@ class Registry(Generic[T]):
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
         """Class or function decorator that adds ``name``; a name can be taken once."""
-        if not name or not all(c.islower() or c.isdigit() or c in "-_." for c in name) or not name[0].isalnum():
-            raise BadInput(f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - _ .")
+        if (
+            not name
+            or not all(c.islower() or c.isdigit() or c in "-_." for c in name)
+            or not name[0].isalnum()
+        ):
+            raise BadInput(
+                f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - _ ."
+            )
 
         def add(make: Target) -> Target:
             taken = self._entries.get(name)
             # The same definition again (a notebook cell run twice, a reload) replaces itself.
-            if taken and (taken.make.__module__, taken.make.__qualname__) != (make.__module__, make.__qualname__):
+            if taken and (taken.make.__module__, taken.make.__qualname__) != (
+                make.__module__,
+                make.__qualname__,
+            ):
                 raise BadInput(f"{self.kind} {name!r} is already registered by {taken.make.__module__}")
             self._entries[name] = Entry(name, make, paper)
             return make
@@ -89,8 +98,7 @@ class Registry(Generic[T]):
         if inspect.isclass(make):
             from opencil.validation import build  # pydantic: only when something is created
 
-            made: T = build(make, values, where=name)
-            return made
+            return cast(T, build(make, values, where=name))
         return make(**values)
 
     def _load(self) -> None:

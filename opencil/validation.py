@@ -70,7 +70,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 
@@ -82,7 +84,8 @@ def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
     value = value if len(value) <= 80 else value[:77] + "..."
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = sorted(_keys(cls, path[:-1]))
-        return f"{key} = {value} is unknown: allowed here are {', '.join(known) or 'no values'}{nearest(path[-1], known)}"
+        allowed = ", ".join(known) or "no values"
+        return f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
     if error["type"].startswith("missing"):
         return f"{key} is missing"
     if error["type"] == "value_error":  # raised by a __post_init__, worded so that it begins with the key
@@ -101,7 +104,7 @@ def _keys(cls: Any, path: list[str]) -> set[str]:
 
 
 def _takes(cls: Any) -> Iterator[tuple[str, Any]]:
-    """(name, type) of everything a dataclass is made of, init-only values included; unions are looked into."""
+    """(name, type) of all that a dataclass is made of, init-only values included; unions are looked into."""
     if typing.get_origin(cls) in (typing.Union, types.UnionType):
         for part in typing.get_args(cls):
             yield from _takes(part)

@@ -55,7 +55,7 @@ class Learner(Values, ABC):
     """A CIL method: its values, its schedules, its loss.
 
     A subclass is a frozen dataclass whose fields are its config values. ``epochs`` and ``epochs_scale`` are
-    shorthands that every method takes: they lengthen or shorten all its schedules, milestones along with them.
+    shorthands that every method takes: they stretch or shorten all its schedules, milestones along with them.
     """
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
@@ -101,7 +101,7 @@ def empty_model(setting: Setting, classes: int) -> Model:
 
 
 def begin(setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-    """A step's task: a copy of the previous model with a head for the new classes; the original is frozen, as teacher."""
+    """A step: the previous model, copied and widened for the new classes; itself frozen as teacher."""
     if previous is None:
         return Task(setting, step, memory, empty_model(setting, step.seen), teacher=None)
     model = copy.deepcopy(previous)

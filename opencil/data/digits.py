@@ -16,10 +16,14 @@ _SIDE = 8  # scikit-learn's digits are 8 × 8 pixels with values 0 … 16
 _HELD_OUT = (8, 9)
 
 
-def _image_set(name: str, pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", size: int) -> ImageSet:
+def _image_set(
+    name: str, pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", size: int
+) -> ImageSet:
     """uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
     if size != _SIDE:
-        raise BadInput(f"benchmark.image_size = {size} does not fit {name!r}: its images are {_SIDE} × {_SIDE} pixels")
+        raise BadInput(
+            f"benchmark.image_size = {size} does not fit {name!r}: its images are {_SIDE} × {_SIDE} pixels"
+        )
     if pixels.ndim == 3:
         pixels = pixels[..., None].repeat(3, axis=-1)
     images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -83,7 +87,9 @@ class PhotoPatches(Dataset):
             cells = photo.reshape(rows, _SIDE, cell, columns, _SIDE, cell, 3).mean(axis=(2, 5))
             patches.append(cells.transpose(0, 2, 1, 3, 4).reshape(-1, _SIDE, _SIDE, 3))
             labels.append(np.full(rows * columns, label))
-        return _image_set("photo-patches", np.concatenate(patches).round().astype(np.uint8), np.concatenate(labels), size)
+        return _image_set(
+            "photo-patches", np.concatenate(patches).round().astype(np.uint8), np.concatenate(labels), size
+        )
 
 
 @register_dataset("noise")

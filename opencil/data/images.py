@@ -28,7 +28,8 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.uint8:
             raise BadInput(
-                f"images of {self.name!r} are {self.images.dtype} {list(self.images.shape)}: uint8 [N, 3, H, W] is needed"
+                f"images of {self.name!r} are {self.images.dtype} {list(self.images.shape)}: "
+                "uint8 [N, 3, H, W] is needed"
             )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise BadInput(
@@ -59,4 +60,4 @@ class Dataset(Values, ABC):
 
     @abstractmethod
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Images of a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root`` holds the user's downloads."""
+        """Images of a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root`` holds the downloads."""

@@ -11,14 +11,16 @@ from opencil.errors import BadInput
 def quota(size: int, seen: int) -> int:
     """Exemplars per class when ``seen`` classes share a memory of ``size`` images."""
     if size < seen:
-        raise BadInput(f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed")
+        raise BadInput(
+            f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed"
+        )
     return size // seen
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Herding order: positions in ``features`` [N, D], each pick bringing the mean of picks nearest the class mean.
+    """Herding order of ``features`` [N, D]: each pick brings the mean of the picks nearest to the class mean.
 
-    Features are L2-normalised first; their mean is not normalised again. At most N picks, without replacement.
+    Features are L2-normalised first, their mean is not again. At most N picks, without replacement.
     """
     points = torch.nn.functional.normalize(features.double().cpu(), dim=1)
     mean, total = points.mean(dim=0), torch.zeros(points.shape[1], dtype=torch.float64)
@@ -57,9 +59,12 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """What to store: all indices and how many belong to each class."""
-        return {"indices": self.indices, "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64)}
+        return {
+            "indices": self.indices,
+            "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64),
+        }
 
     @classmethod
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":
         """The stored memory again."""
-        return cls(size, tuple(tensors["indices"].split(tensors["counts"].tolist())))
+        return cls(size, tuple(torch.split(tensors["indices"], tensors["counts"].tolist())))

@@ -13,8 +13,11 @@ from opencil.errors import BadInput
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
-    """The order in which classes are learned; a class's new label is its position in it."""
-    return [int(c) for c in np.random.RandomState(seed).permutation(classes)]  # noqa: NPY002: the field's order
+    """The order in which classes are learned; a class's new label is its position in it.
+
+    The old generator, on purpose: it gives the order that the whole field uses.
+    """
+    return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
 
 def step_sizes(classes: int, per_step: int) -> list[int]:
@@ -67,7 +70,9 @@ class Stream(Sequence[Step]):
         """Order the classes of a dataset and cut them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
-            raise BadInput(f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images")
+            raise BadInput(
+                f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
+            )
         order = class_order(classes, order_seed)
         return cls(train.relabelled(order), test.relabelled(order), classes, per_step)
 
@@ -104,8 +109,10 @@ def count_classes(images: ImageSet) -> int:
     """Number of classes; labels must be 0 … C−1 with an image for each."""
     if not len(images):
         raise BadInput(f"{images.name!r} has no images")
-    present = images.labels.unique().cpu()
+    present = torch.unique(images.labels).cpu()
     if not torch.equal(present, torch.arange(len(present))):
-        raise BadInput(f"labels of {images.name!r} are not 0 … C−1 without a gap: the lowest is {int(present[0])}, "
-                       f"the highest {int(present[-1])}, and {len(present)} differ")
+        raise BadInput(
+            f"labels of {images.name!r} are not 0 … C−1 without a gap: the lowest is {int(present[0])}, "
+            f"the highest {int(present[-1])}, and {len(present)} differ"
+        )
     return len(present)

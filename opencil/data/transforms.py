@@ -29,8 +29,8 @@ class Draw:
 class Transform(Values):
     """Random crop with zero padding and horizontal flip for training; normalisation for everything.
 
-    Random choices are drawn apart from being applied: an epoch's are drawn at once, by a seeded generator on the
-    CPU, so that the same images are seen on every device and a captured step contains no random numbers.
+    Random choices are drawn apart from being applied: an epoch's are drawn at once, by a seeded generator on
+    the CPU, so that every device sees the same images and a captured step contains no random numbers.
     """
 
     mean: tuple[float, float, float]

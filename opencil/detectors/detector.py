@@ -19,7 +19,8 @@ class Detector(Values, ABC):
     """Scores samples; a larger score is more in-distribution, in every detector.
 
     A subclass is a dataclass whose fields are its config values. It says what it ``reads``, implements
-    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check the tensors.
+    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check the
+    tensors.
     """
 
     reads: ClassVar[frozenset[Reads]]
@@ -32,8 +33,10 @@ class Detector(Values, ABC):
     def set_up(self, outputs: Outputs) -> None:
         """Learn from the outputs of training images; keep what is learned on ``self``."""
 
-    def fit(self, features: Tensor | Outputs, logits: Tensor | None = None, labels: Tensor | None = None) -> Self:
-        """Set the detector up on training samples: ``Outputs``, or features [N, D], logits [N, C], labels [N]."""
+    def fit(
+        self, features: Tensor | Outputs, logits: Tensor | None = None, labels: Tensor | None = None
+    ) -> Self:
+        """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N]."""
         self.set_up(self._checked(features, logits, labels))
         self._is_set_up = True
         return self
@@ -50,7 +53,8 @@ class Detector(Values, ABC):
     ) -> Outputs:
         """Tensors as ``Outputs``: present where they are read, of fitting shapes, finite."""
         if isinstance(features, Outputs):
-            features, logits, labels = features.features, features.logits, features.labels
+            outputs = features
+            features, logits, labels = outputs.features, outputs.logits, outputs.labels
         given = {"features": features, "logits": logits}
         rows = {len(t) for t in (features, logits, labels) if t is not None}
         for name, tensor in given.items():
@@ -61,15 +65,19 @@ class Detector(Values, ABC):
             shape = list(tensor.shape)
             if tensor.ndim != 2 or not tensor.is_floating_point() or 0 in shape or len(rows) > 1:
                 raise BadInput(
-                    f"{name} are {tensor.dtype} {shape}: floating-point [N, {'D' if name == 'features' else 'C'}] is "
-                    f"needed, with the same N ≥ 1 for features, logits and labels"
+                    f"{name} are {tensor.dtype} {shape}: a floating-point matrix is needed, "
+                    f"with the same number of rows, at least 1, for features, logits and labels"
                 )
             if name in self.reads and not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
-                raise BadInput(f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them")
+                raise BadInput(
+                    f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
+                )
         nothing = torch.empty(rows.pop(), 0)
         return Outputs(
-            nothing if features is None else features.float(), nothing if logits is None else logits.float(), labels
+            nothing if features is None else features.float(),
+            nothing if logits is None else logits.float(),
+            labels,
         )
 
 

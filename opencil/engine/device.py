@@ -18,5 +18,7 @@ def resolve_device(name: str) -> torch.device:
         if accelerator:
             present += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
         reason = str(error).split("\n")[0]
-        raise BadInput(f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}") from None
+        raise BadInput(
+            f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}"
+        ) from None
     return device

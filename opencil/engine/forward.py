@@ -24,15 +24,19 @@ class Outputs:
 
 @torch.no_grad()
 def forward(
-    model: Classifier, images: ImageSet, transform: Transform, indices: Tensor | None = None, batch_size: int = 512
+    model: Classifier,
+    images: ImageSet,
+    transform: Transform,
+    indices: Tensor | None = None,
+    batch_size: int = 512,
 ) -> Outputs:
-    """Outputs in float32 of the chosen images (all by default), with the test transform and the model in eval mode."""
+    """Outputs in float32 of the chosen images (default: all): test transform, model in eval mode."""
     if isinstance(model, nn.Module):
         model.eval()
     device = images.images.device
     chosen = torch.arange(len(images), device=device) if indices is None else indices.to(device)
     features, logits = [], []
-    for rows in chosen.split(batch_size):
+    for rows in torch.split(chosen, batch_size):
         f = model.features(transform.test(images.images[rows]))
         features.append(f.float())
         logits.append(model.classify(f).float())

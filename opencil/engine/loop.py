@@ -21,8 +21,8 @@ class Diverged(OpenCILError):
 class Stage:
     """One training of one set of parameters.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch; ``module`` is in training mode meanwhile and its
-    parameters are what trains. ``indices`` are the training images it sees.
+    ``loss(images, labels)`` is a scalar on an augmented batch; ``module`` is in training mode meanwhile, and
+    its parameters are what trains. ``indices`` are the training images it sees.
     """
 
     name: str
@@ -50,8 +50,8 @@ def train(
 ) -> Iterator[Progress]:
     """Run a stage, yielding after each iteration, so that several trainings can take turns.
 
-    Every batch has the same size: an epoch's ragged tail is filled from the next permutation. All random choices
-    of an epoch follow from ``seed`` and the epoch's number alone.
+    Every batch has the same size: an epoch's ragged tail is filled from the next permutation. All random
+    choices of an epoch follow from ``seed`` and the epoch's number alone.
     """
     schedule, device = stage.schedule, images.images.device
     batch = min(batch_size, len(stage.indices))
@@ -86,10 +86,11 @@ def train(
 
 
 def epoch_order(count: int, length: int, epoch: int, seed: tuple[int | str, ...]) -> Tensor:
-    """Positions ``epoch·length`` … of the endless sequence of permutations of ``count`` things; int64 [length]."""
+    """Epoch's piece, int64 [length], of an endless sequence of permutations of ``count`` things."""
     first, skip = divmod(epoch * length, count)
     last = (epoch * length + length - 1) // count
     permutations = [
-        torch.randperm(count, generator=generator(*seed, "order", number)) for number in range(first, last + 1)
+        torch.randperm(count, generator=generator(*seed, "order", number))
+        for number in range(first, last + 1)
     ]
     return torch.cat(permutations)[skip : skip + length]

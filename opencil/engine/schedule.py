@@ -24,8 +24,9 @@ class Schedule(Values):
             raise ValueError(f"milestones = {list(self.milestones)} are not allowed: they should increase")
         if self.milestones and self.milestones[-1] >= self.epochs:
             raise ValueError(
-                f"milestones = {list(self.milestones)} are not allowed: they should lie below epochs = {self.epochs}; "
-                "set both, or set epochs one level higher, which scales the milestones along"
+                f"milestones = {list(self.milestones)} are not allowed: they should lie below "
+                f"epochs = {self.epochs}; set both, or set the method's own epochs, "
+                "which scales the milestones along"
             )
 
     def lr_at(self, epoch: int) -> float:

@@ -44,7 +44,9 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> 
     """All metrics of ID scores [N] against OOD scores [M], computed where the tensors lie."""
     for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
         if scores.ndim != 1 or not len(scores):
-            raise BadInput(f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed")
+            raise BadInput(
+                f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed"
+            )
         if not torch.isfinite(scores).all():
             bad = int((~torch.isfinite(scores)).nonzero()[0])
             raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
@@ -60,7 +62,7 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> 
     new_id, new_ood = accepted_id - id_before, accepted_ood - ood_before
     # For each group: OOD samples below it, plus half of those in it, times its ID samples. Integers: exact.
     wins = (new_id * (2 * (negatives - accepted_ood) + new_ood)).sum()
-    # From the other end: samples not above the group, that is, those that enter as a rejecting threshold rises.
+    # From the other end: samples not above the group, those that a rising threshold has rejected.
     rejected_id, rejected_ood = positives - id_before, negatives - ood_before
     auc = wins.double() / (2 * positives * negatives)
     fpr = _first(accepted_ood, accepted_id.double() / positives >= recall) / negatives

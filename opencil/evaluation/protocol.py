@@ -17,7 +17,9 @@ class Measurement:
     value: float
 
 
-def measure(detector: Detector, setup: Outputs | None, test: Outputs, ood: Mapping[str, Outputs]) -> list[Measurement]:
+def measure(
+    detector: Detector, setup: Outputs | None, test: Outputs, ood: Mapping[str, Outputs]
+) -> list[Measurement]:
     """Set a detector up on ``setup`` where it needs that, and score test (ID) against each OOD set."""
     if setup is not None and detector.needs_setup:
         detector.fit(setup)

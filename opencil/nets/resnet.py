@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
 
 
 class SmallResNet(Backbone):
-    """Stages of 16, 32 and 64 channels with ``blocks`` blocks each; f is 64-d and, after the last ReLU, ≥ 0."""
+    """Stages of 16, 32 and 64 channels, ``blocks`` blocks each; f is 64-d and, after the last ReLU, ≥ 0."""
 
     width = 64
 

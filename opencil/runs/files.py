@@ -42,7 +42,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors as safetensors."""
-    write(path, lambda temporary: save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary))
+    write(
+        path,
+        lambda temporary: save_file(
+            {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary
+        ),
+    )
 
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
@@ -71,7 +76,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def damaged(path: Path, error: object) -> OpenCILError:
     """The error for a stored file that cannot be used."""
-    return OpenCILError(f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again")
+    return OpenCILError(
+        f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again"
+    )
 
 
 def digest(path: Path) -> str:

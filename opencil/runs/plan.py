@@ -53,7 +53,7 @@ class RunSpec:
 
 
 def plan(config: Config) -> list[RunSpec]:
-    """The runs of a config: every step size × seed × method, in an order that shows whole comparisons early."""
+    """The runs of a config: every step size × seed × method, methods innermost so that they compare early."""
     return [
         RunSpec(
             benchmark=replace(config.benchmark, classes_per_step=(k,)),

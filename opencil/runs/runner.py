@@ -4,7 +4,6 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import torch
 
 from opencil._version import __version__
 from opencil.cil.learner import Learner, Setting, Task, begin, empty_model
-from opencil.config import Config
+from opencil.config import Config, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.memory import Memory
-from opencil.data.stream import Step, ood_subset
+from opencil.data.stream import Step, count_classes, ood_subset
 from opencil.detectors.detector import Detector
 from opencil.engine.device import resolve_device
 from opencil.engine.forward import Outputs, forward
@@ -75,7 +74,10 @@ class Failed(Event):
 def execute(config: Config) -> Iterator[Event]:
     """Do all that a config asks for and is not done yet, yielding events as it happens."""
     device = resolve_device(config.place.device)
-    session = _Session(config, device)
+    root = config.place.data_root
+    if root is not None and not Path(root).is_dir():
+        raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
+    data: BenchmarkData | None = None  # loaded when the first run needs it
     for spec in plan(config):
         folder = RunFolder(Path(config.place.runs) / spec.folder)
         if folder.finished(spec):
@@ -84,7 +86,8 @@ def execute(config: Config) -> Iterator[Event]:
         try:
             with folder.opened(spec):
                 files.write_json(folder.path / "environment.json", environment(device))
-                yield from _Run(spec, folder, session.data).advance()
+                data = data or load(config)
+                yield from _Run(spec, folder, data).advance()
         except BadInput:
             raise
         except OpenCILError as error:
@@ -107,27 +110,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-@dataclass
-class _Session:
-    """What several runs share: the data, loaded when the first of them needs it."""
+def load(config: Config) -> BenchmarkData:
+    """The data of a config's benchmark, on the config's device."""
+    benchmark, place = config.benchmark, config.place
+    data = load_data(
+        benchmark.id,
+        benchmark.near,
+        benchmark.far,
+        image_size=benchmark.image_size,
+        transform=benchmark.transform,
+        device=resolve_device(place.device),
+        root=Path(place.data_root) if place.data_root else None,
+    )
+    benchmark.check_classes(count_classes(data.train))
+    return data
 
-    config: Config
-    device: torch.device
 
-    @cached_property
-    def data(self) -> BenchmarkData:
-        benchmark, root = self.config.benchmark, self.config.place.data_root
-        data = load_data(
-            benchmark.id,
-            benchmark.near,
-            benchmark.far,
-            image_size=benchmark.image_size,
-            transform=benchmark.transform,
-            device=self.device,
-            root=Path(root) if root else None,
-        )
-        benchmark.check_classes(len(data.train.labels.unique()))
-        return data
+def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:
+    """A shipped benchmark's data, to work with in Python: images, OOD sets, class-incremental stream."""
+    return load(resolve({"benchmark": name, "place": {"data_root": data_root, "device": device}}))
 
 
 class _Run:
@@ -169,7 +170,12 @@ class _Run:
             weights=task.model.state_dict(),
             memory=memory,
             accuracy=self._rows(step, "", [("", "accuracy", accuracy(test.logits, test.labels))]),
-            info={"step": step.number, "steps": step.steps, "classes": step.seen, "seconds": time.monotonic() - started},
+            info={
+                "step": step.number,
+                "steps": step.steps,
+                "classes": step.seen,
+                "seconds": time.monotonic() - started,
+            },
         )
 
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
@@ -180,7 +186,9 @@ class _Run:
         detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
         test = self._outputs_of_test(model, step)
         ood = self._outputs_of_ood(model, step)
-        setup = self._outputs_of_setup(model, step) if any(d.needs_setup for d in detectors.values()) else None
+        setup = (
+            self._outputs_of_setup(model, step) if any(d.needs_setup for d in detectors.values()) else None
+        )
         for name, detector in detectors.items():
             found = [(m.ood, m.metric, m.value) for m in measure(detector, setup, test, ood)]
             files.write_rows(self.folder.step(step.number).detector_rows(name), self._rows(step, name, found))
@@ -228,4 +236,6 @@ class _Run:
         spec = self.spec
         distance = {"": ""} | {name: ood.distance for name, ood in self.data.ood.items()}
         head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
-        return pd.DataFrame([(*head, ood, distance[ood], metric, value) for ood, metric, value in found], columns=COLUMNS)
+        return pd.DataFrame(
+            [(*head, ood, distance[ood], metric, value) for ood, metric, value in found], columns=COLUMNS
+        )

@@ -49,7 +49,9 @@ class StepFolder:
         """What was noted when the step was stored: number, steps, seconds, digest of the weights."""
         return files.read_json(self.path / "step.json")
 
-    def save(self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]) -> None:
+    def save(
+        self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]
+    ) -> None:
         """Store a trained step; the mark that it is there comes last."""
         model = self.path / "model.safetensors"
         files.write_tensors(model, weights)
@@ -93,7 +95,7 @@ class RunFolder:
         return all(s.trained and all(s.detector_rows(d).exists() for d in spec.detectors) for s in steps)
 
     def differences(self, spec: RunSpec) -> list[str]:
-        """How the stored config differs from a spec; a detector that only one of them has is no difference."""
+        """How the stored config differs from a spec; a detector that only one has is no difference."""
         stored = self._stored()
         if not stored:
             return []
@@ -113,7 +115,9 @@ class RunFolder:
         try:
             lock.acquire()
         except Timeout:
-            raise OpenCILError(f"run {spec} is being written by another process: wait for it, or stop it") from None
+            raise OpenCILError(
+                f"run {spec} is being written by another process: wait for it, or stop it"
+            ) from None
         try:
             if differences := self.differences(spec):
                 raise BadInput(
@@ -161,5 +165,9 @@ def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict) and value
+            else {f"{prefix}{key}": value}
+        )
     return flat

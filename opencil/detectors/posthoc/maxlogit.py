@@ -10,7 +10,8 @@ from opencil.registry import Paper, register_detector
 
 
 @register_detector(
-    "maxlogit", paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132")
+    "maxlogit",
+    paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132"),
 )
 @dataclass
 class MaxLogit(LogitDetector):

@@ -1,0 +1,41 @@
+# make demo   set up, run the embedded benchmark, show its table
+# make test   set up, run the test suite
+# make check  set up, lint and type checks
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.installed
+	$(BIN)/opencil run --benchmark digits --cil all --detector all --runs runs/demo
+	@$(BIN)/opencil report runs/demo --save runs/demo/report.md | tail -n 1
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch alone first: asked for by its exact version it is the small CPU build where one is offered.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,5 @@
+"""``python -m opencil``."""
+
+from opencil.cli import main
+
+main()

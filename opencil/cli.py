@@ -1,0 +1,323 @@
+"""The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from opencil._version import __version__
+from opencil.errors import BadInput, OpenCILError
+
+if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
+    import pandas as pd
+
+    from opencil.config import Config
+    from opencil.runs.runner import Event
+
+app = typer.Typer(
+    help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
+    epilog="Start with: opencil run --benchmark digits",
+    no_args_is_help=True,
+    add_completion=False,
+)
+_problems = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose expected errors end in a sentence and an exit code, not in a traceback."""
+
+    @wraps(command)
+    def call(*args: Any, **flags: Any) -> None:
+        try:
+            command(*args, **flags)
+        except (OpenCILError, OSError) as error:
+            _problem(error)
+            raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
+        except KeyboardInterrupt:
+            _problems.print(
+                "interrupted: what was finished is stored, and the same command goes on from there"
+            )
+            raise typer.Exit(130) from None
+
+    return call
+
+
+def _config_from_flags(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YML, as 'opencil config' prints it.", show_default=False)
+    ] = None,
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.")] = None,
+    cil: Annotated[str | None, typer.Option(help="CIL methods: icarl,wa or all.", metavar="A,B|all")] = None,
+    detector: Annotated[
+        str | None, typer.Option(help="Detectors: msp,energy or all.", metavar="A,B|all")
+    ] = None,
+    classes_per_step: Annotated[str | None, typer.Option(help="Classes per step, k.", metavar="K,K")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seeds, one run each.", metavar="S,S")] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR")
+    ] = None,
+    runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any value of the config, as cil.icarl.epochs=5; may be repeated.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+) -> "Config":
+    from opencil.config import read_yaml, resolve
+
+    flags: dict[str, Any] = {"benchmark": {}, "seed": {}, "place": {}}
+    if benchmark is not None:
+        flags["benchmark"]["name"] = benchmark
+    if classes_per_step is not None:
+        flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
+    if seed is not None:
+        flags["seed"]["runs"] = _numbers("--seed", seed)
+    flags["place"] = {
+        k: v for k, v in {"data_root": data_root, "runs": runs, "device": device}.items() if v is not None
+    }
+    return resolve(
+        read_yaml(config) if config else None,
+        flags=flags,
+        cil=_names("--cil", cil),
+        detector=_names("--detector", detector),
+        settings=settings or (),
+    )
+
+
+def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
+    """Give a command the flags that make a config, so that they are declared once."""
+
+    @wraps(command)
+    def call(**flags: Any) -> None:
+        command(_config_from_flags(**flags))
+
+    signature = inspect.signature(_config_from_flags)
+    del call.__wrapped__
+    call.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return guarded(call)
+
+
+@app.command(
+    epilog="Example: opencil run --benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"
+)
+@takes_config
+def run(config: "Config") -> None:
+    """Train, evaluate and store whatever of a config is not done yet; then show the table.
+
+    Started again, it goes on where it stopped; a finished run answers at once.
+    """
+    from opencil.runs.plan import plan
+    from opencil.runs.runner import Evaluated, Failed, Finished, Training, execute
+
+    screen, failures = Console(), 0
+    with _progress(screen, len(plan(config))) as show:
+        for event in execute(config):
+            if isinstance(event, (Training, Evaluated)):
+                show(event)
+            elif isinstance(event, Failed):
+                failures += 1
+                _problem(f"run {event.run} stopped: {event.error}")
+            elif isinstance(event, Finished):
+                show(event)
+    folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
+    rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
+    if rows is not None:
+        _print_summaries(screen, rows[rows["detector"].isin(["", *config.detector])])
+    screen.print(f"runs are stored in {config.place.runs}", highlight=False)
+    if failures:
+        raise OpenCILError(f"{failures} of {len(folders)} runs failed; the others are complete")
+
+
+@app.command(
+    "config", epilog="Example: opencil config --benchmark digits --cil icarl --detector msp,energy > my.yml"
+)
+@takes_config
+def show_config(config: "Config") -> None:
+    """Print one YML with every value that 'opencil run' with the same flags will use."""
+    typer.echo(config.to_yaml(), nl=False)
+
+
+@app.command("list", epilog="Example: opencil list detectors '*norm*'")
+@guarded
+def show_list(
+    what: Annotated[Literal["benchmarks", "cil", "detectors", "datasets", "backbones"], typer.Argument()],
+    pattern: Annotated[str, typer.Argument(help="Shell pattern for names.")] = "*",
+) -> None:
+    """List what there is, with where it was published."""
+    from fnmatch import filter as matching
+
+    from opencil.config import list_benchmarks, resolve
+    from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
+
+    table = Table()
+    if what == "benchmarks":
+        for column in ("name", "ID data", "classes per step", "memory", "near OOD", "far OOD"):
+            table.add_column(column)
+        for name in matching(list_benchmarks(), pattern):
+            b = resolve(flags={"benchmark": name}).benchmark
+            steps = ", ".join(map(str, b.classes_per_step))
+            table.add_row(name, b.id, steps, str(b.memory), ", ".join(b.near), ", ".join(b.far))
+    else:
+        registry = {"cil": LEARNERS, "detectors": DETECTORS, "datasets": DATASETS, "backbones": BACKBONES}[
+            what
+        ]
+        papers = what in ("cil", "detectors")
+        for column in ("name", "what it is", *(["paper"] if papers else [])):
+            table.add_column(column)
+        for name in registry.names(pattern):
+            entry = registry.entry(name)
+            paper = f"{entry.paper.title}, {entry.paper.year} {entry.paper.link}" if entry.paper else ""
+            table.add_row(*map(escape, [name, entry.about, *([paper] if papers else [])]))
+    if not table.rows:
+        raise BadInput(f"none of the {what} matches {pattern!r}")
+    Console().print(table)
+
+
+@app.command(epilog="Example: opencil report runs --save report.md")
+@guarded
+def report(
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, or of one run.")] = Path("runs"),
+    extra: Annotated[
+        bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the tables to a Markdown file too.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Show the tables of stored runs, from their rows alone."""
+    from opencil.report.tables import summaries
+    from opencil.runs.files import write_text
+    from opencil.runs.store import read_rows
+
+    rows = read_rows(runs)
+    _print_summaries(Console(), rows, extra)
+    if save:
+        write_text(save, "\n".join(summary.markdown() for summary in summaries(rows, extra)))
+        typer.echo(f"report: {save}")
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"opencil {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the ``opencil`` command."""
+    app()
+
+
+def _problem(error: object) -> None:
+    _problems.print(f"[red]error:[/] {escape(str(error))}")
+
+
+def _names(flag: str, text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = text.replace(",", " ").split()
+    if not names:
+        raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them, or all")
+    return names
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(
+            f"{flag} {text!r} is not understood: allowed are whole numbers with commas between them"
+        ) from None
+
+
+def _rows(folders: list[Path]) -> "pd.DataFrame | None":
+    import pandas as pd
+
+    from opencil.runs.store import read_rows
+
+    return pd.concat([read_rows(folder) for folder in folders], ignore_index=True) if folders else None
+
+
+def _print_summaries(screen: Console, rows: "pd.DataFrame", extra: bool = False) -> None:
+    from opencil.report.tables import summaries
+
+    wide = Console(width=10_000)
+    for summary in summaries(rows, extra):
+        # A terminal that is too narrow gets a table per metric; a pipe or a file has no width to keep to.
+        for table in summary.fitting(
+            lambda s: not screen.is_terminal or wide.measure(s.rich()).maximum <= screen.width
+        ):
+            drawn = table.rich()
+            Console(width=max(wide.measure(drawn).maximum, screen.width)).print(drawn)
+        screen.print("\n".join(summary.notes), highlight=False)
+
+
+@contextmanager
+def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
+    """A function that shows events: two bars on a terminal (all runs, this step), nothing elsewhere."""
+    from opencil.runs.runner import Evaluated, Finished, Training
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
+        whole, part = bars.add_task("all runs", total=runs), bars.add_task("")
+        done = 0
+
+        def show(event: "Event") -> None:
+            nonlocal done
+            if isinstance(event, Finished):
+                done += 1
+                bars.update(whole, completed=done)
+            elif isinstance(event, Evaluated):
+                bars.update(
+                    part,
+                    description=f"step {event.step}/{event.steps} · {event.detector}",
+                    completed=1,
+                    total=1,
+                )
+                bars.update(whole, description=str(event.run), completed=done + event.step / event.steps)
+            elif isinstance(event, Training):
+                p = event.progress
+                share = (p.epoch - 1 + p.iteration / p.iterations) / p.epochs
+                if p.iteration == p.iterations:  # reading the loss waits for the device: once an epoch
+                    where = f"step {event.step}/{event.steps} · {p.stage} {p.epoch}/{p.epochs}"
+                    bars.update(part, description=f"{where} · loss {float(p.loss):.3f}")
+                bars.update(part, completed=share, total=1)
+                bars.update(
+                    whole, description=str(event.run), completed=done + (event.step - 1 + share) / event.steps
+                )
+
+        yield show
+
+
+if __name__ == "__main__":
+    main()

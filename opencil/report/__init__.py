@@ -1,0 +1,1 @@
+"""Reports: everything shown is computed from rows, nothing is computed again."""
