@@ -204,7 +204,7 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's content with short forms written out: ``cil: icarl,wa``, ``seed: 0``, ``benchmark: digits``."""
+    """A config's content with its short forms written out: ``cil: icarl,wa``, ``benchmark: digits``."""
     normal: dict[str, Any] = {}
     for key, value in content.items():
         if key not in SECTIONS:

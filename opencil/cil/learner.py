@@ -97,7 +97,7 @@ class Learner(Values, ABC):
 def empty_model(setting: Setting, classes: int) -> Model:
     """A model with as many classes, on the images' device, for stored weights to be loaded into."""
     with seeded(setting.initialisation_seed, "backbone"):
-        return Model(BACKBONES.create(setting.backbone), classes).to(setting.images.images.device)
+        return Model(BACKBONES.create(setting.backbone), classes).to(setting.images.device)
 
 
 def begin(setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:

@@ -1,6 +1,7 @@
 """Images and their labels, and the contract of a dataset that delivers them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -39,6 +40,21 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are served."""
+        return self.labels.device
+
+    @property
+    def side(self) -> int:
+        """Height and width of the images in pixels."""
+        return self.images.shape[-1]
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
+        for rows in torch.split(indices.to(self.device), size):
+            yield self.images[rows]
 
     def to(self, device: torch.device) -> "ImageSet":
         """The same set on a device."""

@@ -33,11 +33,10 @@ def forward(
     """Outputs in float32 of the chosen images (default: all): test transform, model in eval mode."""
     if isinstance(model, nn.Module):
         model.eval()
-    device = images.images.device
-    chosen = torch.arange(len(images), device=device) if indices is None else indices.to(device)
+    chosen = (torch.arange(len(images)) if indices is None else indices).to(images.device)
     features, logits = [], []
-    for rows in torch.split(chosen, batch_size):
-        f = model.features(transform.test(images.images[rows]))
+    for pixels in images.batches(chosen, batch_size):
+        f = model.features(transform.test(pixels))
         features.append(f.float())
         logits.append(model.classify(f).float())
     return Outputs(torch.cat(features), torch.cat(logits), images.labels[chosen])

@@ -53,7 +53,7 @@ def train(
     Every batch has the same size: an epoch's ragged tail is filled from the next permutation. All random
     choices of an epoch follow from ``seed`` and the epoch's number alone.
     """
-    schedule, device = stage.schedule, images.images.device
+    schedule, device = stage.schedule, images.device
     batch = min(batch_size, len(stage.indices))
     iterations = -(-len(stage.indices) // batch)
     parameters = [p for p in stage.module.parameters() if p.requires_grad]
@@ -66,12 +66,11 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = lr
         order = stage.indices[epoch_order(len(stage.indices), batch * iterations, epoch, seed)].to(device)
-        draw = transform.draw(len(order), generator(*seed, "augment", epoch)).to(device)
+        draw = transform.draw(len(order), images.side, generator(*seed, "augment", epoch)).to(device)
         total = torch.zeros((), device=device)
-        for i in range(iterations):
+        for i, pixels in enumerate(images.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
-            chosen = order[rows]
-            loss = stage.loss(transform.train(images.images[chosen], draw[rows]), images.labels[chosen])
+            loss = stage.loss(transform.train(pixels, draw[rows]), images.labels[order[rows]])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
