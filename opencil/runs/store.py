@@ -137,8 +137,9 @@ class RunFolder:
         return read_yaml(path) if path.exists() else {}
 
 
-def read_rows(root: Path) -> pd.DataFrame:
+def read_rows(root: str | Path) -> pd.DataFrame:
     """All rows of all runs below a folder."""
+    root = Path(root)
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
     steps = [mark.parent for mark in sorted(root.rglob("step*/step.json"))]
