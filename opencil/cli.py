@@ -73,6 +73,13 @@ def _config_from_flags(
     ] = None,
     runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    precision: Annotated[str | None, typer.Option(help="Training on a GPU: tf32, bf16 or fp32.")] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="Runs that advance together on one GPU.", metavar="N")
+    ] = None,
+    epochs_scale: Annotated[
+        float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,9 +98,12 @@ def _config_from_flags(
         flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
     if seed is not None:
         flags["seed"]["runs"] = _numbers("--seed", seed)
-    flags["place"] = {
-        k: v for k, v in {"data_root": data_root, "runs": runs, "device": device}.items() if v is not None
-    }
+    place = {"data_root": data_root, "runs": runs, "device": device, "pack": pack}
+    flags["place"] = {key: value for key, value in place.items() if value is not None}
+    if precision is not None:
+        flags["training"] = {"precision": precision}
+    if epochs_scale is not None:
+        flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
     return resolve(
         read_yaml(config) if config else None,
         flags=flags,

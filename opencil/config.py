@@ -16,9 +16,10 @@ import yaml
 
 from opencil.data.memory import quota
 from opencil.data.transforms import Transform
+from opencil.engine.precision import Precision
 from opencil.errors import BadInput, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
-from opencil.validation import Bound, Count, Values, build, merge, plain
+from opencil.validation import Bound, Count, NonNegative, Values, build, merge, plain
 
 T = TypeVar("T")
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
@@ -72,6 +73,13 @@ class BenchmarkConfig(Values):
 
 
 @dataclass(frozen=True)
+class TrainingConfig(Values):
+    """How every training computes. ``tf32`` and ``bf16`` matter on a GPU that has them; see docs."""
+
+    precision: Precision = "tf32"
+
+
+@dataclass(frozen=True)
 class SeedConfig(Values):
     """The runs' seeds, and which seed each random choice takes: a number, or ``run`` for the run's own."""
 
@@ -89,6 +97,10 @@ class PlaceConfig(Values):
     data_root: str | None = None
     runs: str = "runs"
     device: str = "auto"
+    pack: Count = 1  #: runs that advance together on one GPU
+    checkpoint_seconds: NonNegative = (
+        60.0  #: a step is checkpointed at the end of an epoch, at most this often
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,7 @@ class Config:
     benchmark: BenchmarkConfig
     cil: dict[str, dict[str, Any]]
     detector: dict[str, dict[str, Any]]
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
 
@@ -148,6 +161,7 @@ def resolve(
         benchmark=section(BenchmarkConfig, "benchmark"),
         cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
         detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
+        training=section(TrainingConfig, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
     )

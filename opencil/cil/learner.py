@@ -2,8 +2,9 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import InitVar, dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,25 +14,41 @@ from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
-from opencil.engine.forward import forward
-from opencil.engine.loop import Diverged, Progress, Stage, train
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
+from opencil.engine.precision import Precision
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
-from opencil.nets.model import Model
+from opencil.nets.model import Backbone, Model
 from opencil.registry import BACKBONES
 from opencil.validation import Count, Positive, Values
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What stays the same over a run's steps."""
+    """What stays the same over a run's steps; ``images`` are the training images of all classes."""
 
     images: ImageSet
+    test_images: ImageSet
     transform: Transform
     backbone: str
     batch_size: int
     initialisation_seed: int
     data_seed: int
+    precision: Precision = "fp32"
+
+    def new_backbone(self) -> Backbone:
+        """A backbone with fresh weights, drawn on the CPU."""
+        backbone: Backbone = BACKBONES.create(self.backbone)
+        return backbone
+
+    def placed(self, model: Model) -> Model:
+        """A model on the images' device; on a GPU in the memory layout that convolutions are fastest in."""
+        device = self.images.device
+        layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
+        return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass
@@ -41,8 +58,8 @@ class Task:
     setting: Setting
     step: Step
     memory: Memory
-    model: Model
-    teacher: Model | None
+    model: Any  #: the method's own kind of ``Model``
+    teacher: Any  #: likewise, frozen and in eval mode; None at step 1
 
     @property
     def train_plus(self) -> Tensor:
@@ -54,9 +71,17 @@ class Task:
 class Learner(Values, ABC):
     """A CIL method: its values, its schedules, its loss.
 
-    A subclass is a frozen dataclass whose fields are its config values. ``epochs`` and ``epochs_scale`` are
-    shorthands that every method takes: they stretch or shorten all its schedules, milestones along with them.
+    A subclass is a frozen dataclass whose fields are its config values, and says in ``stages`` what is
+    trained. Where its model is more than a backbone and a head it also says how to make one (``blank``,
+    ``successor``).
+    All that a stage changes must be part of ``task.model``: that is what checkpoints and stored steps hold.
+
+    ``epochs`` and ``epochs_scale`` are shorthands that every method takes: they stretch or shorten all its
+    schedules, milestones along with them.
     """
+
+    #: Whether the method keeps exemplars.
+    remembers: ClassVar[bool] = True
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
     epochs_scale: InitVar[Positive] = field(default=1.0, kw_only=True)
@@ -72,18 +97,62 @@ class Learner(Values, ABC):
     def stages(self, task: Task) -> Iterator[Stage]:
         """The trainings of a step, in order. Code after a ``yield`` runs when that stage has been trained."""
 
-    def learn(self, task: Task) -> Iterator[Progress]:
-        """Train ``task.model`` on a step, yielding after each iteration."""
+    def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
+        """Indices of the images that a step learns from, which detectors are set up on too: T_t^train+."""
+        return torch.cat([step.train, memory.indices])
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """A model shaped like the one that is stored after ``step``, with fresh weights."""
+        return Model(setting.new_backbone(), step.seen)
+
+    def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
+        """The model that a step ≥ 2 begins with: a copy of the previous one with a row for each new class."""
+        model: Model = copy.deepcopy(previous)
+        model.grow(step.seen)
+        return model
+
+    def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
+        """Test labels predicted otherwise than by the model's head, to be reported beside it, by metric."""
+        return {}
+
+    def load(self, setting: Setting, step: Step) -> Model:
+        """``blank``, seeded and on the images' device."""
+        with seeded(setting.initialisation_seed, "backbone"):
+            return setting.placed(self.blank(setting, step))
+
+    def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
+        """A step's task; ``previous`` becomes the teacher, frozen."""
+        if previous is None:
+            return Task(setting, step, memory, self.load(setting, step), teacher=None)
+        with seeded(setting.initialisation_seed, "step", step.number):
+            model = setting.placed(self.successor(setting, step, previous))
+        return Task(setting, step, memory, model, teacher=previous.eval().requires_grad_(False))
+
+    def learn(self, task: Task, checkpoint: "Checkpoint | None" = None) -> Iterator[Progress]:
+        """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration."""
         setting = task.setting
-        for stage in self.stages(task):
+        for number, stage in enumerate(self.stages(task)):
+            if checkpoint and number < checkpoint.stage:
+                stage.module.eval()  # as training it would have left it
+                continue
+            resume = None
+            if checkpoint and number == checkpoint.stage:
+                task.model.load_state_dict(checkpoint.weights, strict=True)
+                resume = Resume(checkpoint.epoch, checkpoint.momentum)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
+            training = train(
+                stage, setting.images, setting.transform, setting.batch_size, seed, setting.precision, resume
+            )
             try:
-                yield from train(stage, setting.images, setting.transform, setting.batch_size, seed)
+                for progress in training:
+                    yield replace(progress, stage_number=number)
             except Diverged as error:
                 raise Diverged(f"{type(self).__name__}, step {task.step.number}: {error}") from None
 
     def remember(self, task: Task) -> Memory:
         """The memory after a step: the new classes herded by the trained model's features."""
+        if not self.remembers:
+            return task.memory
         outputs = forward(task.model, task.setting.images, task.setting.transform, task.step.train)
         assert outputs.labels is not None
         labels = outputs.labels.cpu()
@@ -94,24 +163,60 @@ class Learner(Values, ABC):
         return task.memory.updated(candidates)
 
 
-def empty_model(setting: Setting, classes: int) -> Model:
-    """A model with as many classes, on the images' device, for stored weights to be loaded into."""
-    with seeded(setting.initialisation_seed, "backbone"):
-        return Model(BACKBONES.create(setting.backbone), classes).to(setting.images.device)
+@dataclass(frozen=True)
+class Checkpoint:
+    """A step in the middle: the model and the optimiser after some epochs of one of its stages."""
 
+    stage: int
+    epoch: int
+    weights: dict[str, Tensor]
+    momentum: list[Tensor]
 
-def begin(setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-    """A step: the previous model, copied and widened for the new classes; itself frozen as teacher."""
-    if previous is None:
-        return Task(setting, step, memory, empty_model(setting, step.seen), teacher=None)
-    model = copy.deepcopy(previous)
-    with seeded(setting.initialisation_seed, "head", step.number):
-        model.grow(step.seen)
-    return Task(setting, step, memory, model, teacher=previous.eval().requires_grad_(False))
+    @classmethod
+    def take(cls, task: Task, progress: Progress) -> "Checkpoint":
+        """The state at the end of an epoch."""
+        return cls(progress.stage_number, progress.epoch, task.model.state_dict(), progress.momentum())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What to store."""
+        return (
+            {"position": torch.tensor([self.stage, self.epoch])}
+            | {f"model.{name}": tensor for name, tensor in self.weights.items()}
+            | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
+        )
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """The stored checkpoint again."""
+        stage, epoch = tensors["position"].tolist()
+        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        momentum = [tensors[name] for name in sorted(tensors) if name.startswith("momentum.")]
+        return cls(stage, epoch, weights, momentum)
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """KD over the teacher's classes: batch mean of −Σ softmax(z_old/T) · log softmax(z[:old]/T)."""
-    old = teacher_logits.shape[1]
-    target = F.softmax(teacher_logits / temperature, dim=1)
-    return -(target * F.log_softmax(logits[:, :old] / temperature, dim=1)).sum(dim=1).mean()
+    return soft_cross_entropy(
+        logits[:, : teacher_logits.shape[1]] / temperature, F.softmax(teacher_logits / temperature, dim=1)
+    )
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Batch mean of −Σ target · log softmax(z), for targets that are probabilities [B, C]."""
+    return -(target * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
+
+def replay_and_distil(task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0) -> Loss:
+    """ce·CE + kd·KD from the teacher; CE alone where there is no teacher yet."""
+    model, teacher = task.model, task.teacher
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        logits = model(images)
+        classification = F.cross_entropy(logits, labels)
+        if teacher is None:
+            return classification
+        with torch.no_grad():
+            before = teacher(images)
+        return ce * classification + kd * distillation(logits, before, temperature)
+
+    return loss

@@ -55,6 +55,14 @@ class Step:
         """Number of new classes."""
         return self.seen - self.old
 
+    @property
+    def tasks(self) -> list[range]:
+        """Labels of each step so far; all but the last have the same number."""
+        k = self.old // (self.number - 1) if self.old else self.new
+        return [range(start, min(start + k, self.old)) for start in range(0, self.old, k)] + [
+            range(self.old, self.seen)
+        ]
+
 
 @dataclass(frozen=True)
 class Stream(Sequence[Step]):

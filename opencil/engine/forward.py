@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
+from opencil.engine.precision import arithmetic
 from opencil.nets.model import Classifier
 
 
@@ -30,13 +31,14 @@ def forward(
     indices: Tensor | None = None,
     batch_size: int = 512,
 ) -> Outputs:
-    """Outputs in float32 of the chosen images (default: all): test transform, model in eval mode."""
+    """Outputs of the chosen images (default: all): test transform, model in eval mode, full float32."""
     if isinstance(model, nn.Module):
         model.eval()
     chosen = (torch.arange(len(images)) if indices is None else indices).to(images.device)
     features, logits = [], []
-    for pixels in images.batches(chosen, batch_size):
-        f = model.features(transform.test(pixels))
-        features.append(f.float())
-        logits.append(model.classify(f).float())
+    with arithmetic("fp32"):
+        for pixels in images.batches(chosen, batch_size):
+            f = model.features(transform.test(pixels))
+            features.append(f.float())
+            logits.append(model.classify(f).float())
     return Outputs(torch.cat(features), torch.cat(logits), images.labels[chosen])

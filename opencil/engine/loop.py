@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
-from opencil.data.transforms import Transform
+from opencil.data.transforms import Draw, Transform
+from opencil.engine.iteration import Iteration
+from opencil.engine.precision import Precision
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
 from opencil.errors import OpenCILError
@@ -22,7 +24,7 @@ class Stage:
     """One training of one set of parameters.
 
     ``loss(images, labels)`` is a scalar on an augmented batch; ``module`` is in training mode meanwhile, and
-    its parameters are what trains. ``indices`` are the training images it sees.
+    its parameters that require gradients are what trains. ``indices`` are the training images it sees.
     """
 
     name: str
@@ -34,7 +36,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a stage is after one more iteration; ``loss`` stays on the device until somebody reads it."""
+    """Where a stage is after one more iteration; ``loss`` stays on the device until somebody reads it.
+
+    ``momentum`` gives the optimiser's buffers, for a checkpoint at the end of an epoch; ``stage_number``
+    counts a step's stages.
+    """
 
     stage: str
     epoch: int
@@ -43,45 +49,85 @@ class Progress:
     iterations: int
     lr: float
     loss: Tensor
+    momentum: Callable[[], list[Tensor]]
+    stage_number: int = 0
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether this was the epoch's last iteration."""
+        return self.iteration == self.iterations
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where to take a stage up again: epochs done, and the optimiser's buffers after them."""
+
+    epoch: int
+    momentum: list[Tensor]
 
 
 def train(
-    stage: Stage, images: ImageSet, transform: Transform, batch_size: int, seed: tuple[int | str, ...]
+    stage: Stage,
+    images: ImageSet,
+    transform: Transform,
+    batch_size: int,
+    seed: tuple[int | str, ...],
+    precision: Precision = "fp32",
+    resume: Resume | None = None,
 ) -> Iterator[Progress]:
     """Run a stage, yielding after each iteration, so that several trainings can take turns.
 
     Every batch has the same size: an epoch's ragged tail is filled from the next permutation. All random
-    choices of an epoch follow from ``seed`` and the epoch's number alone.
+    choices of an epoch follow from ``seed`` and the epoch's number alone. The host waits for the device once
+    an epoch, to see whether the loss is finite.
     """
     schedule, device = stage.schedule, images.device
     batch = min(batch_size, len(stage.indices))
     iterations = -(-len(stage.indices) // batch)
-    parameters = [p for p in stage.module.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(
-        parameters, lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay
-    )
+    iterate = Iteration(stage.module, stage.loss, schedule, transform, precision, device)
+    if resume:
+        iterate.restore_momentum(resume.momentum)
     stage.module.train()
-    for epoch in range(schedule.epochs):
+    for epoch in range(resume.epoch if resume else 0, schedule.epochs):
         lr = schedule.lr_at(epoch)
-        for group in optimiser.param_groups:
-            group["lr"] = lr
-        order = stage.indices[epoch_order(len(stage.indices), batch * iterations, epoch, seed)].to(device)
-        draw = transform.draw(len(order), images.side, generator(*seed, "augment", epoch)).to(device)
+        iterate.set_lr(lr)
+        order, draw = _choices(stage.indices, batch * iterations, epoch, seed, images.side, transform, device)
+        labels = images.labels[order]
         total = torch.zeros((), device=device)
         for i, pixels in enumerate(images.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
-            loss = stage.loss(transform.train(pixels, draw[rows]), images.labels[order[rows]])
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += loss.detach()
-            yield Progress(stage.name, epoch + 1, schedule.epochs, i + 1, iterations, lr, loss.detach())
-        if not torch.isfinite(total):
-            raise Diverged(
-                f"the loss is {float(total / iterations)} in stage {stage.name!r}, epoch {epoch + 1} of "
-                f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
+            loss = iterate(pixels, labels[rows], draw[rows])
+            total += loss
+            if i + 1 == iterations and not torch.isfinite(total):
+                raise Diverged(
+                    f"the loss is {float(total / iterations)} in stage {stage.name!r}, epoch {epoch + 1} of "
+                    f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
+                )
+            yield Progress(
+                stage.name, epoch + 1, schedule.epochs, i + 1, iterations, lr, loss, iterate.momentum
             )
     stage.module.eval()
+    stage.module.zero_grad(set_to_none=True)
+
+
+def _choices(
+    indices: Tensor,
+    length: int,
+    epoch: int,
+    seed: tuple[int | str, ...],
+    side: int,
+    transform: Transform,
+    device: torch.device,
+) -> tuple[Tensor, Draw]:
+    """An epoch's image indices and augmentations, on the device."""
+    order = indices[epoch_order(len(indices), length, epoch, seed)]
+    draw = transform.draw(length, side, generator(*seed, "augment", epoch))
+    return _moved(order, device), Draw(*(_moved(part, device) for part in (draw.top, draw.left, draw.flip)))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copied without making the host wait for what the device has been given before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def epoch_order(count: int, length: int, epoch: int, seed: tuple[int | str, ...]) -> Tensor:

@@ -73,11 +73,36 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> 
     return OODMetrics(*values)
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of samples whose largest logit is their label's."""
-    if not len(labels):
-        raise BadInput("accuracy of no samples is undefined: at least one is needed")
-    return float((logits.argmax(dim=1) == labels).double().mean())
+def accuracy(predicted: Tensor, labels: Tensor) -> float:
+    """Share of samples [N] whose predicted label is theirs."""
+    if predicted.shape != labels.shape or not len(labels):
+        raise BadInput(
+            f"predictions {list(predicted.shape)} and labels {list(labels.shape)} give no accuracy: "
+            "two vectors of the same length, at least 1, are needed"
+        )
+    return float(predicted.eq(labels).double().mean())
+
+
+def forgetting(accuracies: Tensor) -> float:
+    """Mean over old tasks j of the best accuracy before the last step minus the last: a_tj, [steps, tasks].
+
+    Entries above the diagonal (tasks not learned yet) are ignored.
+    """
+    matrix = _accuracy_matrix(accuracies)
+    best = torch.stack([matrix[j:-1, j].amax() for j in range(len(matrix) - 1)])
+    return float((best - matrix[-1, :-1]).mean())
+
+
+def backward_transfer(accuracies: Tensor) -> float:
+    """Mean over old tasks j of the last accuracy minus that right after learning j: a_tj, [steps, tasks]."""
+    matrix = _accuracy_matrix(accuracies)
+    return float((matrix[-1, :-1] - matrix.diagonal()[:-1]).mean())
+
+
+def _accuracy_matrix(accuracies: Tensor) -> Tensor:
+    if accuracies.ndim != 2 or len(accuracies) != accuracies.shape[1] or len(accuracies) < 2:
+        raise BadInput(f"accuracies are {list(accuracies.shape)}: a square of at least 2 steps is needed")
+    return accuracies.double()
 
 
 def _first(values: Tensor, reached: Tensor) -> Tensor:

@@ -25,18 +25,20 @@ class Classifier(Protocol):
 
 
 class Head(nn.Linear):
-    """A linear classifier whose old rows stay when classes are added."""
+    """A linear classifier whose old part stays when it grows."""
 
     def reset_parameters(self) -> None:
         """Weights kaiming-uniform for a linear layer, bias 0."""
         nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")
         nn.init.zeros_(self.bias)
 
-    def grown(self, classes: int) -> "Head":
-        """A head over ``classes`` classes that keeps this one's rows and draws the others afresh."""
-        head = Head(self.in_features, classes).to(self.weight.device)  # drawn on the CPU: the same everywhere
+    def grown(self, classes: int, width: int | None = None) -> "Head":
+        """A head over ``classes`` classes (and ``width`` features) that keeps this one's rows and columns."""
+        head = Head(width or self.in_features, classes).to(
+            self.weight.device
+        )  # drawn on the CPU: same everywhere
         with torch.no_grad():
-            head.weight[: self.out_features] = self.weight
+            head.weight[: self.out_features, : self.in_features] = self.weight
             head.bias[: self.out_features] = self.bias
         return head
 

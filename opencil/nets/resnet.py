@@ -1,4 +1,4 @@
-"""Residual networks for small images (He et al. 2016, section 4.2): 6n + 2 layers in three stages."""
+"""Residual networks (He et al. 2016): the small ones of its section 4.2, and ResNet-18."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,39 +8,46 @@ from opencil.registry import register_backbone
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions around a shortcut without parameters (option A).
+    """Two 3 × 3 convolutions around a shortcut.
 
-    Where the width changes the shortcut takes every second pixel and appends channels of zeros.
+    Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B) or has no
+    parameters (option A): it takes every second pixel and appends channels of zeros.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.stride, self.extra = stride, width - inputs
+        self.project: nn.Sequential | None = None
+        if projection and self.extra:
+            shrink = nn.Conv2d(inputs, width, 1, stride, bias=False)
+            self.project = nn.Sequential(shrink, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, H, W] to [B, width, H / stride, W / stride]."""
         residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        if self.project is not None:
+            return F.relu(residual + self.project(x))
         shortcut = x[:, :, :: self.stride, :: self.stride]
         return F.relu(residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.extra)))
 
 
-class SmallResNet(Backbone):
-    """Stages of 16, 32 and 64 channels, ``blocks`` blocks each; f is 64-d and, after the last ReLU, ≥ 0."""
+class ResNet(Backbone):
+    """A stem, stages of basic blocks, each but the first halving the image, and the mean over pixels.
 
-    width = 64
+    The last ReLU is kept, so f ≥ 0. Convolutions are drawn normal with He's fan-out scale.
+    """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, stem: nn.Module, widths: tuple[int, ...], blocks: int, projection: bool) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(16)
-        layers, inputs = [], 16
-        for width in (16, 32, 64):
+        self.stem, self.width = stem, widths[-1]
+        layers, inputs = [], widths[0]
+        for stage, width in enumerate(widths):
             for i in range(blocks):
-                layers.append(BasicBlock(inputs, width, stride=2 if i == 0 and width > 16 else 1))
+                layers.append(BasicBlock(inputs, width, 2 if stage and i == 0 else 1, projection))
                 inputs = width
         self.blocks = nn.Sequential(*layers)
         for module in self.modules():
@@ -48,18 +55,35 @@ class SmallResNet(Backbone):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, 64]."""
-        x = self.blocks(F.relu(self.norm(self.stem(images))))
-        return F.adaptive_avg_pool2d(x, 1).flatten(1)
+        """[B, 3, H, W] to [B, width]."""
+        return F.adaptive_avg_pool2d(self.blocks(self.stem(images)), 1).flatten(1)
+
+
+def _small(blocks: int) -> ResNet:
+    """6 · blocks + 2 layers for images of 8 to 64 pixels; f is 64-d."""
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+    return ResNet(stem, (16, 32, 64), blocks, projection=False)
 
 
 @register_backbone("resnet8")
-def resnet8() -> SmallResNet:
-    """ResNet-8: one block per stage, for the embedded digits."""
-    return SmallResNet(blocks=1)
+def resnet8() -> ResNet:
+    """ResNet-8: one block per stage, for the embedded digits; f is 64-d."""
+    return _small(blocks=1)
 
 
 @register_backbone("resnet32")
-def resnet32() -> SmallResNet:
-    """ResNet-32: five blocks per stage, the paper's network for CIFAR-100."""
-    return SmallResNet(blocks=5)
+def resnet32() -> ResNet:
+    """ResNet-32: five blocks per stage, the paper's network for CIFAR-100; f is 64-d."""
+    return _small(blocks=5)
+
+
+@register_backbone("resnet18")
+def resnet18() -> ResNet:
+    """ResNet-18: the standard one, the paper's network for ImageNet; f is 512-d."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    )
+    return ResNet(stem, (64, 128, 256, 512), blocks=2, projection=True)

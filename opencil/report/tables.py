@@ -89,7 +89,8 @@ def _summary(title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Sum
 
 def _basis(averages: pd.DataFrame) -> str:
     """What was averaged; and which methods have not come as far as others, so that they do not compare."""
-    counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
+    always = averages[averages["metric"].isin(["accuracy", "auc"])]  # some metrics begin at step 2
+    counts = always.groupby(["cil", "detector"])[["steps", "seeds"]].min()
     steps, seeds = counts.max()
     text = (
         f"Percent: mean over the datasets of a split, then over {steps} step{'s' * (steps > 1)}, "

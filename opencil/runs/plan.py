@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opencil.config import BenchmarkConfig, Config
+from opencil.config import BenchmarkConfig, Config, TrainingConfig
 from opencil.validation import plain
 
 
@@ -26,6 +26,7 @@ class RunSpec:
     benchmark: BenchmarkConfig
     cil: str
     values: dict[str, Any]
+    training: TrainingConfig
     seeds: Seeds
     detectors: dict[str, dict[str, Any]]
 
@@ -47,6 +48,7 @@ class RunSpec:
         return {
             "benchmark": plain(self.benchmark),
             "cil": {self.cil: self.values},
+            "training": plain(self.training),
             "seed": plain(self.seeds),
             "detector": self.detectors,
         }
@@ -59,6 +61,7 @@ def plan(config: Config) -> list[RunSpec]:
             benchmark=replace(config.benchmark, classes_per_step=(k,)),
             cil=name,
             values=values,
+            training=config.training,
             seeds=_seeds(config, seed),
             detectors=config.detector,
         )

@@ -2,18 +2,21 @@
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from opencil._version import __version__
-from opencil.cil.learner import Learner, Setting, Task, begin, empty_model
-from opencil.config import Config, resolve
+from opencil.cil.learner import Checkpoint, Learner, Setting
+from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes, ood_subset
@@ -30,6 +33,8 @@ from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs import files
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.store import COLUMNS, RunFolder
+
+Found = tuple[str, int, str, float]  # a measurement: OOD set, task, metric, value
 
 
 @dataclass(frozen=True)
@@ -72,28 +77,67 @@ class Failed(Event):
 
 
 def execute(config: Config) -> Iterator[Event]:
-    """Do all that a config asks for and is not done yet, yielding events as it happens."""
+    """Do all that a config asks for and is not done yet, yielding events as it happens.
+
+    ``place.pack`` runs take turns, an iteration each; on a GPU each has a stream of its own.
+    """
     device = resolve_device(config.place.device)
     root = config.place.data_root
     if root is not None and not Path(root).is_dir():
         raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
-    data: BenchmarkData | None = None  # loaded when the first run needs it
-    for spec in plan(config):
-        folder = RunFolder(Path(config.place.runs) / spec.folder)
-        if folder.finished(spec):
-            yield Finished(spec, already=True)
-            continue
-        try:
-            with folder.opened(spec):
-                files.write_json(folder.path / "environment.json", environment(device))
-                data = data or load(config)
-                yield from _Run(spec, folder, data).advance()
-        except BadInput:
-            raise
-        except OpenCILError as error:
-            yield Failed(spec, error)
-        else:
-            yield Finished(spec, already=False)
+    data = cache(lambda: load(config))  # loaded when the first run needs it
+    waiting = iter(plan(config))
+    lanes: list[_Lane] = []
+    while True:
+        free = config.place.pack - len(lanes)
+        lanes += [_Lane(_advance(spec, config.place, device, data), device) for spec in islice(waiting, free)]
+        if not lanes:
+            return
+        for lane in list(lanes):
+            event = lane.next()
+            if event is None:
+                lanes.remove(lane)
+            else:
+                yield event
+
+
+def _advance(
+    spec: RunSpec, place: PlaceConfig, device: torch.device, data: Callable[[], BenchmarkData]
+) -> Iterator[Event]:
+    """One run from where it is to its end."""
+    folder = RunFolder(Path(place.runs) / spec.folder)
+    if folder.finished(spec):
+        yield Finished(spec, already=True)
+        return
+    try:
+        with folder.opened(spec):
+            files.write_json(folder.path / "environment.json", environment(device))
+            yield from _Run(spec, folder, data(), place.checkpoint_seconds).advance()
+    except BadInput:
+        raise
+    except OpenCILError as error:
+        yield Failed(spec, error)
+    else:
+        yield Finished(spec, already=False)
+
+
+class _Lane:
+    """A run that takes turns with others."""
+
+    def __init__(self, events: Iterator[Event], device: torch.device) -> None:
+        self._events = events
+        # A captured step must not run on the default stream, so a single run has a stream of its own too.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def next(self) -> Event | None:
+        """The run's next event; None at its end."""
+        if self._stream is None:
+            return next(self._events, None)
+        with torch.cuda.stream(self._stream):
+            return next(self._events, None)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -134,17 +178,22 @@ def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> B
 class _Run:
     """One run in progress."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
+    def __init__(
+        self, spec: RunSpec, folder: RunFolder, data: BenchmarkData, checkpoint_seconds: float
+    ) -> None:
         self.spec, self.folder, self.data = spec, folder, data
+        self.checkpoint_seconds = checkpoint_seconds
         self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order)
         self.learner: Learner = LEARNERS.create(spec.cil, **spec.values)
         self.setting = Setting(
             images=self.stream.train,
+            test_images=self.stream.test,
             transform=data.transform,
             backbone=spec.benchmark.backbone,
             batch_size=spec.benchmark.batch_size,
             initialisation_seed=spec.seeds.initialisation,
             data_seed=spec.seeds.data_order,
+            precision=spec.training.precision,
         )
 
     def advance(self) -> Iterator[Event]:
@@ -159,30 +208,35 @@ class _Run:
             yield from self._evaluate(step, missing)
 
     def _train(self, step: Step) -> Iterator[Event]:
-        started = time.monotonic()
-        task = begin(self.setting, step, self._memory(step.number - 1), self._model(step.number - 1))
-        for progress in self.learner.learn(task):
+        started = saved = time.monotonic()
+        stored = self.folder.step(step.number)
+        previous = self._model(step.number - 1) if step.number > 1 else None
+        task = self.learner.begin(self.setting, step, self._memory(step.number - 1), previous)
+        checkpoint = None
+        if stored.checkpoint.exists():
+            checkpoint = Checkpoint.from_tensors(files.read_tensors(stored.checkpoint))
+        for progress in self.learner.learn(task, checkpoint):
+            if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
+                files.write_tensors(stored.checkpoint, Checkpoint.take(task, progress).tensors())
+                saved = time.monotonic()
             yield Training(self.spec, step.number, step.steps, progress)
         memory = self.learner.remember(task)
         test = self._outputs_of_test(task.model, step)
         assert test.labels is not None
-        self.folder.step(step.number).save(
+        others = self.learner.other_predictions(task, memory, test)
+        found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
+        seconds = time.monotonic() - started
+        stored.save(
             weights=task.model.state_dict(),
             memory=memory,
-            accuracy=self._rows(step, "", [("", "accuracy", accuracy(test.logits, test.labels))]),
-            info={
-                "step": step.number,
-                "steps": step.steps,
-                "classes": step.seen,
-                "seconds": time.monotonic() - started,
-            },
+            accuracy=self._rows(step, "", found),
+            info={"step": step.number, "steps": step.steps, "classes": step.seen, "seconds": seconds},
         )
 
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
         if not names:
             return
         model = self._model(step.number)
-        assert model is not None
         detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
         test = self._outputs_of_test(model, step)
         ood = self._outputs_of_ood(model, step)
@@ -190,15 +244,13 @@ class _Run:
             self._outputs_of_setup(model, step) if any(d.needs_setup for d in detectors.values()) else None
         )
         for name, detector in detectors.items():
-            found = [(m.ood, m.metric, m.value) for m in measure(detector, setup, test, ood)]
+            found = [(m.ood, 0, m.metric, m.value) for m in measure(detector, setup, test, ood)]
             files.write_rows(self.folder.step(step.number).detector_rows(name), self._rows(step, name, found))
             yield Evaluated(self.spec, step.number, step.steps, name)
 
-    def _model(self, number: int) -> Model | None:
-        """θ of a stored step; None before the first."""
-        if number == 0:
-            return None
-        model = empty_model(self.setting, self.stream[number - 1].seen)
+    def _model(self, number: int) -> Model:
+        """θ of a stored step."""
+        model = self.learner.load(self.setting, self.stream[number - 1])
         stored = self.folder.step(number)
         try:
             model.load_state_dict(stored.weights(), strict=True)
@@ -228,14 +280,23 @@ class _Run:
         if self.spec.benchmark.setup == "memory":
             indices = self._memory(step.number).indices
         else:
-            indices = Task(self.setting, step, self._memory(step.number - 1), model, None).train_plus
+            indices = self.learner.training_set(self.setting, step, self._memory(step.number - 1))
         return forward(model, self.stream.train, self.data.transform, indices)
 
-    def _rows(self, step: Step, detector: str, found: list[tuple[str, str, float]]) -> pd.DataFrame:
-        """Rows of (OOD set, metric, value) measurements."""
+    def _rows(self, step: Step, detector: str, found: list[Found]) -> pd.DataFrame:
+        """Rows of (OOD set, task, metric, value) measurements."""
         spec = self.spec
         distance = {"": ""} | {name: ood.distance for name, ood in self.data.ood.items()}
         head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
-        return pd.DataFrame(
-            [(*head, ood, distance[ood], metric, value) for ood, metric, value in found], columns=COLUMNS
-        )
+        return pd.DataFrame([(*head, ood, distance[ood], *rest) for ood, *rest in found], columns=COLUMNS)
+
+
+def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Found]:
+    """Accuracies by metric, on all seen classes (task 0) and each step's: a row of the accuracy matrix."""
+    found = []
+    for metric, guess in predicted.items():
+        found.append(("", 0, metric, accuracy(guess, labels)))
+        for task, of_task in enumerate(step.tasks, start=1):
+            rows = (labels >= of_task.start) & (labels < of_task.stop)
+            found.append(("", task, metric, accuracy(guess[rows], labels[rows])))
+    return found

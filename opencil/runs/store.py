@@ -6,6 +6,7 @@
         config.yml           every value that decides the result; detectors are added as they are evaluated
         environment.json     versions and device of the process that last wrote here
         step01/
+            checkpoint.safetensors    while the step is being trained
             model.safetensors    θ_t
             memory.safetensors   exemplars after the step, as indices into the training set
             accuracy.parquet     rows of the model itself
@@ -30,8 +31,9 @@ from opencil.runs import files
 from opencil.runs.plan import RunSpec
 from opencil.validation import merge
 
-#: Columns of a row; ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
-COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "metric", "value"]
+#: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model, and ``task``
+#: is the step whose classes a value is about, 0 for all.
+COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class StepFolder:
         files.write_tensors(self.path / "memory.safetensors", memory.tensors())
         files.write_rows(self.path / "accuracy.parquet", accuracy)
         files.write_json(self.path / "step.json", {**info, "weights_sha256": files.digest(model)})
+        self.checkpoint.unlink(missing_ok=True)
 
     def weights(self) -> dict[str, Tensor]:
         """θ_t's tensors, unless the file has changed since it was written."""
@@ -70,6 +73,11 @@ class StepFolder:
     def memory(self, size: int) -> Memory:
         """The memory after the step."""
         return Memory.from_tensors(size, files.read_tensors(self.path / "memory.safetensors"))
+
+    @property
+    def checkpoint(self) -> Path:
+        """A step in the middle of its training; deleted when it is stored."""
+        return self.path / "checkpoint.safetensors"
 
     def detector_rows(self, name: str) -> Path:
         """The file of a detector's rows."""

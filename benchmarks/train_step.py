@@ -1,0 +1,110 @@
+"""Training speed of iCaRL's step ≥ 2 with its teacher: captured against eager, one run against several.
+
+    python benchmarks/train_step.py                  # a GPU: graph against eager, and 8 runs packed
+    python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
+
+Random images of CIFAR-100's size: the speed does not depend on what they show. The eager step is the same
+iteration without a capture, measured in the same process.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+
+import torch
+
+import opencil
+from opencil.cil.learner import Setting, Task
+from opencil.engine.iteration import Iteration
+from opencil.engine.seeding import generator
+
+
+def one_run(seed: int, device: torch.device, precision: str, capture: bool, batch: int) -> Iterator[None]:
+    """An endless training of step 5 at k = 10; yields after each iteration it has queued."""
+    count = 5_000 + 2_000
+    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator(seed, "images"))
+    images_set = opencil.ImageSet("random", images, torch.arange(count) % 50).to(device)
+    transform = opencil.Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=32, padding=4)
+    setting = Setting(images_set, images_set, transform, "resnet32", batch, seed, seed, precision)  # type: ignore[arg-type]
+    everything = torch.arange(count)
+    learner = opencil.create_learner("icarl")
+    old = opencil.Step(4, 10, 30, 40, everything, everything)
+    step = opencil.Step(5, 10, 40, 50, everything, everything)
+    task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
+    stage = next(iter(learner.stages(task)))
+    iterate = Iteration(
+        stage.module, stage.loss, stage.schedule, transform, setting.precision, device, capture
+    )
+    stage.module.train()
+    epoch = 0
+    while True:
+        order = torch.randperm(count, generator=generator(seed, epoch)).to(device)
+        order = order[: count // batch * batch]
+        draw = transform.draw(len(order), images_set.side, generator(seed, "draw", epoch)).to(device)
+        labels = images_set.labels[order]
+        for i, pixels in enumerate(images_set.batches(order, batch)):
+            rows = slice(i * batch, (i + 1) * batch)
+            iterate(pixels, labels[rows], draw[rows])
+            yield
+        epoch += 1
+
+
+def measure(
+    runs: int, device: torch.device, precision: str, capture: bool, iterations: int, batch: int
+) -> float:
+    """Images per second of ``runs`` trainings that take turns, each on a stream of its own."""
+    lanes = []
+    for seed in range(runs):
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        lanes.append((one_run(seed, device, precision, capture, batch), stream))
+
+    def advance(times: int) -> None:
+        for _ in range(times):
+            for lane, stream in lanes:
+                with torch.cuda.stream(stream):
+                    next(lane)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    advance(10 if device.type == "cuda" else 2)  # capture happens here
+    best = 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        advance(iterations)
+        best = max(best, iterations * runs * batch / (time.perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--precision", default="tf32,bf16")
+    parser.add_argument("--pack", default="1,2,4,8")
+    flags = parser.parse_args()
+    from opencil.engine.device import resolve_device
+
+    device = resolve_device(flags.device)
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(f"{name}, torch {torch.__version__}, ResNet-32, batch {flags.batch}, iCaRL with teacher")
+    print(f"{'precision':10} {'mode':14} {'images/s':>10} {'ratio':>7}")
+    iterations = flags.iterations if device.type == "cuda" else 3
+    for precision in flags.precision.split(","):
+        eager = measure(1, device, precision, False, iterations // 3, flags.batch)
+        print(f"{precision:10} {'eager':14} {eager:10.0f} {1:6.2f}×", flush=True)
+        if device.type != "cuda":
+            continue
+        for pack in map(int, flags.pack.split(",")):
+            speed = measure(pack, device, precision, True, iterations, flags.batch)
+            print(f"{precision:10} {f'graph × {pack}':14} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
+
+
+if __name__ == "__main__":
+    main()

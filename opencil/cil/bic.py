@@ -1,0 +1,100 @@
+"""BiC: bias correction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opencil.cil.learner import Learner, Setting, Task, replay_and_distil
+from opencil.data.stream import Step
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import generator
+from opencil.nets.model import Backbone, Model
+from opencil.registry import Paper, register_learner
+from opencil.validation import Fraction, Positive
+
+
+@register_learner("bic", paper=Paper("Large Scale Incremental Learning", 2019, "1905.13260"))
+@dataclass(frozen=True)
+class BiC(Learner):
+    """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
+
+    train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
+    correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
+    held_out: Fraction = 0.1
+    temperature: Positive = 2.0
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """A model with a correction for each step so far."""
+        return CorrectedModel(setting.new_backbone(), [len(labels) for labels in step.tasks])
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """First the model, all corrections fixed; then the newest correction, on held-out images."""
+        share = task.step.old / task.step.seen
+        loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
+        model = task.model.requires_grad_(True)
+        model.corrections.requires_grad_(False)
+        if task.teacher is None:
+            yield Stage("train", model, loss, self.train, task.train_plus)
+            return
+        kept, held_out = self.split(task)
+        yield Stage("train", model, loss, self.train, kept)
+
+        model.requires_grad_(
+            False
+        )  # and in eval mode: a stage puts nothing but its own module in training mode
+        newest = model.corrections[-1].requires_grad_(True)
+
+        def correction_loss(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(model(images), labels)
+
+        yield Stage("correct", newest, correction_loss, self.correct, held_out)
+
+    def split(self, task: Task) -> tuple[Tensor, Tensor]:
+        """Indices to train on, and those held out: floor(share · M / old) of every class, at least one."""
+        count = max(1, int(self.held_out * task.memory.size / task.step.old))
+        labels = task.setting.images.labels.cpu()[task.train_plus]
+        order = torch.randperm(
+            len(labels), generator=generator(task.setting.data_seed, "held out", task.step.number)
+        )
+        rank = torch.empty_like(order)  # of an image among those of its class, in that order
+        for label in range(task.step.seen):
+            of_class = order[labels[order] == label]
+            rank[of_class] = torch.arange(len(of_class))
+        return task.train_plus[rank >= count], task.train_plus[rank < count]
+
+
+class Correction(nn.Module):
+    """α·z + β on the logits of one step's classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.alpha = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.zeros(()))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Corrected logits of the step's classes."""
+        return self.alpha * logits + self.beta
+
+
+class CorrectedModel(Model):
+    """A model whose logits pass through each step's correction, in every forward."""
+
+    def __init__(self, backbone: Backbone, sizes: list[int]) -> None:
+        super().__init__(backbone, sum(sizes))
+        self.corrections = nn.ModuleList(Correction(size) for size in sizes)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Corrected logits [B, classes]."""
+        parts = torch.split(self.head(features), [c.classes for c in self.corrections], dim=1)  # type: ignore[misc]
+        return torch.cat([correct(z) for correct, z in zip(self.corrections, parts, strict=True)], dim=1)
+
+    def grow(self, classes: int) -> None:
+        """Widen the head, with a correction that does nothing yet for the new classes."""
+        new = Correction(classes - self.head.out_features).to(self.head.weight.device)
+        super().grow(classes)
+        self.corrections.append(new)

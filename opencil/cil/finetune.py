@@ -1,0 +1,15 @@
+"""Fine-tuning without a memory, the lowest bound."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from opencil.cil.replay import Replay
+from opencil.registry import register_learner
+
+
+@register_learner("finetune")
+@dataclass(frozen=True)
+class Finetune(Replay):
+    """Cross-entropy on the new classes alone, no memory: the lowest bound."""
+
+    remembers: ClassVar[bool] = False

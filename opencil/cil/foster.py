@@ -1,0 +1,143 @@
+"""FOSTER: feature boosting and compression."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.learner import Learner, Setting, Task, distillation, soft_cross_entropy
+from opencil.data.memory import Memory, quota
+from opencil.data.stream import Step
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.nets.model import Head, Model
+from opencil.registry import Paper, register_learner
+from opencil.validation import Fraction, Positive
+
+
+@register_learner(
+    "foster",
+    paper=Paper(
+        "FOSTER: Feature Boosting and Compression for Class-Incremental Learning", 2022, "2204.04662"
+    ),
+)
+@dataclass(frozen=True)
+class FOSTER(Learner):
+    """A second backbone learns what the frozen first one misses; both are then compressed into one."""
+
+    first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
+    boost: Schedule = Schedule(epochs=170, lr=0.1, decay="cosine", weight_decay=5e-4)
+    compress: Schedule = Schedule(epochs=130, lr=0.1, decay="cosine", weight_decay=0.0)
+    boost_beta: Fraction = 0.96
+    compress_beta: Fraction = 0.97
+    temperature: Positive = 2.0
+    evaluate: Literal["boosted", "compressed"] = "boosted"
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """At step 1 a plain model; after it a boosted one, its compression inside."""
+        if step.number == 1:
+            return Model(setting.new_backbone(), step.seen)
+        return BoostedModel(Model(setting.new_backbone(), step.old), step.seen, self.evaluate)
+
+    def successor(self, setting: Setting, step: Step, previous: Model) -> Model:
+        """A boosted model over the previous compressed one; at step 2, over the step-1 model."""
+        base = previous.student if isinstance(previous, BoostedModel) else previous
+        return BoostedModel(copy.deepcopy(base), step.seen, self.evaluate)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """CE at step 1; then boosting, then compression."""
+        model, temperature = task.model, self.temperature
+        if task.teacher is None:
+            yield Stage(
+                "train", model, lambda x, y: F.cross_entropy(model(x), y), self.first, task.train_plus
+            )
+            return
+        counts = self._counts(task)
+        boosting, compressing = (
+            class_weights(counts, beta).to(task.setting.images.device)
+            for beta in (self.boost_beta, self.compress_beta)
+        )
+
+        def boost(images: Tensor, labels: Tensor) -> Tensor:
+            logits, auxiliary, before = model.boosted(images)
+            classification = F.cross_entropy(logits / boosting, labels) + F.cross_entropy(auxiliary, labels)
+            return classification + distillation(logits, before, temperature)
+
+        def compress(images: Tensor, _: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = F.softmax(model.boosted(images)[0] / temperature, dim=1) * compressing
+            return soft_cross_entropy(model.student(images) / temperature, F.normalize(target, p=1, dim=1))
+
+        model.requires_grad_(True)
+        model.base.requires_grad_(False)
+        model.student.requires_grad_(False)
+        yield Stage("boost", model, boost, self.boost, task.train_plus)
+        model.requires_grad_(False)
+        model.student.requires_grad_(True)
+        yield Stage("compress", model.student, compress, self.compress, task.train_plus)
+
+    def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
+        """Those of whichever of the two models is not the evaluated one."""
+        if task.teacher is None:
+            return {}
+        other = copy.copy(task.model)
+        other.evaluate = "compressed" if self.evaluate == "boosted" else "boosted"
+        outputs = forward(other, task.setting.test_images, task.setting.transform, task.step.test)
+        return {f"accuracy_{other.evaluate}": outputs.logits.argmax(dim=1)}
+
+    def _counts(self, task: Task) -> Tensor:
+        """Training images of each class: the memory's quota for old classes, all there are for new ones."""
+        new = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
+        new[: task.step.old] = quota(task.memory.size, task.step.old)
+        return new
+
+
+def class_weights(counts: Tensor, beta: float) -> Tensor:
+    """(1−β)/(1−β^n) for each class's number of images n, scaled to mean 1; float32."""
+    weights = (1 - beta) / (1 - beta ** counts.double())
+    return (weights / weights.mean()).float()
+
+
+class BoostedModel(Model):
+    """A frozen model (``base``), a second backbone, a head over both, and a ``student`` of the whole.
+
+    What ``features`` and ``classify`` show is the boosted pair or the student, as ``evaluate`` says.
+    """
+
+    def __init__(self, base: Model, classes: int, evaluate: Literal["boosted", "compressed"]) -> None:
+        super().__init__(copy.deepcopy(base.backbone), classes)
+        self.evaluate = evaluate
+        self.base = base
+        self.head = base.head.grown(classes, width=2 * base.backbone.width)
+        self.auxiliary = Head(base.backbone.width, classes)
+        self.student = copy.deepcopy(base)
+        self.student.grow(classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of both backbones side by side, or of the student's."""
+        if self.evaluate == "compressed":
+            return self.student.features(images)
+        return torch.cat([self.base.features(images), self.backbone(images)], dim=1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of the head over both backbones, or of the student's."""
+        return self.student.classify(features) if self.evaluate == "compressed" else self.head(features)
+
+    def boosted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the pair, of the auxiliary head on the second backbone, and of the frozen model."""
+        with torch.no_grad():
+            old = self.base.features(images)
+            before = self.base.classify(old)
+        new = self.backbone(images)
+        return self.head(torch.cat([old, new], dim=1)), self.auxiliary(new), before
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for all but the frozen model."""
+        super().train(mode)
+        self.base.eval()
+        return self

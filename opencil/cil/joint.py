@@ -1,0 +1,32 @@
+"""Joint training, the upper bound of Fig. 1a."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from opencil.cil.learner import Setting
+from opencil.cil.replay import Replay
+from opencil.data.memory import Memory
+from opencil.data.stream import Step
+from opencil.engine.schedule import Schedule
+from opencil.nets.model import Model
+from opencil.registry import register_learner
+
+
+@register_learner("joint")
+@dataclass(frozen=True)
+class Joint(Replay):
+    """A new model at every step, trained on all data of all classes seen: the upper bound."""
+
+    remembers: ClassVar[bool] = False
+
+    later: Schedule = replace(Replay.first)
+
+    def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
+        """All training images of all classes seen."""
+        return (setting.images.labels.cpu() < step.seen).nonzero().flatten()
+
+    def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
+        """A model that knows nothing yet."""
+        return self.blank(setting, step)

@@ -1,0 +1,26 @@
+"""Replay: plain fine-tuning with a memory, a lower bound."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from opencil.cil.learner import Learner, Task
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.registry import register_learner
+
+
+@register_learner("replay")
+@dataclass(frozen=True)
+class Replay(Learner):
+    """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
+
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """One training with CE."""
+        model, schedule = task.model, self.later if task.teacher else self.first
+        indices = self.training_set(task.setting, task.step, task.memory)
+        yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, indices)

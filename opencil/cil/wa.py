@@ -1,0 +1,42 @@
+"""WA: weight aligning."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from opencil.cil.learner import Learner, Task, replay_and_distil
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.nets.model import Head
+from opencil.registry import Paper, register_learner
+from opencil.validation import Positive
+
+
+@register_learner(
+    "wa",
+    paper=Paper("Maintaining Discrimination and Fairness in Class Incremental Learning", 2020, "1911.07053"),
+)
+@dataclass(frozen=True)
+class WA(Learner):
+    """Distillation weighted by the share of old classes; after a step the head's new rows are scaled down."""
+
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
+    temperature: Positive = 2.0
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """CE at step 1; then (1−λ)CE + λKD with λ = old/seen, and the alignment."""
+        step, share = task.step, task.step.old / task.step.seen
+        schedule = self.later if task.teacher else self.first
+        loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
+        yield Stage("train", task.model, loss, schedule, task.train_plus)
+        if task.teacher:
+            align(task.model.head, step.old)
+
+
+@torch.no_grad()
+def align(head: Head, old: int) -> None:
+    """Scale the new classes' weight rows by mean ‖old rows‖ / mean ‖new rows‖; the bias stays."""
+    norms = head.weight.norm(dim=1)
+    head.weight[old:] *= norms[:old].mean() / norms[old:].mean()

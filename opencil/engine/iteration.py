@@ -1,0 +1,105 @@
+"""One training iteration: eager on the CPU, a captured CUDA graph on a GPU.
+
+ResNet-32 at batch 128 is far too small for a modern GPU: launching its kernels one by one takes longer than
+running them. A graph launches all of them at once; see benchmarks/README.md for what that gives.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from opencil.data.transforms import Draw, Transform
+from opencil.engine.precision import Precision, arithmetic
+from opencil.engine.schedule import Schedule
+
+#: Iterations that run eagerly before a capture: they make cuDNN choose and the optimiser create its buffers.
+WARM_UP = 3
+
+
+class Iteration:
+    """Augment a batch, compute the loss, step the optimiser; a call gives the loss, left on the device."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        schedule: Schedule,
+        transform: Transform,
+        precision: Precision,
+        device: torch.device,
+        capture: bool = True,
+    ) -> None:
+        self._loss, self._transform, self._precision = loss, transform, precision
+        self._on_gpu = device.type == "cuda"
+        self._captures = capture and self._on_gpu
+        # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.
+        self._lr = torch.tensor(schedule.lr, device=device) if self._on_gpu else schedule.lr
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.SGD(
+            self.parameters,
+            lr=self._lr,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            fused=self._on_gpu,
+        )
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._output = torch.empty(0)
+
+    def set_lr(self, lr: float) -> None:
+        """Use another learning rate from the next call on."""
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(lr)
+        else:
+            for group in self._optimiser.param_groups:
+                group["lr"] = lr
+
+    def __call__(self, pixels: Tensor, labels: Tensor, draw: Draw) -> Tensor:
+        """One step on uint8 images [B, 3, H, W]; the loss is valid until the next call."""
+        inputs = (pixels, labels, draw.top, draw.left, draw.flip)
+        self._calls += 1
+        if not self._captures or self._calls <= WARM_UP:
+            return self._step(*inputs)
+        if self._graph is None:
+            self._capture(inputs)
+        assert self._graph is not None
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given)
+        self._graph.replay()
+        return self._output
+
+    def momentum(self) -> list[Tensor]:
+        """The optimiser's buffers, in the order of ``parameters``; zeros before the first step."""
+        return [self._optimiser.state[p].get("momentum_buffer", torch.zeros_like(p)) for p in self.parameters]
+
+    @torch.no_grad()
+    def restore_momentum(self, buffers: list[Tensor]) -> None:
+        """Go on with stored buffers."""
+        for parameter, buffer in zip(self.parameters, buffers, strict=True):
+            self._optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter).copy_(buffer)
+
+    def _step(self, pixels: Tensor, labels: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
+        images = self._transform.train(pixels, Draw(top, left, flip))
+        if self._on_gpu:
+            images = images.contiguous(memory_format=torch.channels_last)
+        half = torch.autocast(
+            pixels.device.type, torch.bfloat16, enabled=self._precision == "bf16", cache_enabled=False
+        )
+        with arithmetic(self._precision):
+            with half:
+                loss = self._loss(images, labels)
+            self._optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+        return loss.detach()
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(given.clone() for given in inputs)
+        self._optimiser.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+        ):
+            self._output = self._step(*self._inputs)
