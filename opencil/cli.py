@@ -226,15 +226,22 @@ def report(
         typer.echo(f"report: {save}")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"opencil {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"opencil {__version__}")
-        raise typer.Exit
+    pass
 
 
 def main() -> None:

@@ -54,6 +54,11 @@ class BenchmarkConfig(Values):
             raise ValueError(
                 f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
             )
+        if self.transform.crop > self.image_size:
+            raise ValueError(
+                f"transform.crop = {self.transform.crop} is not allowed: "
+                f"it should be at most image_size = {self.image_size}"
+            )
         for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
             for name in names:
                 _known(DATASETS, name, key)
@@ -88,6 +93,10 @@ class SeedConfig(Values):
     initialisation: Seed | Literal["run"] = "run"
     data_order: Seed | Literal["run"] = "run"
     ood_subset: Seed | Literal["run"] = "run"
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs = [] is not allowed: at least one seed is needed")
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,12 @@ def _methods(
 ) -> dict[str, dict[str, Any]]:
     """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
     sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
+    for name in [
+        n for section in (dict.fromkeys(chosen), *sections) for n in section if n not in ("*", "all")
+    ]:
+        registry.entry(name)  # refused here if it is unknown, chosen or not
+    if any(section.get("all") for section in sections):
+        raise BadInput(f"{key}.all takes no values: {key}.* stands for every method")
     names = [name for name in chosen if name != "*"] or ["all"]
     if "all" in names:
         names = registry.names()
@@ -189,7 +204,9 @@ def _methods(
         made[name] = values
     for name in top.get(key, {}):  # a setting for a method that is not run would be lost without a word
         if name not in (*made, "*"):
-            raise unknown(f"setting {key}.{name}: {registry.kind}", name, made)
+            raise BadInput(
+                f"setting {key}.{name} has no use: the {registry.kind}s to run are {', '.join(made)}"
+            )
     return made
 
 
@@ -230,6 +247,8 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(names, dict):
                 value = {n: {} if v is None else v for n, v in names.items()}
                 for n, v in value.items():
+                    if not isinstance(n, str):
+                        raise BadInput(f"{key} names {n!r}, which is no name: quote it if it is one")
                     if not isinstance(v, dict):
                         raise BadInput(
                             f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values"
@@ -278,7 +297,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def _parse(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise BadInput(f"{source} is not valid YML: {' '.join(str(error).split())}") from None
 
 
@@ -287,7 +306,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping, unless a key stands in it twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        explicit = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in explicit]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(
@@ -295,11 +315,6 @@ class _Loader(yaml.SafeLoader):
                 )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -312,3 +327,7 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Sequence
 
 
 _Dumper.add_representer(list, _represent_list)
+for _yaml in (_Loader, _Dumper):  # the dumper too: a text that reads as a number must be quoted
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )

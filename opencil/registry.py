@@ -8,13 +8,14 @@ import fnmatch
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, OpenCILError, unknown
 
 T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -58,13 +59,10 @@ class Registry(Generic[T]):
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
         """Class or function decorator that adds ``name``; a name can be taken once."""
-        if (
-            not name
-            or not all(c.islower() or c.isdigit() or c in "-_." for c in name)
-            or not name[0].isalnum()
-        ):
+        if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name) or name == "all":
             raise BadInput(
-                f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - _ ."
+                f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - and _; "
+                "'all' has a meaning of its own"
             )
 
         def add(make: Target) -> Target:
@@ -99,6 +97,10 @@ class Registry(Generic[T]):
             from opencil.validation import build  # pydantic: only when something is created
 
             return cast(T, build(make, values, where=name))
+        try:
+            inspect.signature(make).bind(**values)
+        except TypeError as error:
+            raise BadInput(f"{self.kind} {name!r} cannot be made of {values}: {error}") from None
         return make(**values)
 
     def _load(self) -> None:
@@ -118,7 +120,12 @@ def import_modules(package: str) -> None:
 def load_plugins() -> None:
     """Import what other installed packages offer under the entry point group ``opencil.plugins``."""
     for point in entry_points(group="opencil.plugins"):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            raise OpenCILError(
+                f"plugin {point.name!r} ({point.value}) cannot be imported: {error}"
+            ) from error
 
 
 LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil")

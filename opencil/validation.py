@@ -56,7 +56,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise BadInput("\n".join(_sentence(cls, e, where) for e in error.errors())) from None
+        raise BadInput("\n".join(_sentences(cls, error.errors(), where))) from None
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -76,21 +76,38 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
-    """One pydantic error as a sentence: key, value, what is allowed, nearest known name."""
-    path = [str(part) for part in error["loc"]]
-    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+def _sentences(cls: type, errors: "list[ErrorDetails]", where: str) -> list[str]:
+    """A sentence for each key; what the members of a union each expect is joined by "or"."""
+    by_key: dict[str, str] = {}
+    for error in errors:
+        key, sentence = _sentence(cls, error, where)
+        begun = by_key.get(key)
+        by_key[key] = sentence if begun is None else f"{begun} or {sentence.rpartition(': it should be ')[2]}"
+    return list(by_key.values())
+
+
+def _sentence(cls: type, error: "ErrorDetails", where: str) -> tuple[str, str]:
+    """One pydantic error as (key, sentence): key, value, what is allowed, nearest known name."""
+    unexpected = error["type"] in ("unexpected_keyword_argument", "extra_forbidden")
+    parts = error["loc"][:-1] if unexpected else error["loc"]
+    # Inside a union pydantic adds the member's name to the place: no key of ours.
+    place = [
+        p for i, p in enumerate(parts) if isinstance(p, int) or p in _keys(cls, list(map(str, parts[:i])))
+    ]
+    place += error["loc"][-1:] if unexpected else ()
+    path = [str(part) for part in place]
+    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     value = json.dumps(error["input"], default=str)
     value = value if len(value) <= 80 else value[:77] + "..."
-    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if unexpected:
         known = sorted(_keys(cls, path[:-1]))
         allowed = ", ".join(known) or "no values"
-        return f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
+        return key, f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
     if error["type"].startswith("missing"):
-        return f"{key} is missing"
+        return key, f"{key} is missing"
     if error["type"] == "value_error":  # raised by a __post_init__, worded so that it begins with the key
-        return f"{key}.{error['ctx']['error']}" if key else str(error["ctx"]["error"])
-    return f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
+        return key, f"{key}.{error['ctx']['error']}"
+    return key, f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
 
 
 def _keys(cls: Any, path: list[str]) -> set[str]:

@@ -121,12 +121,13 @@ class Learner(Values, ABC):
             return setting.placed(self.blank(setting, step))
 
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-        """A step's task; ``previous`` becomes the teacher, frozen."""
+        """A step's task; the teacher is a frozen copy of ``previous``."""
         if previous is None:
             return Task(setting, step, memory, self.load(setting, step), teacher=None)
         with seeded(setting.initialisation_seed, "step", step.number):
-            model = setting.placed(self.successor(setting, step, previous))
-        return Task(setting, step, memory, model, teacher=previous.eval().requires_grad_(False))
+            model = setting.placed(self.successor(setting, step, previous)).requires_grad_(True)
+        teacher = copy.deepcopy(previous).eval().requires_grad_(False)
+        return Task(setting, step, memory, model, teacher)
 
     def learn(self, task: Task, checkpoint: "Checkpoint | None" = None) -> Iterator[Progress]:
         """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration."""

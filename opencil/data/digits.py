@@ -45,7 +45,7 @@ class Digits(Dataset):
     classes: ClassVar[int | None] = 8
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """The 954 training or the 489 test images."""
+        """The 965 training or the 478 test images."""
         pixels, labels = _digits()
         rank = np.empty(len(labels), dtype=int)  # of an image among those of its class
         for c in np.unique(labels):
@@ -77,8 +77,10 @@ class PhotoPatches(Dataset):
         """Patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
         from sklearn.datasets import load_sample_images
 
-        if self.patch % _SIDE:
-            raise BadInput(f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE}")
+        if self.patch % _SIDE or self.patch > 256:
+            raise BadInput(
+                f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
+            )
         cell, patches, labels = self.patch // _SIDE, [], []
         for label, photo in enumerate(load_sample_images().images):
             rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch

@@ -30,6 +30,8 @@ def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", 
 
     At least one image, so that every step can be measured.
     """
+    if count < 1:
+        raise BadInput("an OOD dataset has no images: at least one is needed")
     grown = max(1, round(count * step / steps))
     if order == "list":
         return torch.arange(grown)
@@ -81,6 +83,8 @@ class Stream(Sequence[Step]):
             raise BadInput(
                 f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
             )
+        if per_step < 1:
+            raise BadInput(f"classes_per_step = {per_step} is not allowed: 1 to {classes} are")
         order = class_order(classes, order_seed)
         return cls(train.relabelled(order), test.relabelled(order), classes, per_step)
 

@@ -43,9 +43,8 @@ class Transform(Values):
 
     def draw(self, count: int, side: int, generator: torch.Generator) -> Draw:
         """Random choices for ``count`` images of ``side`` × ``side`` pixels."""
+        self._check(side)
         span = side + 2 * self.padding - self.crop
-        if span < 0:
-            raise BadInput(f"crop = {self.crop} is not allowed: images of {side} pixels allow at most {side}")
         top, left = torch.randint(0, span + 1, (2, count), generator=generator)
         flip = torch.rand(count, generator=generator) < (0.5 if self.flip else 0.0)
         return Draw(top, left, flip)
@@ -67,8 +66,13 @@ class Transform(Values):
 
     def test(self, images: Tensor) -> Tensor:
         """uint8 [B, 3, H, W] cropped at the centre and normalised: float32 [B, 3, crop, crop]."""
+        self._check(min(images.shape[-2:]))
         top, left = ((side - self.crop) // 2 for side in images.shape[-2:])
         return self._normalised(images[:, :, top : top + self.crop, left : left + self.crop])
+
+    def _check(self, side: int) -> None:
+        if self.crop > side:
+            raise BadInput(f"crop = {self.crop} is not allowed: images of {side} pixels allow at most {side}")
 
     def _normalised(self, images: Tensor) -> Tensor:
         mean, std = (_per_channel(values, images.device) for values in (self.mean, self.std))

@@ -12,8 +12,8 @@ def resolve_device(name: str) -> torch.device:
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.ones(1, device=device).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         present = ["auto", "cpu"]
         if accelerator:
             present += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]

@@ -87,7 +87,7 @@ class Iteration:
         half = torch.autocast(
             pixels.device.type, torch.bfloat16, enabled=self._precision == "bf16", cache_enabled=False
         )
-        with arithmetic(self._precision):
+        with arithmetic(self._precision, search=True):
             with half:
                 loss = self._loss(images, labels)
             self._optimiser.zero_grad(set_to_none=True)

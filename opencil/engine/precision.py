@@ -11,16 +11,23 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 
 @contextmanager
-def arithmetic(precision: Precision) -> Iterator[None]:
-    """Matrix products and convolutions of float32 tensors rounded as ``precision`` says, inside the block."""
-    rounded = "ieee" if precision == "fp32" else "tf32"
+def arithmetic(precision: Precision, search: bool = False) -> Iterator[None]:
+    """Matrix products and convolutions of float32 tensors rounded as ``precision`` says, inside the block.
+
+    ``search`` lets cuDNN try its algorithms on the first call of each shape: worth it where shapes repeat.
+    """
     cudnn: Any = torch.backends.cudnn  # its parts are made at run time, out of the type checker's sight
-    backends = (torch.backends.cuda.matmul, cudnn.conv)
-    before = [backend.fp32_precision for backend in backends]
+    wanted = "ieee" if precision == "fp32" else "tf32"
+    settings = [
+        (torch.backends.cuda.matmul, "fp32_precision", wanted),
+        (cudnn.conv, "fp32_precision", wanted),
+        (cudnn, "benchmark", search),
+    ]
+    before = [getattr(backend, name) for backend, name, _ in settings]
     try:
-        for backend in backends:
-            backend.fp32_precision = rounded
+        for backend, name, value in settings:
+            setattr(backend, name, value)
         yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        for (backend, name, _), value in zip(settings, before, strict=True):
+            setattr(backend, name, value)

@@ -12,7 +12,7 @@ import torch
 
 def derive(*parts: int | str) -> int:
     """A seed that depends on all parts, such as ``derive(seed, "shuffle", step, epoch)``."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
@@ -24,6 +24,9 @@ def generator(*parts: int | str) -> torch.Generator:
 @contextmanager
 def seeded(*parts: int | str) -> Iterator[None]:
     """Torch's global CPU generator seeded inside the block and restored after it: for initialising layers."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(*parts))
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(derive(*parts))  # torch.manual_seed would seed accelerators as well
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(before)

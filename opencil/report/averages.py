@@ -1,6 +1,9 @@
 """Averages of rows, in the paper's order: over datasets, then over steps, then over seeds."""
 
 import pandas as pd
+import torch
+
+from opencil.evaluation.metrics import backward_transfer, forgetting
 
 _RUN = ["benchmark", "k", "cil", "seed"]
 _METHOD = ["benchmark", "k", "cil", "detector"]
@@ -25,7 +28,38 @@ def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and sample standard deviation over seeds; one seed has no deviation."""
-    grouped = over_steps(rows).groupby([*_METHOD, "split", "metric"], as_index=False)
-    return grouped.agg(
+    return _spread(over_steps(rows), [*_METHOD, "split", "metric"])
+
+
+def continual(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the CIL models themselves do, mean and deviation over seeds.
+
+    Every accuracy of the rows averaged over steps (``average ...``) and after the last step (``last ...``);
+    forgetting and backward transfer after the last step, from the matrix of accuracies per step and task.
+    """
+    models = rows[rows["detector"] == ""]
+    found = []
+    for run, part in models.groupby(_RUN):
+        steps = part["step"].nunique()
+        whole = part[part["task"] == 0]
+        for metric, values in whole.groupby("metric"):
+            by_step = values.sort_values("step")["value"]
+            found += [
+                (*run, f"average {metric}", by_step.mean(), steps),
+                (*run, f"last {metric}", by_step.iloc[-1], steps),
+            ]
+        matrix = part[(part["task"] > 0) & (part["metric"] == "accuracy")].pivot(
+            index="step", columns="task", values="value"
+        )
+        if steps > 1 and matrix.shape == (steps, steps):
+            tensor = torch.tensor(matrix.to_numpy())
+            found += [(*run, "forgetting", forgetting(tensor), steps)]
+            found += [(*run, "backward transfer", backward_transfer(tensor), steps)]
+    table = pd.DataFrame(found, columns=[*_RUN, "metric", "value", "steps"])
+    return _spread(table, ["benchmark", "k", "cil", "metric"])
+
+
+def _spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    return per_run.groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
     )

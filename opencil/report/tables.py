@@ -3,16 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 from rich import box
 from rich.table import Table
 
 from opencil.evaluation.metrics import DEFINITIONS
-from opencil.report.averages import over_seeds
+from opencil.report.averages import continual, over_seeds
 
 _METRICS = {"auc": "AUC↑", "fpr": "FPR↓", "ap": "AP↑"}
 _FLIPPED = {"fpr_ood_positive": "FPR(OOD+)↓", "ap_id_positive": "AP(ID+)↑"}
+_CONTINUAL = (
+    "Percent. Average: mean over steps of the accuracy on all classes seen. Forgetting: best earlier "
+    "accuracy on a task minus the last, mean over old tasks. Backward transfer: last minus first."
+)
 _SPLITS = ("near", "far", "all")
 
 
@@ -24,26 +29,28 @@ class Summary:
     columns: list[str]
     lines: list[list[str]]
     notes: list[str]
+    labels: int = 2  #: leading columns that name the line
 
     def rich(self) -> Table:
         """The table for a terminal."""
         table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
         for i, column in enumerate(self.columns):
-            table.add_column(column.replace(" ", "\n", 1), justify="left" if i < 2 else "right", no_wrap=True)
+            justify: Literal["left", "right"] = "left" if i < self.labels else "right"
+            table.add_column(column.replace(" ", "\n", 1), justify=justify, no_wrap=True)
         for i, line in enumerate(self.lines):
-            last = i + 1 == len(self.lines) or self.lines[i + 1][0] != line[0]
-            table.add_row(*line, end_section=last)
+            ends = self.labels > 1 and i + 1 < len(self.lines) and self.lines[i + 1][0] != line[0]
+            table.add_row(*line, end_section=ends)
         return table
 
     def markdown(self) -> str:
         """The table as Markdown."""
-        rule = ["---" if i < 2 else "---:" for i in range(len(self.columns))]
+        rule = ["---" if i < self.labels else "---:" for i in range(len(self.columns))]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.lines)]
         return "\n".join([f"## {self.title}", "", *lines, "", *[f"- {note}" for note in self.notes], ""])
 
     def fitting(self, fits: Callable[["Summary"], bool]) -> "list[Summary]":
         """The table, or where that does not fit, one for each metric."""
-        if fits(self):
+        if self.labels < 2 or fits(self):
             return [self]
         first, width = 3, len(_SPLITS)
         blocks = [slice(i, i + width) for i in range(first, len(self.columns), width)]
@@ -59,12 +66,32 @@ class Summary:
 
 
 def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Summary]:
-    """A summary for each benchmark and k; ``extra`` adds the flipped conventions of FPR and AP."""
+    """For each benchmark and k: the CIL models themselves, then the detectors on them.
+
+    ``extra`` adds the flipped conventions of FPR and AP.
+    """
     metrics = _METRICS | (_FLIPPED if extra else {})
-    return [
-        _summary(f"{name}, {k} classes per step", part, metrics)
-        for (name, k), part in over_seeds(rows).groupby(["benchmark", "k"])
-    ]
+    models = dict(list(continual(rows).groupby(["benchmark", "k"])))
+    found = []
+    for (name, k), part in over_seeds(rows).groupby(["benchmark", "k"]):
+        title = f"{name}, {k} classes per step"
+        found += [
+            _models(f"{title}: accuracy", models[name, k]),
+            _summary(f"{title}: OOD detection", part, metrics),
+        ]
+    return found
+
+
+def _models(title: str, averages: pd.DataFrame) -> Summary:
+    cells = {
+        (row["cil"], row["metric"]): _cell(row["mean"], row["std"]) for row in averages.to_dict("records")
+    }
+    known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
+    others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
+    metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
+    lines = [[cil, *(cells.get((cil, m), "–") for m in metrics)] for cil in averages["cil"].unique()]
+    columns = [m.replace("average accuracy_", "average ").replace("_", " ") for m in metrics]
+    return Summary(title, ["CIL", *columns], lines, [_CONTINUAL], labels=1)
 
 
 def _summary(title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Summary:

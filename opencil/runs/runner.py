@@ -85,8 +85,11 @@ def execute(config: Config) -> Iterator[Event]:
     root = config.place.data_root
     if root is not None and not Path(root).is_dir():
         raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
+    specs = plan(config)
+    for spec in specs:
+        RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
     data = cache(lambda: load(config))  # loaded when the first run needs it
-    waiting = iter(plan(config))
+    waiting = iter(specs)
     lanes: list[_Lane] = []
     while True:
         free = config.place.pack - len(lanes)
@@ -106,15 +109,18 @@ def _advance(
 ) -> Iterator[Event]:
     """One run from where it is to its end."""
     folder = RunFolder(Path(place.runs) / spec.folder)
-    if folder.finished(spec):
-        yield Finished(spec, already=True)
+    try:
+        if folder.finished(spec):
+            yield Finished(spec, already=True)
+            return
+    except OpenCILError as error:
+        yield Failed(spec, error)
         return
+    loaded = data()  # what is wrong with the data is wrong for every run: not caught here
     try:
         with folder.opened(spec):
             files.write_json(folder.path / "environment.json", environment(device))
-            yield from _Run(spec, folder, data(), place.checkpoint_seconds).advance()
-    except BadInput:
-        raise
+            yield from _Run(spec, folder, loaded, place.checkpoint_seconds).advance()
     except OpenCILError as error:
         yield Failed(spec, error)
     else:
@@ -149,7 +155,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "system": platform.system(),
         "machine": platform.machine(),
-        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
     }
 

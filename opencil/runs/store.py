@@ -29,7 +29,6 @@ from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
 from opencil.runs.plan import RunSpec
-from opencil.validation import merge
 
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model, and ``task``
 #: is the step whose classes a value is about, 0 for all.
@@ -49,7 +48,11 @@ class StepFolder:
 
     def info(self) -> dict[str, Any]:
         """What was noted when the step was stored: number, steps, seconds, digest of the weights."""
-        return files.read_json(self.path / "step.json")
+        path = self.path / "step.json"
+        info = files.read_json(path)
+        if not isinstance(info.get("steps"), int):
+            raise files.damaged(path, "it does not say how many steps there are")
+        return info
 
     def save(
         self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]
@@ -72,7 +75,12 @@ class StepFolder:
 
     def memory(self, size: int) -> Memory:
         """The memory after the step."""
-        return Memory.from_tensors(size, files.read_tensors(self.path / "memory.safetensors"))
+        path = self.path / "memory.safetensors"
+        tensors = files.read_tensors(path)
+        try:
+            return Memory.from_tensors(size, tensors)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise files.damaged(path, f"not a memory: {error}") from None
 
     @property
     def checkpoint(self) -> Path:
@@ -99,13 +107,13 @@ class RunFolder:
         first = self.step(1)
         if not first.trained or self.differences(spec):
             return False
-        steps = [self.step(t) for t in range(1, int(first.info()["steps"]) + 1)]
+        steps = [self.step(t) for t in range(1, first.info()["steps"] + 1)]
         return all(s.trained and all(s.detector_rows(d).exists() for d in spec.detectors) for s in steps)
 
     def differences(self, spec: RunSpec) -> list[str]:
         """How the stored config differs from a spec; a detector that only one has is no difference."""
         stored = self._stored()
-        if not stored:
+        if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return []
         both = set(stored["detector"]) & set(spec.detectors)
         then, now = _flat(_with_detectors(stored, both)), _flat(_with_detectors(spec.record(), both))
@@ -114,6 +122,14 @@ class RunFolder:
             for key in sorted(then.keys() | now.keys())
             if then.get(key, ...) != now.get(key, ...)
         ]
+
+    def check(self, spec: RunSpec) -> None:
+        """Refuse to go on with a run under another config than its own."""
+        if differences := self.differences(spec):
+            raise BadInput(
+                f"run {spec} exists with another config: use another --runs folder or seed, or delete "
+                f"{self.path}\n  " + "\n  ".join(differences)
+            )
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
@@ -127,14 +143,12 @@ class RunFolder:
                 f"run {spec} is being written by another process: wait for it, or stop it"
             ) from None
         try:
-            if differences := self.differences(spec):
-                raise BadInput(
-                    f"run {spec} exists with another config: use another --runs folder or seed, or delete "
-                    f"{self.path}\n  " + "\n  ".join(differences)
-                )
+            self.check(spec)
             files.remove_temporary(self.path)
-            record = merge(self._stored(), spec.record())
-            if record != self._stored():
+            stored = self._stored()
+            detectors = {**stored.get("detector", {}), **spec.detectors}
+            record = {**spec.record(), "detector": detectors}
+            if record != stored:
                 files.write_text(self.path / "config.yml", dump_yaml(record))
             yield
         finally:
@@ -142,7 +156,14 @@ class RunFolder:
 
     def _stored(self) -> dict[str, Any]:
         path = self.path / "config.yml"
-        return read_yaml(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        record = read_yaml(path)
+        if not all(
+            isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
+        ):
+            raise files.damaged(path, "it lacks a section")
+        return record
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:

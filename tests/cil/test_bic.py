@@ -1,0 +1,134 @@
+"""BiC: the correction, the held-out images, what trains when."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.bic import BiC, CorrectedModel
+from opencil.cil.learner import Setting, Task, distillation
+from opencil.data.images import ImageSet
+from opencil.data.memory import Memory
+from opencil.data.stream import Stream
+from opencil.engine.schedule import Schedule
+from opencil.nets.resnet import resnet8
+
+SHORT = BiC(train=Schedule(epochs=1, lr=0.05), correct=Schedule(epochs=2, lr=0.05), held_out=0.4)
+
+
+@pytest.fixture
+def corrected(setting: Setting, stream: Stream) -> Task:
+    """Step 2 after a trained step 1."""
+    task = SHORT.begin(setting, stream[0], Memory(12), None)
+    list(SHORT.learn(task))
+    return SHORT.begin(setting, stream[1], SHORT.remember(task), task.model)
+
+
+def state(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_every_steps_logits_are_scaled_and_shifted() -> None:
+    model = CorrectedModel(resnet8(), [2, 3])
+    with torch.no_grad():
+        for correction, alpha, beta in zip(model.corrections, (2.0, 0.5), (1.0, -3.0), strict=True):
+            correction.alpha.fill_(alpha)
+            correction.beta.fill_(beta)
+    features = torch.rand(4, 64)
+    raw = features @ model.head.weight.T + model.head.bias
+    corrected = model.classify(features)
+    for i in range(4):
+        for c in range(5):
+            alpha, beta = (2.0, 1.0) if c < 2 else (0.5, -3.0)
+            assert float(corrected[i, c]) == pytest.approx(
+                float(raw[i, c]) * alpha + beta, rel=1e-4, abs=1e-5
+            )
+
+
+def test_growing_adds_a_correction_that_does_nothing() -> None:
+    model = CorrectedModel(resnet8(), [2])
+    with torch.no_grad():
+        model.corrections[0].alpha.fill_(3.0)
+    before = state(model)
+    model.grow(5)
+    after = state(model)
+    assert [c.classes for c in model.corrections] == [2, 3]
+    assert (float(after["corrections.1.alpha"]), float(after["corrections.1.beta"])) == (1.0, 0.0)
+    assert float(after["corrections.0.alpha"]) == 3.0
+    assert torch.equal(after["head.weight"][:2], before["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("old", "count"), list(zip(range(10, 100, 10), (20, 10, 6, 5, 4, 3, 2, 2, 2), strict=True))
+)
+def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
+    """CIFAR-100's sizes: 500 images of each new class, floor(2000/old) of each old one."""
+    quota = 2000 // old
+    labels = torch.cat(
+        [torch.arange(old).repeat_interleave(quota), torch.arange(old, old + 10).repeat_interleave(500)]
+    )
+    images = ImageSet("labels", torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
+    is_old = labels < old
+    memory = Memory(2000, tuple((labels == c).nonzero().flatten() for c in range(old)))
+
+    class Numbers:
+        """What ``split`` reads of a step and a setting."""
+
+        data_seed, number, seen = 0, 2, old + 10
+
+    Numbers.images, Numbers.old = images, old
+    task = Task(Numbers, Numbers, memory, None, None)  # type: ignore[arg-type]
+    Numbers.train = (~is_old).nonzero().flatten()
+    kept, held_out = BiC().split(task)
+    assert labels[held_out].bincount().tolist() == [count] * (old + 10)
+    assert sorted(torch.cat([kept, held_out]).tolist()) == list(range(len(labels)))
+
+
+def test_stage_one_distils_and_leaves_all_corrections_alone(corrected: Task) -> None:
+    stages = SHORT.stages(corrected)
+    stage = next(stages)
+    trained = {name for name, p in corrected.model.named_parameters() if p.requires_grad}
+    assert not any("corrections" in name for name in trained)
+    assert {"head.weight", "head.bias", "backbone.stem.0.weight"} <= trained
+    corrected.model.eval()
+    images = corrected.setting.transform.test(corrected.setting.images.images[stage.indices])
+    labels = corrected.setting.images.labels[stage.indices]
+    logits = corrected.model(images)
+    expected = 0.5 * F.cross_entropy(logits, labels) + 0.5 * distillation(
+        logits, corrected.teacher(images), 2
+    )
+    torch.testing.assert_close(stage.loss(images, labels), expected)
+
+
+def test_stage_two_moves_the_newest_correction_and_nothing_else(corrected: Task) -> None:
+    model, seen = corrected.model, {}
+    for progress in SHORT.learn(corrected):
+        if progress.stage == "train":
+            seen["before"] = state(model)
+        else:
+            assert [m for m in model.modules() if m.training] == [model.corrections[-1]]
+    after = state(model)
+    changed = {name for name in after if not torch.equal(after[name], seen["before"][name])}
+    assert changed == {"corrections.1.alpha", "corrections.1.beta"}
+
+
+def test_no_correction_is_fitted_at_step_one(setting: Setting, stream: Stream) -> None:
+    task = SHORT.begin(setting, stream[0], Memory(12), None)
+    assert {p.stage for p in SHORT.learn(task)} == {"train"}
+    assert float(task.model.corrections[0].alpha) == 1.0
+
+
+def test_the_teacher_keeps_its_corrections(corrected: Task, setting: Setting, stream: Stream) -> None:
+    list(SHORT.learn(corrected))
+    third = SHORT.begin(setting, stream[2], SHORT.remember(corrected), corrected.model)
+    assert float(third.teacher.corrections[1].alpha) == float(corrected.model.corrections[1].alpha) != 1.0
+    assert len(third.model.corrections) == 3
+    before = state(third.teacher)
+    list(SHORT.learn(third))
+    assert all(torch.equal(t, before[name]) for name, t in third.teacher.state_dict().items())
+
+
+def test_values_are_those_of_the_methods_sheet() -> None:
+    assert BiC().train == Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
+    assert BiC().correct == Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
+    assert (BiC().held_out, BiC().temperature) == (0.1, 2.0)

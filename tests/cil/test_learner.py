@@ -1,0 +1,236 @@
+"""What every class-incremental method shares: tasks, initialisation, distillation, memory."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from opencil.cil.learner import Learner, Setting, Task, distillation
+from opencil.data.memory import Memory, herd
+from opencil.data.stream import Stream
+from opencil.engine.loop import Diverged, Stage
+from opencil.engine.schedule import Schedule
+from opencil.nets.model import Model
+
+
+def naive_distillation(logits: Tensor, teacher: Tensor, temperature: float) -> float:
+    """−Σ p·log q over the teacher's classes, sample by sample, with plain exponentials."""
+    losses = []
+    for row, before in zip(logits.double().tolist(), teacher.double().tolist(), strict=True):
+        p = [math.exp(v / temperature) for v in before]
+        q = [math.exp(v / temperature) for v in row[: len(before)]]
+        losses.append(-sum(a / sum(p) * math.log(b / sum(q)) for a, b in zip(p, q, strict=True)))
+    return sum(losses) / len(losses)
+
+
+@settings(max_examples=40)
+@given(
+    samples=st.integers(1, 5),
+    old=st.integers(1, 5),
+    new=st.integers(0, 3),
+    temperature=st.floats(0.5, 5),
+    seed=st.integers(0, 10_000),
+)
+def test_distillation_equals_the_naive_reference(
+    samples: int, old: int, new: int, temperature: float, seed: int
+) -> None:
+    numbers = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(samples, old + new, generator=numbers)
+    teacher = 4 * torch.randn(samples, old, generator=numbers)
+    expected = naive_distillation(logits, teacher, temperature)
+    assert float(distillation(logits, teacher, temperature)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_distillation_does_not_look_at_new_classes() -> None:
+    logits, teacher = torch.randn(4, 5), torch.randn(4, 3)
+    changed = logits.clone()
+    changed[:, 3:] += 100
+    assert torch.equal(distillation(logits, teacher, 2.0), distillation(changed, teacher, 2.0))
+
+
+def test_distillation_is_least_where_the_student_agrees() -> None:
+    """There its gradient is 0, whatever the temperature."""
+    teacher = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    student = teacher.clone().requires_grad_()
+    distillation(student, teacher, 2.0).backward()
+    assert float(student.grad.abs().max()) < 1e-6
+
+
+@dataclass(frozen=True)
+class Watched(Learner):
+    """A learner for tests: cross-entropy times ``scale``, twice per step, noting what comes by."""
+
+    schedule: Schedule = Schedule(epochs=1, lr=0.01)
+    scale: float = 1.0
+    batches: list[list[int]] = field(default_factory=list)  # labels of each
+    ended: list[tuple[str, int]] = field(default_factory=list)  # stages, and the number of batches until then
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            self.batches.append(labels.tolist())
+            return self.scale * F.cross_entropy(task.model(images), labels)
+
+        for name in ("one", "two"):
+            yield Stage(name, task.model, loss, self.schedule, task.train_plus)
+            self.ended.append((name, len(self.batches)))
+
+
+def state(model: Model) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_first_step_sees_its_own_classes_only(first: Task, stream: Stream) -> None:
+    assert first.teacher is None
+    assert first.train_plus.tolist() == stream[0].train.tolist()
+    assert set(stream.train.labels[first.train_plus].tolist()) == {0, 1}
+    watched = Watched()
+    list(watched.learn(first))
+    assert {label for labels in watched.batches for label in labels} == {0, 1}
+
+
+def test_later_steps_see_the_new_classes_and_the_whole_memory(second: Task, stream: Stream) -> None:
+    memory = second.memory.indices.tolist()
+    assert len(memory) == 12
+    assert sorted(second.train_plus.tolist()) == sorted(stream[1].train.tolist() + memory)
+    labels = stream.train.labels[second.train_plus].tolist()
+    assert [labels.count(c) for c in range(4)] == [6, 6, 8, 8]
+
+
+def test_stages_run_in_order_each_to_its_end(first: Task) -> None:
+    watched = Watched()
+    list(watched.learn(first))
+    assert watched.ended == [("one", 2), ("two", 4)]
+
+
+def test_the_data_order_follows_from_data_seed_step_and_stage(setting: Setting, stream: Stream) -> None:
+    """The same images throughout, so that only their order can differ."""
+
+    def orders(data_seed: int, number: int) -> list[list[int]]:
+        watched = Watched()
+        step = replace(stream[0], number=number)
+        list(watched.learn(watched.begin(replace(setting, data_seed=data_seed), step, Memory(12), None)))
+        return [watched.batches[0] + watched.batches[1], watched.batches[2] + watched.batches[3]]
+
+    one, two = orders(2, 1)
+    assert one != two
+    assert orders(2, 1) == [one, two]
+    assert not {tuple(o) for o in orders(3, 1) + orders(2, 2)} & {tuple(one), tuple(two)}
+
+
+def test_learning_is_reproducible_bit_for_bit(setting: Setting, stream: Stream) -> None:
+    tasks = [Watched().begin(setting, stream[0], Memory(12), None) for _ in range(3)]
+    for task in tasks[:2]:
+        list(Watched().learn(task))
+    one, again, untrained = (state(task.model) for task in tasks)
+    assert same(one, again)
+    assert not same(one, untrained)
+
+
+def test_a_model_is_widened_and_keeps_its_rows(first: Task, setting: Setting, stream: Stream) -> None:
+    before = state(first.model)
+    task = Watched().begin(setting, stream[1], Memory(12), first.model)
+    after = state(task.model)
+    assert task.model.head.out_features == 4
+    assert torch.equal(after["head.weight"][:2], before["head.weight"])
+    assert torch.equal(after["head.bias"][:2], before["head.bias"])
+    assert all(torch.equal(after[name], before[name]) for name in before if not name.startswith("head"))
+    assert all(p.requires_grad for p in task.model.parameters())
+
+
+def test_the_teacher_is_the_previous_model_frozen(first: Task, setting: Setting, stream: Stream) -> None:
+    before = state(first.model)
+    task = Watched().begin(setting, stream[1], Memory(12), first.model.train())
+    assert task.teacher is not None
+    assert same(state(task.teacher), before)
+    assert not any(module.training for module in task.teacher.modules())
+    assert not any(p.requires_grad for p in task.teacher.parameters())
+    assert not {id(p) for p in task.teacher.parameters()} & {id(p) for p in task.model.parameters()}
+
+
+def test_two_methods_can_start_from_one_model(first: Task, setting: Setting, stream: Stream) -> None:
+    Watched().begin(setting, stream[1], Memory(12), first.model)
+    again = Watched().begin(setting, stream[1], Memory(12), first.model)
+    assert all(p.requires_grad for p in again.model.parameters())
+
+
+def test_initial_weights_follow_from_the_initialisation_seed_alone(setting: Setting, stream: Stream) -> None:
+    def started(setting: Setting) -> dict[str, Tensor]:
+        first = Watched().begin(setting, stream[0], Memory(12), None)
+        return state(Watched().begin(setting, stream[1], Memory(12), first.model).model)
+
+    torch.manual_seed(0)
+    expected = started(setting)
+    torch.manual_seed(1)
+    assert same(started(setting), expected)
+    assert same(started(replace(setting, data_seed=99)), expected)
+    other = started(replace(setting, initialisation_seed=99))
+    assert not torch.equal(other["backbone.stem.0.weight"], expected["backbone.stem.0.weight"])
+    assert not torch.equal(other["head.weight"][:2], expected["head.weight"][:2])
+    assert not torch.equal(other["head.weight"][2:], expected["head.weight"][2:])
+
+
+def test_new_rows_differ_from_step_to_step(first: Task, setting: Setting, stream: Stream) -> None:
+    second = Watched().begin(setting, stream[1], Memory(12), first.model)
+    third = Watched().begin(setting, stream[2], Memory(12), second.model)
+    rows = third.model.head.weight.detach()
+    assert len({tuple(row.tolist()) for row in rows}) == 5
+
+
+def test_initialising_leaves_the_global_generator_alone(setting: Setting, stream: Stream) -> None:
+    before = torch.random.get_rng_state()
+    Watched().load(setting, stream[0])
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_memory_is_herded_by_features_in_eval_mode(second: Task, setting: Setting, stream: Stream) -> None:
+    """Whatever mode the model was left in; in training mode other images would be chosen."""
+    images = setting.transform.test(stream.train.images)
+    with torch.no_grad():
+        in_training = copy.deepcopy(second.model).train().features(images)
+        in_eval = second.model.eval().features(images)
+
+    def herded(features: Tensor, label: int) -> list[int]:
+        indices = (stream.train.labels == label).nonzero().flatten()
+        return indices[herd(features[indices], 3)].tolist()
+
+    second.model.train()
+    memory = Watched().remember(second)
+    kept = [c.tolist() for c in memory.per_class]
+    assert kept[:2] == [c[:3].tolist() for c in second.memory.per_class]
+    assert kept[2:] == [herded(in_eval, 2), herded(in_eval, 3)]
+    assert kept[2:] != [herded(in_training, 2), herded(in_training, 3)]
+    assert stream.train.labels[memory.indices].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+def test_a_loss_that_diverges_names_the_method_and_the_step(second: Task) -> None:
+    with pytest.raises(Diverged, match=r"^Watched, step 2: the loss is nan in stage 'one', epoch 1 of 1"):
+        list(Watched(scale=float("nan")).learn(second))
+
+
+@pytest.mark.parametrize(
+    ("values", "epochs", "milestones"),
+    [
+        ({}, 100, (40, 80)),
+        ({"epochs": 10}, 10, (4, 8)),
+        ({"epochs_scale": 0.5}, 50, (20, 40)),
+        ({"epochs_scale": 2.0}, 200, (80, 160)),
+        ({"epochs_scale": 1e-6}, 1, ()),
+        ({"epochs": 10, "epochs_scale": 0.5}, 10, (4, 8)),
+    ],
+)
+def test_shorthands_stretch_every_schedule(
+    values: dict[str, float], epochs: int, milestones: tuple[int, ...]
+) -> None:
+    learner = Watched(Schedule(epochs=100, milestones=(40, 80)), **values)
+    assert learner.schedule == Schedule(epochs=epochs, milestones=milestones)

@@ -1,0 +1,72 @@
+"""Shared by all tests: one thread, registries left as they were, and one short finished run to copy."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings as hypothesis_settings
+
+import opencil
+from opencil.config import Config
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
+
+# Sums depend on how they are split over threads: one thread, here and in every process that a test starts.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.pop("OPENCIL_DATA", None)
+
+hypothesis_settings.register_profile("opencil", deadline=None)
+hypothesis_settings.load_profile("opencil")
+
+
+@pytest.fixture(autouse=True)
+def _registries_stay() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    registries = (LEARNERS, DETECTORS, DATASETS, BACKBONES)
+    for registry in registries:
+        registry.names()  # so that our own methods are among what is kept
+    kept = [dict(registry._entries) for registry in registries]
+    yield
+    for registry, entries in zip(registries, kept, strict=True):
+        registry._entries.clear()
+        registry._entries.update(entries)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Config]:
+    """A config of the embedded benchmark that trains for two epochs a step: ``tiny(runs, *settings)``."""
+
+    def make(
+        runs: Path,
+        *settings: str,
+        detector: str | list[str] = "all",
+        seed: int | list[int] = 0,
+        cil: str = "icarl",
+    ) -> Config:
+        user = {
+            "benchmark": "digits",
+            "cil": cil,
+            "detector": detector,
+            "seed": seed,
+            "place": {"runs": str(runs), "device": "cpu"},
+        }
+        return opencil.resolve(user, settings=["cil.*.epochs=2", *settings])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def _finished_once(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("finished") / "runs"
+    for _ in opencil.execute(tiny(runs)):
+        pass
+    return runs
+
+
+@pytest.fixture
+def finished(_finished_once: Path, tmp_path: Path) -> Path:
+    """A folder of runs, the test's own, with ``tiny``'s run complete: digits/k2/icarl/seed0."""
+    return Path(shutil.copytree(_finished_once, tmp_path / "finished-runs"))

@@ -1,0 +1,20 @@
+"""Small image sets whose pixels tell the images apart."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from opencil.data.images import ImageSet
+
+
+@pytest.fixture(scope="session")
+def make_images() -> Callable[..., ImageSet]:
+    """A set with one random image for each label given."""
+
+    def make(labels: Sequence[int], side: int = 4, name: str = "toy") -> ImageSet:
+        pixels = torch.Generator().manual_seed(len(labels))
+        images = torch.randint(0, 256, (len(labels), 3, side, side), generator=pixels, dtype=torch.uint8)
+        return ImageSet(name, images, torch.tensor(labels, dtype=torch.int64))
+
+    return make

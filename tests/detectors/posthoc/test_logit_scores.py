@@ -1,0 +1,81 @@
+"""MSP, MaxLogit and Energy against references that go sample by sample, in float64."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opencil.errors import BadInput
+from opencil.registry import DETECTORS
+
+Row = list[float]
+
+
+def naive_msp(z: Row) -> float:
+    exponentials = [math.exp(v - max(z)) for v in z]
+    return max(e / math.fsum(exponentials) for e in exponentials)
+
+
+def naive_maxlogit(z: Row) -> float:
+    return max(z)
+
+
+def naive_energy(z: Row, temperature: float = 1.0) -> float:
+    top = max(z)
+    return top + temperature * math.log(math.fsum(math.exp((v - top) / temperature) for v in z))
+
+
+REFERENCES = {"msp": naive_msp, "maxlogit": naive_maxlogit, "energy": naive_energy}
+
+
+def scored(name: str, rows: list[Row], **values: Any) -> list[float]:
+    return DETECTORS.create(name, **values).score(logits=torch.tensor(rows, dtype=torch.float32)).tolist()
+
+
+def matrices(limit: float) -> st.SearchStrategy[list[Row]]:
+    value = st.floats(-limit, limit, width=32)
+    return st.integers(1, 6).flatmap(
+        lambda classes: st.lists(st.lists(value, min_size=classes, max_size=classes), min_size=1, max_size=5)
+    )
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@settings(max_examples=60)
+@given(rows=matrices(50) | matrices(1e4))
+def test_scores_equal_the_naive_reference(name: str, rows: list[Row]) -> None:
+    expected = [REFERENCES[name](row) for row in rows]
+    assert scored(name, rows) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@settings(max_examples=60)
+@given(rows=matrices(50), temperature=st.floats(0.1, 1000))
+def test_energy_has_a_temperature(rows: list[Row], temperature: float) -> None:
+    expected = [naive_energy(row, temperature) for row in rows]
+    assert scored("energy", rows, temperature=temperature) == pytest.approx(expected, rel=1e-5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [("msp", 0.75), ("maxlogit", math.log(3)), ("energy", math.log(4))],
+)
+def test_scores_by_hand(name: str, score: float) -> None:
+    assert scored(name, [[0.0, math.log(3)]]) == pytest.approx([score], rel=1e-6)
+
+
+def test_energy_at_temperature_2_by_hand() -> None:
+    assert scored("energy", [[0.0, 2 * math.log(3)]], temperature=2.0) == pytest.approx([2 * math.log(4)])
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_larger_winner_scores_higher(name: str) -> None:
+    scores = scored(name, [[0.0, 0.0, winner] for winner in (0.0, 1.0, 2.0, 5.0)])
+    assert scores == sorted(set(scores))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(BadInput, match=rf"energy\.temperature = {temperature} is not allowed"):
+        DETECTORS.create("energy", temperature=temperature)

@@ -1,0 +1,75 @@
+"""The forward pass that everything reads."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Transform
+from opencil.engine.forward import forward
+from opencil.nets.model import Model
+
+
+def test_outputs_are_the_models(images: ImageSet, model: Model, plain: Transform) -> None:
+    outputs = forward(model, images, plain)
+    with torch.no_grad():
+        features = model.eval().features(plain.test(images.images))
+    assert len(outputs) == 10
+    assert torch.equal(outputs.features, features)
+    assert torch.equal(outputs.logits, model.classify(features))
+    assert torch.equal(outputs.labels, images.labels)
+
+
+def test_chosen_images_come_in_their_order(images: ImageSet, model: Model, plain: Transform) -> None:
+    chosen = torch.tensor([7, 2, 2, 9])
+    everything, some = forward(model, images, plain), forward(model, images, plain, chosen)
+    torch.testing.assert_close(some.features, everything.features[chosen], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(some.logits, everything.logits[chosen], rtol=1e-5, atol=1e-6)
+    assert some.labels.tolist() == images.labels[chosen].tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 512])
+def test_the_batch_size_does_not_matter(
+    images: ImageSet, model: Model, plain: Transform, batch_size: int
+) -> None:
+    expected, outputs = forward(model, images, plain), forward(model, images, plain, batch_size=batch_size)
+    torch.testing.assert_close(outputs.features, expected.features, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs.logits, expected.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_the_test_transform_is_used(images: ImageSet, model: Model) -> None:
+    cropped = Transform((0.1, 0.2, 0.3), (0.5, 0.6, 0.7), crop=6, padding=1, flip=True)
+    expected = model.eval()(cropped.test(images.images))
+    assert torch.equal(forward(model, images, cropped).logits, expected)
+
+
+def test_the_model_is_only_read(images: ImageSet, model: Model, plain: Transform) -> None:
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    outputs = forward(model, images, plain)
+    assert not model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not outputs.logits.requires_grad
+    assert not outputs.features.requires_grad
+
+
+class Means:
+    """A classifier that is no module: features are channel means, logits twice that."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.mean(dim=(2, 3)).to(self.dtype)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return 2 * features
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_outputs_are_float32_whatever_the_model_computes_in(
+    images: ImageSet, plain: Transform, dtype: torch.dtype
+) -> None:
+    outputs = forward(Means(dtype), images, plain)
+    assert outputs.features.dtype == outputs.logits.dtype == torch.float32
+    assert torch.equal(outputs.logits, 2 * outputs.features)

@@ -1,0 +1,128 @@
+"""One training iteration: captured and eager agree, the learning rate is read anew, the momentum travels."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opencil.cil.learner import Setting
+from opencil.data.digits import Digits
+from opencil.data.memory import Memory
+from opencil.data.stream import Stream
+from opencil.data.transforms import Transform
+from opencil.engine.iteration import WARM_UP, Iteration
+from opencil.engine.precision import arithmetic
+from opencil.engine.schedule import Schedule
+from opencil.registry import LEARNERS
+
+TRANSFORM = Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8, padding=1, flip=True)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+
+
+def iteration(
+    module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], capture: bool, lr: float = 0.1
+) -> Iteration:
+    device = next(module.parameters()).device
+    schedule = Schedule(epochs=1, lr=lr, weight_decay=1e-3)
+    return Iteration(module, loss, schedule, TRANSFORM, "fp32", device, capture)
+
+
+def linear(device: str = "cpu") -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.linspace(-0.1, 0.1, p.numel()).view_as(p))
+    return module.to(device)
+
+
+def steps(iterate: Iteration, count: int, device: str = "cpu") -> list[float]:
+    """Losses of ``count`` iterations on images that follow from the iteration's number."""
+    losses = []
+    for i in range(count):
+        numbers = torch.Generator().manual_seed(i)
+        pixels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=numbers).to(device)
+        labels = torch.randint(0, 4, (16,), generator=numbers).to(device)
+        losses.append(float(iterate(pixels, labels, TRANSFORM.draw(16, 8, numbers).to(torch.device(device)))))
+    return losses
+
+
+def cross_entropy(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda images, labels: F.cross_entropy(module(images), labels)
+
+
+def test_momentum_can_be_taken_out_and_put_back() -> None:
+    whole, first = linear(), linear()
+    losses = steps(iteration(whole, cross_entropy(whole), capture=True), 6)
+    iterate = iteration(first, cross_entropy(first), capture=True)
+    assert [float(m.abs().max()) for m in iterate.momentum()] == [0.0, 0.0]
+    steps(iterate, 3)
+    second = linear()
+    second.load_state_dict(first.state_dict())
+    resumed = iteration(second, cross_entropy(second), capture=True)
+    resumed.restore_momentum([m.clone() for m in iterate.momentum()])
+    for i in range(3, 6):
+        numbers = torch.Generator().manual_seed(i)
+        pixels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=numbers)
+        labels = torch.randint(0, 4, (16,), generator=numbers)
+        assert float(resumed(pixels, labels, TRANSFORM.draw(16, 8, numbers))) == losses[i]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
+
+
+def test_a_new_learning_rate_is_used_at_once() -> None:
+    module = linear()
+    iterate = iteration(module, cross_entropy(module), capture=True)
+    steps(iterate, 1)
+    before = [p.detach().clone() for p in module.parameters()]
+    iterate.set_lr(0.0)
+    steps(iterate, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_arithmetic_is_restored_after_the_block(precision: str) -> None:
+    def now() -> tuple[str, str, bool]:
+        backends = torch.backends
+        return (
+            backends.cuda.matmul.fp32_precision,
+            backends.cudnn.conv.fp32_precision,
+            backends.cudnn.benchmark,
+        )
+
+    before, rounded = now(), "ieee" if precision == "fp32" else "tf32"
+    with arithmetic(precision, search=True):
+        assert now() == (rounded, rounded, True)
+    assert now() == before
+
+
+@gpu
+@pytest.mark.parametrize("name", LEARNERS.names())
+def test_captured_and_eager_steps_agree(name: str) -> None:
+    device = torch.device("cuda")
+    train, test = (Digits().load(split, 8, None).to(device) for split in ("train", "test"))
+    stream = Stream.create(train, test, 2)
+    setting = Setting(stream.train, stream.test, TRANSFORM, "resnet8", 32, 0, 0, "fp32")
+    memory = Memory(80, tuple((stream.train.labels == c).nonzero().flatten().cpu()[:40] for c in range(2)))
+    models = []
+    for capture in (False, True):
+        learner = LEARNERS.create(name)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            task = learner.begin(setting, stream[1], memory, learner.load(setting, stream[0]))
+            for stage in learner.stages(task):
+                stage.module.train()
+                iterate = Iteration(
+                    stage.module, stage.loss, stage.schedule, TRANSFORM, "fp32", device, capture
+                )
+                iterate.set_lr(0.01)
+                for i in range(WARM_UP + 3):
+                    numbers = torch.Generator().manual_seed(i)
+                    rows = stage.indices[torch.randperm(len(stage.indices), generator=numbers)[:32]].to(
+                        device
+                    )
+                    draw = TRANSFORM.draw(len(rows), 8, numbers).to(device)
+                    iterate(stream.train.images[rows], stream.train.labels[rows], draw)
+                stage.module.eval()
+            models.append(task.model.state_dict())
+    for key, eager in models[0].items():
+        torch.testing.assert_close(models[1][key].float(), eager.float(), rtol=1e-2, atol=1e-3)

@@ -1,0 +1,85 @@
+"""One step's measurements, on outputs that are planted."""
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from opencil.detectors.detector import Detector, LogitDetector, Reads
+from opencil.engine.forward import Outputs
+from opencil.errors import BadInput
+from opencil.evaluation.metrics import ood_metrics
+from opencil.evaluation.protocol import measure
+
+
+def outputs(values: list[float]) -> Outputs:
+    column = torch.tensor(values)[:, None]
+    return Outputs(column, column)
+
+
+TEST, OOD = outputs([3.0, 4.0, 5.0]), {"close": outputs([2.0, 3.0, 6.0]), "apart": outputs([0.0, 1.0])}
+
+
+@dataclass
+class Planted(LogitDetector):
+    """The logit itself."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return outputs.logits[:, 0]
+
+    def set_up(self, outputs: Outputs) -> None:
+        raise AssertionError("it needs no set-up")
+
+
+@dataclass
+class Centred(Detector):
+    """Minus the distance to the mean of what it was set up on; notes what that was."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    needs_setup: ClassVar[bool] = True
+
+    def set_up(self, outputs: Outputs) -> None:
+        self.fitted = [*getattr(self, "fitted", []), outputs.features.flatten().tolist()]
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        centre = sum(self.fitted[-1]) / len(self.fitted[-1])
+        return -(outputs.features[:, 0] - centre).abs()
+
+
+def test_every_metric_of_every_ood_set_is_measured() -> None:
+    found = measure(Planted(), None, TEST, OOD)
+    expected = [
+        (name, metric, value)
+        for name, planted in OOD.items()
+        for metric, value in asdict(ood_metrics(TEST.logits[:, 0], planted.logits[:, 0])).items()
+    ]
+    assert [(m.ood, m.metric, m.value) for m in found] == expected
+    assert len(found) == 10
+
+
+def test_values_by_hand() -> None:
+    values = {(m.ood, m.metric): m.value for m in measure(Planted(), None, TEST, OOD)}
+    assert values["apart", "auc"] == 1.0
+    assert values["apart", "fpr"] == 0.0
+    assert values["close", "auc"] == pytest.approx(5.5 / 9)  # 3 beats 2 and draws; 4 and 5 beat two each
+    assert values["close", "fpr"] == pytest.approx(2 / 3)  # the threshold is 3
+
+
+def test_a_detector_is_set_up_on_the_set_up_outputs_alone() -> None:
+    detector = Centred()
+    found = measure(detector, outputs([4.0, 4.0, 4.0]), TEST, OOD)
+    assert detector.fitted == [[4.0, 4.0, 4.0]]
+    values = {(m.ood, m.metric): m.value for m in found}
+    assert values["apart", "auc"] == 1.0
+    assert values["close", "auc"] == pytest.approx(8 / 9)  # −1, 0, −1 against −2, −1, −2, two of them draws
+
+
+def test_a_detector_without_set_up_is_not_fitted() -> None:
+    assert len(measure(Planted(), outputs([1.0]), TEST, OOD)) == 10
+
+
+def test_a_detector_that_misses_its_set_up_says_so() -> None:
+    with pytest.raises(BadInput, match="Centred has not been set up"):
+        measure(Centred(), None, TEST, OOD)

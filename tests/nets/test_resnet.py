@@ -1,0 +1,124 @@
+"""The small residual networks: size, shortcut, initialisation."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opencil.engine.seeding import seeded
+from opencil.nets.resnet import BasicBlock, ResNet, resnet8, resnet18, resnet32
+from opencil.registry import BACKBONES
+
+
+def random_batch(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_resnet32_is_the_papers() -> None:
+    network = resnet32()
+    assert sum(p.numel() for p in network.parameters()) == 463_504
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 31  # and the head is the 32nd layer
+    assert [c.out_channels for c in convolutions] == [16] * 11 + [32] * 10 + [64] * 10
+    assert [i for i, c in enumerate(convolutions) if c.stride == (2, 2)] == [11, 21]
+
+
+@pytest.mark.parametrize(("make", "side"), [(resnet32, 32), (resnet8, 8)])
+def test_features_are_64_numbers_that_are_not_negative(make: type[ResNet], side: int) -> None:
+    with seeded(0):
+        network = make()
+    features = network(random_batch(5, 3, side, side)).detach()
+    assert features.shape == (5, network.width) == (5, 64)
+    assert float(features.min()) >= 0
+    assert float(features.max()) > 0
+
+
+def test_features_are_means_over_the_last_map() -> None:
+    with seeded(0):
+        network = resnet8().eval()
+    images = random_batch(2, 3, 8, 8)
+    maps = network.blocks(network.stem(images))
+    assert maps.shape == (2, 64, 2, 2)
+    torch.testing.assert_close(network(images), maps.sum(dim=(2, 3)) / 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "width", "stride", "side"), [(16, 16, 1, 4), (16, 32, 2, 4), (32, 64, 2, 8), (4, 8, 2, 5)]
+)
+def test_the_shortcut_takes_every_second_pixel_and_adds_zeros(
+    inputs: int, width: int, stride: int, side: int
+) -> None:
+    """With a residual of zero a block is its shortcut, after the ReLU."""
+    block = BasicBlock(inputs, width, stride)
+    nn.init.zeros_(block.norm2.weight)
+    x = random_batch(2, inputs, side, side)
+    out = -(-side // stride)
+    expected = torch.zeros(2, width, out, out)
+    for channel in range(inputs):
+        for row in range(out):
+            for column in range(out):
+                expected[:, channel, row, column] = x[:, channel, row * stride, column * stride].clamp(min=0)
+    assert torch.equal(block(x), expected)
+
+
+def test_the_residual_is_two_convolutions_with_a_relu_between() -> None:
+    with seeded(1):
+        block = BasicBlock(3, 3, 1).eval()
+    x = random_batch(2, 3, 4, 4).abs()
+    scale = 1 / math.sqrt(1 + block.norm1.eps)  # batch-norm before any training, in eval mode
+    inner = (nn.functional.conv2d(x, block.conv1.weight, padding=1) * scale).clamp(min=0)
+    residual = nn.functional.conv2d(inner, block.conv2.weight, padding=1) * scale
+    torch.testing.assert_close(block(x), (residual + x).clamp(min=0))
+
+
+def test_resnet18_is_the_reference_layer_by_layer() -> None:
+    """Shapes and count of the standard network without its classifier: 11,689,512 − 513,000 parameters."""
+    network = resnet18()
+    assert sum(p.numel() for p in network.parameters()) == 11_176_512
+    expected = [(64, 3, 7, 7, 2)]
+    for inputs, width in ((64, 64), (64, 128), (128, 256), (256, 512)):
+        stride = 1 if inputs == width else 2
+        expected += [(width, inputs, 3, 3, stride), (width, width, 3, 3, 1)]
+        if stride == 2:
+            expected += [(width, inputs, 1, 1, 2)]  # the projection
+        expected += [(width, width, 3, 3, 1)] * 2
+    found = [(*m.weight.shape, m.stride[0]) for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert found == expected
+    sides = []
+    for module in (network.stem, *network.blocks):
+        module.register_forward_hook(lambda _module, _inputs, output: sides.append(output.shape[-1]))
+    assert network.eval()(random_batch(1, 3, 224, 224)).shape == (1, 512)
+    assert sides == [56, 56, 56, 28, 28, 14, 14, 7, 7]
+
+
+def test_a_projection_is_a_strided_convolution() -> None:
+    """With a residual of zero a block is its shortcut, after the ReLU."""
+    with seeded(0):
+        block = BasicBlock(4, 8, 2, projection=True).eval()
+    nn.init.zeros_(block.norm2.weight)
+    x = random_batch(2, 4, 6, 6)
+    weight = block.project[0].weight[:, :, 0, 0]
+    scale = 1 / math.sqrt(1 + block.norm1.eps)
+    expected = torch.einsum("oc,bchw->bohw", weight, x[:, :, ::2, ::2]).clamp(min=0) * scale
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_convolutions_start_he_normal_by_fan_out() -> None:
+    with seeded(0):
+        network = resnet32()
+    for conv in (m for m in network.modules() if isinstance(m, nn.Conv2d)):
+        assert conv.bias is None
+        weight, count = conv.weight.detach(), conv.weight.numel()
+        scale = math.sqrt(2 / (conv.out_channels * 9))
+        tolerance = 4 / math.sqrt(2 * count)  # four standard errors of a sample's deviation
+        assert abs(float(weight.std()) / scale - 1) < tolerance
+        assert abs(float(weight.mean())) < 4 * scale / math.sqrt(count)
+        assert float(weight.abs().max()) > 2.5 * scale  # a uniform draw would end at 1.73
+
+
+@pytest.mark.parametrize("name", BACKBONES.names("resnet*"))
+def test_backbones_say_how_wide_they_are(name: str) -> None:
+    network = BACKBONES.create(name)
+    assert BACKBONES.entry(name).about
+    assert network(random_batch(2, 3, 32, 32)).shape == (2, network.width)

@@ -1,0 +1,81 @@
+"""Helpers for tests of stored runs."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import opencil
+from opencil.config import Config
+from opencil.runs.runner import Event
+
+
+@pytest.fixture(scope="session")
+def run_all() -> Callable[[Config], list[Event]]:
+    """Execute a config to its end and give the events."""
+    return lambda config: list(opencil.execute(config))
+
+
+@pytest.fixture(scope="session")
+def contents() -> Callable[[Path], dict[str, bytes]]:
+    """Every file below a folder, by its path; the empty lock file aside."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != ".lock"
+        }
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def results(contents: Callable[[Path], dict[str, bytes]]) -> Callable[[Path], dict[str, object]]:
+    """What must be the same, bit for bit, in two runs of one config: files, less the seconds."""
+
+    def read(folder: Path) -> dict[str, object]:
+        found: dict[str, object] = dict(contents(folder))
+        for name, content in contents(folder).items():
+            if name.endswith("step.json"):
+                found[name] = {k: v for k, v in json.loads(content).items() if k != "seconds"}
+        return found
+
+    return read
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a Python process in which ``config`` is a config, and the code given runs."""
+
+    def begin(config: Config, code: str) -> subprocess.Popen[str]:
+        yml = tmp_path / "started.yml"
+        yml.write_text(config.to_yaml(), encoding="utf-8")
+        setting = """
+            import os, signal, sys
+            from pathlib import Path
+            import torch
+            torch.set_num_threads(1)
+            import opencil
+            from opencil.config import read_yaml
+            from opencil.runs import files
+            from opencil.runs.plan import plan
+            from opencil.runs.runner import Evaluated, Training
+            from opencil.runs.store import RunFolder
+
+            def die():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            config = opencil.resolve(read_yaml(Path(sys.argv[1])))
+        """
+        script = textwrap.dedent(setting) + textwrap.dedent(code)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(yml)], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    return begin

@@ -1,0 +1,110 @@
+"""Files are whole or absent."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from opencil import OpenCILError
+from opencil.runs import files
+
+
+def test_a_file_appears_complete_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "a.txt"
+
+    def fill(temporary: Path) -> None:
+        temporary.write_text("half")
+        assert not path.exists(), "nothing stands under the name before it is complete"
+        temporary.write_text("whole")
+
+    files.write(path, fill)
+    assert path.read_text() == "whole"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    flush, replace = files.os.fsync, Path.replace
+    monkeypatch.setattr(files.os, "fsync", lambda handle: (order.append("flush"), flush(handle)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
+    files.write_text(tmp_path / "a.txt", "x")
+    assert order == ["flush", "rename", "flush"], "the file, its name, the folder"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+
+    def fill(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise error("disk full")
+
+    with pytest.raises(error):
+        files.write(path, fill)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fill_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.write(tmp_path / "a.txt", lambda temporary: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_come_back(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6).view(2, 3).T, "b": torch.tensor(2.5)}
+    files.write_tensors(tmp_path / "t.safetensors", tensors)
+    back = files.read_tensors(tmp_path / "t.safetensors")
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+
+
+def test_json_comes_back(tmp_path: Path) -> None:
+    content = {"a": [1, 2.5, None], "b": {"c": "ü"}}
+    files.write_json(tmp_path / "a.json", content)
+    assert files.read_json(tmp_path / "a.json") == content
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"a": [1, 2], "b": ["x", ""], "c": [0.1, 1 / 3]})
+    files.write_rows(tmp_path / "a.parquet", rows)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a.parquet"), rows)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe"])
+def test_a_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "step.json"
+    path.write_bytes(content)
+    with pytest.raises(OpenCILError, match="delete the folder") as raised:
+        files.read_json(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"junk", b"\x08" + bytes(7) + b"{}      "[:4]])
+def test_damaged_tensors_are_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OpenCILError, match="delete the folder") as raised:
+        files.read_tensors(path)
+    assert str(path) in str(raised.value)
+
+
+def test_digest_is_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert files.digest(tmp_path / "a") == known
+
+
+def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    keep, leftover = tmp_path / "a" / "model.safetensors", tmp_path / "a" / "b" / "model.safetensors.part"
+    leftover.parent.mkdir(parents=True)
+    keep.write_text("x")
+    leftover.write_text("x")
+    files.remove_temporary(tmp_path)
+    assert keep.exists()
+    assert not leftover.exists()

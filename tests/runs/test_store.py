@@ -1,0 +1,390 @@
+"""What lies on disk: rows, damage, locks, changed configs."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import opencil
+from opencil import BadInput, OpenCILError
+from opencil.config import Config
+from opencil.runs import runner
+from opencil.runs.plan import plan
+from opencil.runs.runner import Event, Failed, Finished, Training
+from opencil.runs.store import RunFolder
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[Event]]
+Contents = Callable[[Path], dict[str, bytes]]
+
+RUN = Path("digits/k2/icarl/seed0")
+
+
+def unfinish(runs: Path, *steps: int) -> Path:
+    """Take the last steps away, so that the run has something to do; the run's folder."""
+    for step in steps:
+        shutil.rmtree(runs / RUN / f"step{step:02d}")
+    return runs / RUN
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_documented_ones(finished: Path) -> None:
+    rows = opencil.read_rows(finished)
+    assert list(rows.columns) == [
+        "benchmark",
+        "k",
+        "cil",
+        "seed",
+        "step",
+        "detector",
+        "ood",
+        "distance",
+        "metric",
+        "value",
+    ]
+    # Four steps; one accuracy each, and three detectors × three OOD sets × five metrics.
+    assert len(rows) == 4 * (1 + 3 * 3 * 5)
+    assert (rows["benchmark"].unique(), rows["k"].unique(), rows["seed"].unique()) == ("digits", 2, 0)
+    assert rows["value"].between(0, 1).all()
+    assert rows["value"].dtype == np.float64
+    model = rows[rows["detector"] == ""]
+    assert list(model["step"]) == [1, 2, 3, 4]
+    assert set(model["metric"]) == {"accuracy"}
+    assert set(model["ood"]) == set(model["distance"]) == {""}
+    measured = rows[rows["detector"] != ""]
+    sets = {("digits-held-out", "near"), ("photo-patches", "far"), ("noise", "far")}
+    assert set(zip(measured["ood"], measured["distance"], strict=True)) == sets
+    assert set(measured["metric"]) == {"auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive"}
+    assert not rows.duplicated(subset=rows.columns[:-1].tolist()).any()
+
+
+def test_rows_of_one_run_and_of_several(finished: Path) -> None:
+    shutil.copytree(finished / RUN, finished / "digits/k2/icarl/seed1")
+    assert len(opencil.read_rows(finished)) == 2 * 184
+    assert len(opencil.read_rows(str(finished / RUN))) == 184
+
+
+def test_rows_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no finished steps"):
+        opencil.read_rows(tmp_path)
+    with pytest.raises(BadInput, match="no folder"):
+        opencil.read_rows(tmp_path / "absent")
+
+
+def test_a_step_without_its_mark_gives_no_rows(finished: Path) -> None:
+    (finished / RUN / "step04" / "step.json").unlink()
+    assert set(opencil.read_rows(finished)["step"]) == {1, 2, 3}
+
+
+# --- what is stored --------------------------------------------------------------------------------
+
+
+def test_layout(finished: Path, contents: Contents) -> None:
+    step = ["accuracy.parquet", "memory.safetensors", "model.safetensors", "step.json"]
+    detectors = [f"detectors/{name}.parquet" for name in ("energy", "maxlogit", "msp")]
+    assert set(contents(finished)) == {
+        f"{RUN}/{name}"
+        for name in [
+            "config.yml",
+            "environment.json",
+            *(f"step{t:02d}/{n}" for t in (1, 2, 3, 4) for n in step + detectors),
+        ]
+    }
+
+
+def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
+    text = (finished / RUN / "environment.json").read_text()
+    environment = json.loads(text)
+    assert environment["opencil"] == opencil.__version__
+    assert environment["torch"] == torch.__version__
+    assert environment["numpy"] == np.__version__
+    assert {"python", "system", "machine", "device", "threads"} <= set(environment)
+    for name in ("environment.json", "config.yml", "step01/step.json"):
+        text = (finished / RUN / name).read_text()
+        assert str(finished) not in text
+        assert not re.search(r"[\"' ]/\w", text), f"{name} holds an absolute path"
+
+
+def test_the_memory_is_indices_that_fit_the_quota(finished: Path) -> None:
+    stream = opencil.benchmark("digits").stream(2)
+    for step in stream:
+        memory = RunFolder(finished / RUN).step(step.number).memory(80)
+        assert len(memory.per_class) == step.seen
+        for label, indices in enumerate(memory.per_class):
+            assert len(indices) == len(set(indices.tolist())) == 80 // step.seen
+            assert set(stream.train.labels[indices].tolist()) == {label}
+
+
+def test_the_stored_config_is_the_whole_config(finished: Path, tiny: Make) -> None:
+    (spec,) = plan(tiny(finished))
+    folder = RunFolder(finished / RUN)
+    assert folder.differences(spec) == []
+    assert folder.finished(spec)
+
+
+# --- changed configs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "difference"),
+    [
+        ("cil.icarl.later.lr=0.05", "cil.icarl.later.lr: 0.1 in the stored run, 0.05 now"),
+        ("benchmark.memory=40", "benchmark.memory: 80 in the stored run, 40 now"),
+        (
+            "benchmark.far=[noise]",
+            "benchmark.far: ['photo-patches', 'noise'] in the stored run, ['noise'] now",
+        ),
+        ("seed.class_order=1", "seed.class_order: 1993 in the stored run, 1 now"),
+        ("detector.energy.temperature=2", "detector.energy.temperature: 1.0 in the stored run, 2.0 now"),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False], ids=["finished", "half"])
+def test_a_changed_config_is_refused_and_nothing_changes(
+    setting: str, difference: str, complete: bool, finished: Path, tiny: Make, contents: Contents
+) -> None:
+    if not complete:
+        unfinish(finished, 3, 4)
+    before = contents(finished)
+    with pytest.raises(BadInput) as raised:
+        list(opencil.execute(tiny(finished, setting)))
+    first, *differences = str(raised.value).split("\n")
+    assert [line.strip() for line in differences] == [difference]
+    assert str(RUN) in first
+    assert str(finished / RUN) in first, "where to look"
+    assert contents(finished) == before
+
+
+def test_place_is_no_part_of_the_config(finished: Path, tiny: Make, tmp_path: Path, run_all: RunAll) -> None:
+    moved = finished.rename(tmp_path / "elsewhere")
+    (event,) = run_all(tiny(moved, f"place.data_root={json.dumps(str(tmp_path))}"))
+    assert event == Finished(event.run, already=True)
+
+
+def test_another_seed_and_k_are_other_runs(
+    finished: Path, tiny: Make, contents: Contents, run_all: RunAll
+) -> None:
+    before = contents(finished)
+    events = run_all(tiny(finished, "benchmark.classes_per_step=8", seed=[0, 1], detector="msp"))
+    assert [str(e.run) for e in events if isinstance(e, Finished)] == [
+        "digits/k8/icarl/seed0",
+        "digits/k8/icarl/seed1",
+    ]
+    after = contents(finished)
+    assert before.items() <= after.items()
+
+
+# --- finished runs, more detectors -----------------------------------------------------------------
+
+
+def test_a_finished_run_answers_at_once(
+    finished: Path, tiny: Make, contents: Contents, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(config: Config) -> None:
+        raise AssertionError("data were loaded")
+
+    monkeypatch.setattr(runner, "load", load)
+    before = contents(finished)
+    (event,) = run_all(tiny(finished))
+    assert isinstance(event, Finished)
+    assert event.already
+    assert contents(finished) == before
+    assert run_all(tiny(finished, detector="msp")) == [
+        Finished(plan(tiny(finished, detector="msp"))[0], True)
+    ]
+
+
+def test_a_new_detector_trains_nothing_and_changes_nothing(
+    finished: Path, tiny: Make, contents: Contents, run_all: RunAll, tmp_path: Path
+) -> None:
+    fewer = tmp_path / "fewer"
+    shutil.copytree(finished, fewer)
+    for path in fewer.rglob("detectors/*.parquet"):
+        if path.stem != "msp":
+            path.unlink()
+    config = fewer / RUN / "config.yml"
+    text = config.read_text()
+    config.write_text(text[: text.index("detector:")] + "detector:\n  msp: {}\n")
+    before = contents(fewer)
+    assert isinstance(run_all(tiny(fewer, detector="msp"))[0], Finished)
+
+    events = run_all(tiny(fewer, detector="energy"))
+    assert not any(isinstance(event, Training) for event in events)
+    assert isinstance(events[-1], Finished)
+    assert not events[-1].already
+    after, whole = contents(fewer), contents(finished)
+    added = {f"{RUN}/step{t:02d}/detectors/energy.parquet" for t in (1, 2, 3, 4)}
+    assert set(after) - set(before) == added
+    assert {name for name in before if before[name] != after[name]} == {f"{RUN}/config.yml"}
+    assert all(after[name] == whole[name] for name in added), "as if it had been asked for from the start"
+    # Both are remembered: the one that was there first cannot come back with other values.
+    run_all(tiny(fewer))
+    assert contents(fewer) == whole | {f"{RUN}/config.yml": contents(fewer)[f"{RUN}/config.yml"]}
+
+
+# --- damage ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "memory.safetensors", "step.json"])
+@pytest.mark.parametrize("damage", ["junk", "cut", "empty"])
+def test_a_damaged_file_is_named(
+    name: str, damage: str, finished: Path, tiny: Make, contents: Contents, run_all: RunAll
+) -> None:
+    folder = unfinish(finished, 3, 4)
+    path = folder / "step02" / name
+    whole = path.read_bytes()
+    path.write_bytes({"junk": b"junk", "cut": whole[: len(whole) // 2], "empty": b""}[damage])
+    before = contents(finished)
+    events = run_all(tiny(finished))
+    assert isinstance(events[-1], Failed)
+    assert not any(isinstance(event, Finished) for event in events)
+    assert str(path) in str(events[-1].error)
+    assert "\n" not in str(events[-1].error)
+    assert contents(finished) == before
+
+
+def test_weights_that_were_changed_are_noticed(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    path = unfinish(finished, 3, 4) / "step02" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # still a valid file, of one bit another number
+    path.write_bytes(bytes(content))
+    (event,) = run_all(tiny(finished))
+    assert isinstance(event, Failed)
+    assert str(path) in str(event.error)
+    assert "checksum" in str(event.error)
+
+
+def test_weights_of_another_network_are_noticed(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    folder = unfinish(finished, 3, 4)
+    step = folder / "step02"
+    for name in ("model.safetensors", "step.json"):
+        shutil.copy(folder / "step01" / name, step / name)  # two classes where four are needed
+    (event,) = run_all(tiny(finished))
+    assert isinstance(event, Failed)
+    assert str(step / "model.safetensors") in str(event.error)
+
+
+def test_deleting_the_damaged_step_computes_it_again(
+    finished: Path, tiny: Make, run_all: RunAll, results: Callable[[Path], dict[str, object]]
+) -> None:
+    before = results(finished)
+    unfinish(finished, 2)
+    assert isinstance(run_all(tiny(finished))[-1], Finished)
+    assert results(finished) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PAR1junkPAR1"])
+@pytest.mark.parametrize("name", ["accuracy.parquet", "detectors/msp.parquet"])
+def test_damaged_rows_are_named(name: str, content: bytes, finished: Path) -> None:
+    path = finished / RUN / "step02" / name
+    path.write_bytes(content)
+    with pytest.raises(OpenCILError, match="cannot be used") as raised:
+        opencil.read_rows(finished)
+    assert str(path) in str(raised.value)
+
+
+def test_rows_with_other_columns_and_missing_rows_are_named(finished: Path) -> None:
+    path = finished / RUN / "step02" / "accuracy.parquet"
+    pd.DataFrame({"a": [1]}).to_parquet(path)
+    with pytest.raises(OpenCILError, match="columns are a"):
+        opencil.read_rows(finished)
+    path.unlink()
+    with pytest.raises(OpenCILError, match=re.escape(str(path))):
+        opencil.read_rows(finished)
+
+
+def test_a_stored_config_that_cannot_be_read_is_named(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    path = finished / RUN / "config.yml"
+    path.write_text("benchmark: [")
+    with pytest.raises(OpenCILError, match=re.escape(str(path))):
+        run_all(tiny(finished))
+
+
+@pytest.mark.parametrize("text", ["benchmark: {}", "detector: 3"])
+def test_a_stored_config_that_is_none_is_named(
+    text: str, finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    path = finished / RUN / "config.yml"
+    path.write_text(text)
+    with pytest.raises(OpenCILError, match="config"):
+        run_all(tiny(finished))
+
+
+def test_a_step_mark_without_its_values_is_named(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    path = finished / RUN / "step01" / "step.json"
+    path.write_text("{}")
+    with pytest.raises(OpenCILError, match=re.escape(str(path))):
+        run_all(tiny(finished))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"other": torch.zeros(3)}, {"indices": torch.arange(3), "counts": torch.tensor([1, 1])}],
+    ids=["keys", "counts"],
+)
+def test_a_memory_of_other_tensors_is_named(
+    tensors: dict[str, torch.Tensor], finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    path = unfinish(finished, 3, 4) / "step02" / "memory.safetensors"
+    save_file(tensors, path)
+    event = run_all(tiny(finished))[-1]
+    assert isinstance(event, Failed)
+    assert str(path) in str(event.error)
+
+
+def test_a_damaged_run_does_not_stop_the_others(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    (finished / RUN / "step01" / "step.json").write_text("junk")
+    events = run_all(tiny(finished, "benchmark.classes_per_step=[2, 8]", detector="msp"))
+    assert [str(e.run) for e in events if isinstance(e, Failed)] == [RUN.as_posix()]
+    assert [str(e.run) for e in events if isinstance(e, Finished)] == ["digits/k8/icarl/seed0"]
+
+
+# --- two processes ---------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(
+    finished: Path,
+    tiny: Make,
+    contents: Contents,
+    run_all: RunAll,
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    unfinish(finished, 4)
+    config = tiny(finished, detector="msp")
+    holds = """
+        (spec,) = plan(config)
+        with RunFolder(Path(config.place.runs) / spec.folder).opened(spec):
+            print("held", flush=True)
+            sys.stdin.read()
+    """
+    with start(config, holds) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n", process.stderr and process.stderr.read()
+        before = contents(finished)
+        (event,) = run_all(config)
+        assert isinstance(event, Failed)
+        assert "digits/k2/icarl/seed0 is being written by another process" in str(event.error)
+        assert contents(finished) == before
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert isinstance(run_all(config)[-1], Finished)
+
+
+def test_leaving_a_run_in_the_middle_frees_it(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
+    config = tiny(tmp_path, "benchmark.classes_per_step=8", detector="msp")
+    events = opencil.execute(config)
+    assert isinstance(next(events), Training)
+    (refused,) = run_all(config)
+    assert isinstance(refused, Failed)
+    events.close()
+    assert isinstance(run_all(config)[-1], Finished)

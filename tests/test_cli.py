@@ -1,0 +1,448 @@
+"""The command line: exit codes, where errors go, and that it does what the library does."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import opencil
+from opencil.cli import app
+from opencil.config import Config, parse_yaml, resolve
+from opencil.runs.store import RunFolder
+
+RUN = "digits/k2/icarl/seed0"
+SHORT = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu", "--set", "cil.icarl.epochs=2"]
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the end of a line
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start in an empty folder, on a wide screen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def call(*words: str, **env: str) -> Any:
+    return CliRunner().invoke(app, list(words), env=env or None)
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start ``opencil`` as a user does; whatever still runs at the end is stopped."""
+    started = []
+
+    def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        started.append(subprocess.Popen([sys.executable, "-m", "opencil", *words], text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+        one.communicate()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Files that two runs of one config share bit for bit."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.suffix in (".parquet", ".safetensors", ".yml")
+    }
+
+
+# --- config ----------------------------------------------------------------------------------------
+
+
+def test_config_prints_one_yml_with_every_value() -> None:
+    result = call("config", "--benchmark", "digits", "--cil", "icarl", "--detector", "msp,energy")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == resolve(cil=["icarl"], detector=["msp", "energy"]).to_yaml()
+    assert list(yaml.safe_load(result.stdout)["detector"]) == ["msp", "energy"]
+
+
+FLAGS = [
+    ([], {}),
+    (["--cil", "all", "--detector", "all"], {}),
+    (["--detector", "msp energy"], {"detector": ["msp", "energy"]}),
+    (["--classes-per-step", "2,4"], {"flags": {"benchmark": {"classes_per_step": [2, 4]}}}),
+    (["--seed", "0,1,2"], {"flags": {"seed": [0, 1, 2]}}),
+    (["--seed", "0, 1"], {"flags": {"seed": [0, 1]}}),
+    (["--data-root", "d", "--runs", "r"], {"flags": {"place": {"data_root": "d", "runs": "r"}}}),
+    (["--device", "cuda:1"], {"flags": {"place": {"device": "cuda:1"}}}),
+    (["--set", "cil.icarl.epochs=5"], {"settings": ["cil.icarl.epochs=5"]}),
+    (
+        ["--set", "seed.runs=4", "--seed", "3", "--set", "benchmark.memory=16"],
+        {"settings": ["seed.runs=4", "benchmark.memory=16"]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "same"), FLAGS, ids=[" ".join(flags) or "none" for flags, _ in FLAGS])
+def test_flags_are_the_library_s_values(flags: list[str], same: dict[str, Any]) -> None:
+    result = call("config", *flags)
+    assert result.exit_code == 0, result.stderr
+    assert resolve(parse_yaml(result.stdout, "printed")) == resolve(**same)
+
+
+def test_flags_are_laid_on_a_yml(tmp_path: Path) -> None:
+    (tmp_path / "my.yml").write_text("cil: {icarl: {temperature: 3}}\ndetector: msp\nseed: [5, 6]\n")
+    result = call("config", "my.yml", "--seed", "7", "--set", "cil.icarl.epochs=4")
+    printed = yaml.safe_load(result.stdout)
+    assert printed["seed"]["runs"] == [7]
+    assert printed["cil"]["icarl"]["temperature"] == 3.0
+    assert printed["cil"]["icarl"]["first"]["epochs"] == 4
+    assert printed["detector"] == {"msp": {}}
+
+
+def test_the_environment_names_the_data_folder(tmp_path: Path) -> None:
+    result = call("config", OPENCIL_DATA="from-environment")
+    assert yaml.safe_load(result.stdout)["place"]["data_root"] == "from-environment"
+    result = call("config", "--data-root", "from-flag", OPENCIL_DATA="from-environment")
+    assert yaml.safe_load(result.stdout)["place"]["data_root"] == "from-flag"
+    refused = call("run", *SHORT, OPENCIL_DATA="not-there")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "'not-there'" in refused.stderr
+
+
+# --- run -------------------------------------------------------------------------------------------
+
+
+def test_a_printed_config_runs_as_its_flags_do(tmp_path: Path, finished: Path) -> None:
+    printed = call("config", *SHORT, "--detector", "all", "--runs", "from-yml")
+    (tmp_path / "my.yml").write_text(printed.stdout)
+    from_yml = call("run", "my.yml")
+    from_flags = call("run", *SHORT, "--detector", "all", "--runs", "from-flags")
+    for result in (from_yml, from_flags):
+        assert (result.exit_code, result.stderr) == (0, "")
+    assert from_yml.stdout.replace("from-yml", "") == from_flags.stdout.replace("from-flags", "")
+    assert contents(tmp_path / "from-yml") == contents(tmp_path / "from-flags") == contents(finished)
+
+
+def test_run_is_quiet_away_from_a_terminal_and_ends_in_the_table(
+    tmp_path: Path, process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    started = process("run", *SHORT, "--detector", "msp,energy", "--runs", "r")
+    out, err = started.communicate()
+    assert (started.returncode, err) == (0, "")
+    assert not CONTROL.search(out)
+    lines = out.splitlines()
+    assert lines[0].strip() == "digits, 2 classes per step"
+    assert lines[-1] == "runs are stored in r"
+    cells = [line.split() for line in lines if line.startswith("icarl")]
+    assert [line[:2] for line in cells] == [["icarl", "energy"], ["icarl", "msp"]]
+    assert {len(line) for line in cells} == {2 + 1 + 3 * 3}
+    assert not re.search(r"step \d|loss|left|all runs|━", out)
+    # The table is the rows' and nothing else's.
+    rows = opencil.read_rows(tmp_path / "r")
+    accuracy = rows[rows["metric"] == "accuracy"]["value"].mean()
+    assert {line[2] for line in cells} == {f"{100 * accuracy:.2f}"}
+
+
+def test_run_again_answers_the_same(finished: Path) -> None:
+    before = contents(finished)
+    first, second = (call("run", *SHORT, "--runs", str(finished)) for _ in range(2))
+    assert (first.exit_code, first.stderr) == (0, "")
+    assert first.stdout == second.stdout
+    assert contents(finished) == before
+
+
+def test_run_shows_only_the_detectors_that_were_asked_for(finished: Path) -> None:
+    result = call("run", *SHORT, "--detector", "msp", "--runs", str(finished))
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("icarl")] == ["msp"]
+
+
+def test_a_changed_config_is_refused(finished: Path) -> None:
+    before = contents(finished)
+    result = call("run", *SHORT, "--runs", str(finished), "--set", "cil.icarl.later.lr=0.5")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cil.icarl.later.lr: 0.1 in the stored run, 0.5 now" in result.stderr
+    assert contents(finished) == before
+
+
+def test_a_run_that_fails_is_1_and_the_others_are_shown(tmp_path: Path) -> None:
+    flags = ["--classes-per-step", "4,8", "--detector", "msp", "--runs", "r"]
+    result = call("run", *SHORT, *flags, "--set", "cil.icarl.later.lr=1e30")
+    assert result.exit_code == 1
+    stopped, total = result.stderr.splitlines()
+    assert stopped.startswith("error: run digits/k4/icarl/seed0 stopped: ICaRL, step 2: the loss is nan")
+    assert total == "error: 1 of 2 runs failed; the others are complete"
+    assert "digits, 8 classes per step" in result.stdout
+    assert "digits, 4 classes per step" in result.stdout, "with the step that it has"
+
+
+def test_a_run_that_fails_at_once_leaves_no_table(tmp_path: Path) -> None:
+    result = call("run", *SHORT, "--detector", "msp", "--runs", "r", "--set", "cil.icarl.first.lr=1e30")
+    assert result.exit_code == 1
+    assert "step 1" in result.stderr
+    assert result.stdout == "runs are stored in r\n"
+
+
+def test_interrupted_is_130_and_what_was_finished_stays(
+    tmp_path: Path, process: Callable[..., subprocess.Popen[str]], tiny: Callable[..., Config]
+) -> None:
+    endless = ["cil.icarl.first.epochs=1", "cil.icarl.first.milestones=[]", "cil.icarl.later.epochs=100000"]
+    settings = [word for setting in endless for word in ("--set", setting)]
+    started = process("run", *SHORT[:6], "--detector", "msp", "--runs", "r", *settings)
+    mark = tmp_path / "r" / RUN / "step01" / "detectors" / "msp.parquet"
+    for _ in range(1200):  # a minute at most
+        if mark.exists() or started.poll() is not None:
+            break
+        try:
+            started.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    assert err == "interrupted: what was finished is stored, and the same command goes on from there\n"
+    assert out == ""
+    folder = RunFolder(tmp_path / "r" / RUN)
+    assert folder.step(1).trained
+    assert not folder.step(2).trained
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_two_processes_on_one_run(tmp_path: Path, tiny: Callable[..., Config]) -> None:
+    events = opencil.execute(tiny(tmp_path / "r"))
+    next(events)  # this process is in the middle of the run
+    result = call("run", *SHORT, "--runs", "r")
+    assert result.exit_code == 1
+    assert f"{RUN} is being written by another process" in result.stderr
+    events.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
+def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subprocess.Popen[str]]) -> None:
+    ours, theirs = os.openpty()
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
+    settings = ["--set", "cil.icarl.epochs=25", "--classes-per-step", "4", "--detector", "msp", "--runs", "r"]
+    started = process("run", *SHORT[:6], *settings, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert started.wait(timeout=60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert re.search(r"step [12]/2 · train \d+/25 · loss \d+\.\d{3}", text)
+    assert "digits/k4/icarl/seed0" in text
+    assert re.search(r"left .*\d:\d\d", text)
+    assert "runs are stored in r" in text
+
+
+# --- bad input -------------------------------------------------------------------------------------
+
+BAD = [
+    (["--detector", "enrgy"], ["'enrgy'", "energy, maxlogit, msp", "did you mean 'energy'?"]),
+    (["--cil", "icrl"], ["'icrl'", "did you mean 'icarl'?"]),
+    (["--benchmark", "digit"], ["'digit'", "did you mean 'digits'?"]),
+    (["--classes-per-step", "0"], ["benchmark.classes_per_step", "0", "greater than or equal to 1"]),
+    (["--classes-per-step", "9"], ["benchmark.classes_per_step = 9", "1 to 8"]),
+    (["--classes-per-step", "two"], ["--classes-per-step 'two'", "whole numbers"]),
+    (["--seed", "0;1"], ["--seed '0;1'", "whole numbers"]),
+    (["--seed", ""], ["--seed ''", "whole numbers"]),
+    (["--seed", "-1"], ["seed.runs[0] = -1"]),
+    (["--cil", ","], ["--cil ','", "names nothing"]),
+    (["--set", "benchmark.memory=3"], ["benchmark.memory = 3", "8 classes"]),
+    (["--set", "cil.icarl.epoch=3"], ["cil.icarl.epoch = 3", "did you mean 'epochs'?"]),
+    (["--set", "cil.icarl.epochs"], ["'cil.icarl.epochs'", "key=value"]),
+    (["--set", "cil.icarl.first=["], ["not valid YML"]),
+    (["absent.yml"], ["absent.yml", "cannot be read"]),
+]
+
+
+@pytest.mark.parametrize("command", ["config", "run"])
+@pytest.mark.parametrize(("words", "fragments"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_is_2_and_a_sentence(command: str, words: list[str], fragments: list[str]) -> None:
+    result = call(command, *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert [f for f in fragments if f not in result.stderr] == [], result.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--data-root", "absent"], "'absent'"), (["--device", "abacus"], "'abacus'")],
+)
+def test_bad_places_are_2(words: list[str], said: str) -> None:
+    result = call("run", "--benchmark", "digits", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_several_errors_are_a_sentence_each(tmp_path: Path) -> None:
+    (tmp_path / "my.yml").write_text("benchmark: {memory: x, batch_size: 0}\n")
+    result = call("config", "my.yml")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_an_error_may_hold_brackets() -> None:
+    result = call("config", "--set", "benchmark.far=[[red]]")
+    assert result.exit_code == 2
+    assert '["red"]' in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--detektor", "msp"],
+        ["run", "a.yml", "b.yml"],
+        ["list"],
+        ["list", "methods"],
+        ["dance"],
+        ["report", "--save"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_command_line_does_not_know_is_2(words: list[str]) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_no_traceback_from_the_real_command(process: Callable[..., subprocess.Popen[str]]) -> None:
+    started = process("run", "--benchmark", "digits", "--set", "benchmark.memory=3")
+    out, err = started.communicate()
+    assert (started.returncode, out) == (2, "")
+    assert err == (
+        "error: benchmark.memory = 3 is not allowed: at least 1 image for each of 8 classes is needed\n"
+    )
+
+
+# --- list ------------------------------------------------------------------------------------------
+
+KINDS = {
+    "benchmarks": opencil.list_benchmarks(),
+    "cil": opencil.list_learners(),
+    "detectors": opencil.list_detectors(),
+    "datasets": opencil.list_datasets(),
+    "backbones": opencil.list_backbones(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_names_everything(kind: str) -> None:
+    result = call("list", kind)
+    assert (result.exit_code, result.stderr) == (0, "")
+    first = [line.strip("│┃ ").split()[0] for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [word for word in first if word in KINDS[kind]] == KINDS[kind]
+    assert not CONTROL.search(result.stdout)
+
+
+def test_list_says_what_things_are() -> None:
+    assert "logsumexp" in call("list", "detectors").stdout
+    assert "arxiv.org/abs/2010.03759" in call("list", "detectors", "energy").stdout
+    benchmarks = call("list", "benchmarks").stdout
+    for word in ("80", "digits-held-out", "photo-patches, noise"):
+        assert word in benchmarks
+
+
+def test_list_takes_patterns() -> None:
+    text = call("list", "detectors", "m*").stdout
+    assert "msp" in text
+    assert "maxlogit" in text
+    assert "energy" not in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_of_nothing_is_2(kind: str) -> None:
+    result = call("list", kind, "zz*")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'zz*'" in result.stderr
+
+
+# --- report ----------------------------------------------------------------------------------------
+
+
+def test_report_shows_what_run_showed(finished: Path) -> None:
+    ran = call("run", *SHORT, "--runs", str(finished))
+    reported = call("report", str(finished))
+    assert (reported.exit_code, reported.stderr) == (0, "")
+    assert ran.stdout.splitlines()[:-1] == reported.stdout.splitlines()
+
+
+def test_report_looks_in_runs_by_default(finished: Path, tmp_path: Path) -> None:
+    shutil.move(finished, tmp_path / "runs")
+    assert call("report").exit_code == 0
+
+
+def test_report_of_nothing_is_2(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        result = call("report", str(folder))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert str(folder) in result.stderr.replace("\n", "")
+
+
+def test_report_saves_markdown(finished: Path, tmp_path: Path) -> None:
+    result = call("report", str(finished), "--save", "new/report.md")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "report: new/report.md"
+    text = (tmp_path / "new" / "report.md").read_text()
+    assert text.startswith("## digits, 2 classes per step\n")
+    assert [line.split()[3] for line in text.splitlines() if line.startswith("| icarl")] == [
+        "energy",
+        "maxlogit",
+        "msp",
+    ]
+
+
+def test_report_with_the_flipped_conventions(finished: Path) -> None:
+    plain, extra = call("report", str(finished)), call("report", str(finished), "--extra")
+    assert "FPR(OOD+)↓" not in plain.stdout
+    assert "FPR(OOD+)↓" in extra.stdout
+    assert "AP(ID+)↑" in extra.stdout
+
+
+def test_report_of_damaged_rows_is_1_and_names_the_file(finished: Path) -> None:
+    path = finished / RUN / "step02" / "accuracy.parquet"
+    path.write_bytes(b"junk")
+    result = call("report", str(finished))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert str(path) in result.stderr
+
+
+# --- help ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "config", "list", "report"])
+def test_help_shows_an_example(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: opencil {command}" in result.stdout
+    assert command in call("--help").stdout
+
+
+def test_help_names_every_flag() -> None:
+    text = call("run", "--help").stdout
+    flags = ["benchmark", "cil", "detector", "classes-per-step", "seed", "data-root", "runs", "device", "set"]
+    assert [flag for flag in flags if f"--{flag}" not in text] == []
+    assert "OPENCIL_DATA" in text
+
+
+def test_version() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.stdout) == (0, f"opencil {opencil.__version__}\n")

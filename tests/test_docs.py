@@ -1,0 +1,118 @@
+"""README.md and docs/ show what works: Python blocks run, commands are understood, links lead somewhere."""
+
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from opencil.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if p.exists()]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, what it is, whether it can be run."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    runs: bool
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT).as_posix()}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        fence, start = None, 0
+        for i, line in enumerate(lines):
+            mark = re.match(r"\s*(`{3,}|~{3,})\s*(\w*)", line)
+            if fence is None and mark:
+                fence, start = mark, i
+            elif fence is not None and line.strip().startswith(fence[1]) and not line.strip().strip("`~"):
+                before = next((above.strip() for above in reversed(lines[:start]) if above.strip()), "")
+                text = "\n".join(lines[start + 1 : i])
+                yield Block(page, start + 1, fence[2], text, before != "<!-- no-run -->")
+                fence = None
+        assert fence is None, f"{page}: the block at line {start + 1} does not end"
+
+
+PYTHON = [b for b in blocks() if b.language == "python" and b.runs]
+SHELL = [b for b in blocks() if b.language in ("bash", "sh", "shell", "console") and b.runs]
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The words of each command line, comments aside; continued lines are joined."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words:
+            yield words
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType(f"block_{block.page.stem}_{block.line}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(block.text, str(block), "exec"), vars(module))
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in commands(block):
+        if words[0] == "opencil":
+            understood(words[1:])
+        elif words[0] == "make":
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+            assert [t for t in targets if not re.search(rf"^{re.escape(t)}:", makefile, re.M)] == []
+
+
+def understood(words: list[str]) -> None:
+    """Fail unless the command line means something; what would train is only resolved to its config."""
+    saved = None
+    if ">" in words:
+        saved, words = words[words.index(">") + 1], words[: words.index(">")]
+    for word in words:
+        if word.endswith((".yml", ".yaml")) and not word.startswith("-"):
+            Path(word).touch()  # the reader's own file
+    name, *rest = words
+    if name.startswith("-"):
+        assert name in CliRunner().invoke(app, ["--help"]).stdout
+        return
+    group = typer.main.get_command(app)
+    assert name in group.commands, f"there is no 'opencil {name}'"
+    if name == "run":
+        name = "config"
+    elif name not in ("config", "list"):
+        group.commands[name].make_context(name, rest)  # unknown flags are errors
+        return
+    result = CliRunner().invoke(app, [name, *rest], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, f"opencil {shlex.join(words)}: {result.output}"
+    if saved:
+        Path(saved).write_text(result.stdout, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
+    first = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40]
+    shown = [line.split("#")[0].split() for line in first]
+    assert ["make", "demo"] in shown
+    assert ["make", "test"] in shown

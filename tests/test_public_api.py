@@ -1,0 +1,182 @@
+"""What `import opencil` gives and costs, and who may know whom inside."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+import opencil
+
+PACKAGE = Path(str(resources.files("opencil")))
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """``data/stream.py`` as ``data.stream``; a package is named like its folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# --- cost ------------------------------------------------------------------------------------------
+
+
+def test_importing_costs_torch_and_numpy_only() -> None:
+    code = """
+        import json, sys
+        import numpy, torch
+        before = {name.split(".")[0] for name in sys.modules}
+        import opencil
+        after = {name.split(".")[0] for name in sys.modules}
+        opencil.list_detectors(), opencil.list_learners(), opencil.list_datasets(), opencil.list_backbones()
+        listed = {name.split(".")[0] for name in sys.modules}
+        new = [sorted(s - before - set(sys.stdlib_module_names) - {"opencil"}) for s in (after, listed)]
+        print(json.dumps(new))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [[], []]
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+
+def test_all_is_sorted_complete_and_what_dir_shows() -> None:
+    assert len(set(opencil.__all__)) == len(opencil.__all__)
+    assert dir(opencil) == sorted(opencil.__all__)
+    public = {name for name in vars(opencil) if name[0].islower() and name.startswith(("create_", "list_"))}
+    assert public <= set(opencil.__all__)
+
+
+@pytest.mark.parametrize("name", opencil.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    thing = getattr(opencil, name)
+    if name == "__version__":
+        assert all(part.isdigit() for part in thing.split("."))
+        return
+    doc = inspect.getdoc(thing)
+    assert doc
+    assert not doc.startswith(f"{name}("), "dataclass wrote this one by itself"
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'detektor'"):
+        opencil.detektor  # noqa: B018
+
+
+def test_the_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+def public_definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        overload = any(isinstance(d, ast.Name) and d.id == "overload" for d in node.decorator_list)
+        if node.name.startswith("_") or overload:
+            continue
+        yield f"{prefix}.{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node.body, f"{prefix}.{node.name}")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_class_function_and_method_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [(name_of(path), tree), *public_definitions(tree.body, name_of(path))]
+    assert [name for name, node in found if not ast.get_docstring(node)] == []
+
+
+def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opencil.__doc__ is not None
+    _, _, after = opencil.__doc__.partition("::\n\n")
+    code = textwrap.dedent(
+        "\n".join(line for line in after.splitlines() if line.startswith("    ") or not line)
+    )
+    short = code.replace('"cil": "icarl"', '"cil": {"icarl": {"epochs": 1}}')
+    assert short != code
+    monkeypatch.chdir(tmp_path)
+    names = {"opencil": opencil, "logits": torch.randn(20, 5), "id_logits": 9 * torch.randn(30, 5)}
+    exec(short, names)
+    assert isinstance(names["event"], opencil.runs.runner.Finished)
+    assert len(names["data"].stream(2)) == 4
+    assert names["scores"].shape == (20,)
+
+
+# --- rooms -----------------------------------------------------------------------------------------
+
+COMMON = {"registry", "validation", "errors", "_version"}
+#: What a room may import of ours, itself aside.
+KNOWS = {
+    "data": COMMON,
+    "nets": COMMON,
+    "engine": COMMON | {"data", "nets"},
+    "cil": COMMON | {"data", "nets", "engine"},
+    "detectors": COMMON | {"data", "nets", "engine"},
+    "evaluation": COMMON | {"engine", "detectors"},
+    "evaluation.metrics": COMMON,
+    "registry": COMMON,
+    "validation": {"errors"},
+    "errors": set(),
+    "config": COMMON | {"data", "configs"},
+    "report": COMMON | {"evaluation", "published"},
+    "published": set(),
+    "configs": set(),
+    "runs": COMMON | {"config", "data", "nets", "engine", "cil", "detectors", "evaluation"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ours that a file imports, anywhere in it: ``data.stream`` for ``opencil.data.stream``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            # "from opencil.runs import files" imports a module too
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("opencil.") for name in found if name.startswith("opencil.")} | {
+        "" for name in found if name == "opencil"
+    }
+
+
+@pytest.mark.parametrize("room", KNOWS)
+def test_rooms_know_only_whom_they_may(room: str) -> None:
+    inside = [path for path in MODULES if name_of(path) == room or name_of(path).startswith(f"{room}.")]
+    assert inside
+    own = room.split(".")[0]
+    for path in inside:
+        rooms = {name.split(".")[0] for name in imported(path)}
+        strangers = rooms - {own} - KNOWS[room]
+        assert not strangers, f"{name_of(path)} imports {sorted(strangers)}"
+
+
+def test_every_file_stands_in_a_room() -> None:
+    rooms = {name_of(path).split(".")[0] for path in MODULES}
+    assert rooms - set(KNOWS) <= {"", "__main__", "_version", "cli", "testing"}
+
+
+def test_no_file_tests_a_method_by_its_name() -> None:
+    methods = {*opencil.list_learners(), *opencil.list_detectors()}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                compared = [node.left, *node.comparators]
+            elif isinstance(node, ast.MatchValue):
+                compared = [node.value]
+            else:
+                continue
+            texts = {n.value for c in compared for n in ast.walk(c) if isinstance(n, ast.Constant)}
+            assert not texts & methods, (
+                f"{name_of(path)}, line {node.lineno if hasattr(node, 'lineno') else '?'}"
+            )

@@ -1,0 +1,221 @@
+"""Names to things: registering, finding, creating, plugins."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import opencil
+from opencil import BadInput, registry
+from opencil.errors import nearest, unknown
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Paper, Registry
+from opencil.validation import Positive, Values
+
+ALL = [LEARNERS, DETECTORS, DATASETS, BACKBONES]
+
+
+@pytest.fixture
+def things() -> Registry[Any]:
+    """An empty registry, at home in a package that registers nothing."""
+    return Registry("thing", "opencil.published")
+
+
+@dataclass
+class Thing(Values):
+    """A thing.
+
+    It has more to say.
+    """
+
+    size: Positive = 1.0
+    parts: list[str] = field(default_factory=list)
+
+
+def test_ours_are_there() -> None:
+    assert opencil.list_learners() == LEARNERS.names()
+    assert "icarl" in opencil.list_learners()
+    assert {"msp", "maxlogit", "energy"} <= set(opencil.list_detectors())
+    assert {"digits", "digits-held-out", "photo-patches", "noise"} <= set(opencil.list_datasets())
+    assert {"resnet8", "resnet32"} <= set(opencil.list_backbones())
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda r: r.kind)
+def test_everything_says_what_it_is_and_can_be_made(kind: Registry[Any]) -> None:
+    for name in kind.names():
+        entry = kind.entry(name)
+        assert entry.name == name
+        assert len(entry.about) > 10
+        kind.create(name)
+
+
+@pytest.mark.parametrize("kind", [LEARNERS, DETECTORS], ids=lambda r: r.kind)
+def test_every_method_names_its_paper(kind: Registry[Any]) -> None:
+    for name in kind.names():
+        paper = kind.entry(name).paper
+        assert paper is not None
+        assert paper.title
+        assert 1990 < paper.year < 2100
+
+
+def test_a_paper_links_to_arxiv() -> None:
+    assert Paper("T", 2020, "2010.03759").link == "https://arxiv.org/abs/2010.03759"
+    assert Paper("T", 2020).link == ""
+
+
+def test_register_find_create(things: Registry[Any]) -> None:
+    paper = Paper("On things", 2024)
+    assert things.register("thing", paper=paper)(Thing) is Thing, "the decorator gives the class back"
+    assert things.entry("thing").make is Thing
+    assert things.entry("thing").paper is paper
+    assert things.entry("thing").about == "A thing."
+    made = things.create("thing", size=2)
+    assert made == Thing(size=2.0)
+    assert isinstance(made.size, float)
+
+
+def test_names_are_sorted_and_match_shell_patterns(things: Registry[Any]) -> None:
+    for name in ("norm-b", "a-norm", "other", "norm-a"):
+        things.register(name)(Thing)
+    assert things.names() == ["a-norm", "norm-a", "norm-b", "other"]
+    assert things.names("*norm*") == ["a-norm", "norm-a", "norm-b"]
+    assert things.names("norm-[ab]") == ["norm-a", "norm-b"]
+    assert things.names("nothing*") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Big", "with space", "a/b", "../a", ".hidden", "-dash", "_low", "a*", "a,b"]
+)
+def test_names_that_cannot_be_used(things: Registry[Any], name: str) -> None:
+    with pytest.raises(BadInput, match="lower-case letters, digits") as raised:
+        things.register(name)
+    assert repr(name) in str(raised.value)
+    assert things.names() == []
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a-b_c.d2"])
+def test_names_that_can_be_used(things: Registry[Any], name: str) -> None:
+    things.register(name)(Thing)
+    assert things.names() == [name]
+
+
+def test_a_name_is_taken_once(things: Registry[Any]) -> None:
+    things.register("thing")(Thing)
+
+    @dataclass
+    class Other(Values):
+        """Another thing."""
+
+    with pytest.raises(BadInput, match=r"'thing' is already registered by .*test_registry"):
+        things.register("thing")(Other)
+    assert things.entry("thing").make is Thing
+
+
+def test_the_same_definition_again_replaces_itself(things: Registry[Any]) -> None:
+    def cell() -> type:
+        @things.register("mine")
+        @dataclass
+        class Mine(Values):
+            """Mine."""
+
+        return Mine
+
+    first, second = cell(), cell()
+    assert first is not second
+    assert things.entry("mine").make is second
+
+
+def test_an_unknown_name_offers_the_nearest(things: Registry[Any]) -> None:
+    for name in ("energy", "msp"):
+        things.register(name)(Thing)
+    with pytest.raises(BadInput) as raised:
+        things.create("enrgy")
+    assert str(raised.value) == "thing 'enrgy' is unknown: allowed are energy, msp; did you mean 'energy'?"
+    with pytest.raises(BadInput, match=r"'qqqqq' is unknown: allowed are energy, msp$"):
+        things.entry("qqqqq")
+
+
+def test_unknown_among_nothing() -> None:
+    assert str(unknown("thing", "a", [])) == "thing 'a' is unknown: allowed are none"
+
+
+def test_nearest_looks_past_case_and_gives_the_name_as_it_is_written() -> None:
+    assert nearest("ENERGY", ["Energy", "msp"]) == "; did you mean 'Energy'?"
+    assert nearest("zzz", ["energy"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "fragments"),
+    [
+        ({"sise": 3}, ["thing.sise = 3", "parts, size", "did you mean 'size'"]),
+        ({"size": -1}, ["thing.size = -1", "greater than 0"]),
+        ({"size": "big"}, ['thing.size = "big"', "number"]),
+        ({"size": True}, ["thing.size = true", "number"]),
+        ({"size": float("nan")}, ["thing.size = NaN", "finite"]),
+        ({"parts": [1]}, ["thing.parts[0] = 1", "string"]),
+    ],
+)
+def test_create_refuses_values(things: Registry[Any], values: dict[str, Any], fragments: list[str]) -> None:
+    things.register("thing")(Thing)
+    with pytest.raises(BadInput) as raised:
+        things.create("thing", **values)
+    assert [f for f in fragments if f not in str(raised.value)] == [], str(raised.value)
+
+
+@pytest.mark.parametrize("create", [opencil.create_learner, opencil.create_detector, opencil.create_dataset])
+def test_the_public_makers_refuse_unknown_values(create: Any) -> None:
+    for name in create.__self__.names():
+        with pytest.raises(BadInput, match=rf"{name}\.not_there = 1 is unknown"):
+            create(name, not_there=1)
+
+
+def test_a_backbone_refuses_unknown_values_too() -> None:
+    with pytest.raises(BadInput, match="blocks"):
+        opencil.create_backbone("resnet8", blocks=3)
+
+
+# --- plugins ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What another installed package would offer; plugins are looked for again."""
+    points: list[Any] = []
+    asked = []
+
+    def entry_points(group: str) -> list[Any]:
+        asked.append(group)
+        return points
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    registry.load_plugins.cache_clear()
+    yield points
+    registry.load_plugins.cache_clear()
+    assert set(asked) == {"opencil.plugins"}
+
+
+def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
+    class Point:
+        loaded = 0
+
+        def load(self) -> None:
+            self.loaded += 1
+
+            @opencil.register_detector("from-outside")
+            @dataclass
+            class Outside(opencil.LogitDetector):
+                """From outside."""
+
+                def scores(self, outputs: opencil.Outputs) -> Any:
+                    return outputs.logits[:, 0]
+
+    point = Point()
+    offered.append(point)
+    assert "from-outside" in opencil.list_detectors()
+    assert "from-outside" in opencil.resolve(detector=["all"]).detector
+    assert type(opencil.create_detector("from-outside")).__name__ == "Outside"
+    assert point.loaded == 1, "plugins are imported once"
+
+
+def test_without_plugins(offered: list[Any]) -> None:
+    assert "from-outside" not in opencil.list_detectors()
