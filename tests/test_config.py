@@ -113,7 +113,14 @@ def test_printed_yml_holds_every_value() -> None:
         "data_order": "run",
         "ood_subset": "run",
     }
-    assert printed["place"] == {"data_root": None, "runs": "runs", "device": "auto"}
+    assert printed["training"] == {"precision": "tf32"}
+    assert printed["place"] == {
+        "data_root": None,
+        "runs": "runs",
+        "device": "auto",
+        "pack": 1,
+        "checkpoint_seconds": 60.0,
+    }
 
 
 # --- layers ----------------------------------------------------------------------------------------
@@ -241,7 +248,7 @@ REFUSED = [
     # setting, what the sentence must hold: key, value, what is allowed, nearest name
     ("cil.icarl.epoch=3", ["cil.icarl.epoch", "3", "epochs_scale", "temperature", "did you mean 'epochs'"]),
     ("cil.icarl.first.lrr=3", ["cil.icarl.first.lrr", "3", "momentum", "did you mean 'lr'"]),
-    ("cil.*.temprature=3", ["cil.icarl.temprature", "did you mean 'temperature'"]),
+    ("cil.*.temprature=3", ["temprature", "did you mean 'temperature'"]),
     ("benchmark.transform.crp=8", ["benchmark.transform.crp", "8", "padding", "did you mean 'crop'"]),
     ("benchmark.memry=8", ["benchmark.memry", "did you mean 'memory'"]),
     ("seed.run=8", ["seed.run", "8", "did you mean 'runs'"]),
@@ -283,7 +290,7 @@ REFUSED = [
     ("seed.class_order=walk", ["seed.class_order", "walk", "run"]),
     ("place.runs=3", ["place.runs", "3", "string"]),
     ("sed.runs=3", ["section", "'sed'", "place", "did you mean 'seed'"]),
-    ("detector.enrgy.temperature=3", ["detector.enrgy", "msp", "did you mean 'energy'"]),
+    ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
 ]
 
 
@@ -317,7 +324,7 @@ def test_a_setting_that_is_no_yml() -> None:
         ({"detector": ["enrgy"]}, ["detector 'enrgy'", "maxlogit", "did you mean 'energy'"]),
         ({"user": {"detector": "msp,enrgy"}}, ["detector 'enrgy'", "did you mean 'energy'"]),
         ({"cil": ["iCarl2"]}, ["CIL method 'iCarl2'", "did you mean 'icarl'"]),
-        ({"user": {"cil": {"zzz": {}}}}, ["CIL method 'zzz'", "allowed are icarl"]),
+        ({"user": {"cil": {"zzz": {}}}}, ["CIL method 'zzz'", "icarl"]),
         ({"flags": {"benchmark": "digitz"}}, ["benchmark 'digitz'", "did you mean 'digits'"]),
         ({"user": {"benchmark": "nothing-like-it"}}, ["benchmark 'nothing-like-it'", "allowed are digits"]),
         ({"user": {"benchmrk": {}}}, ["section 'benchmrk'", "place", "did you mean 'benchmark'"]),
@@ -387,9 +394,9 @@ def test_an_empty_yml_is_the_default() -> None:
         ("cil: [icarl\n", ["not valid YML", "line"]),
         ("cil: icarl: 3\n", ["not valid YML", "line 1"]),
         ("a: !!python/object/apply:os.getcwd []\n", ["not valid YML"]),
-        ("- cil\n- detector\n", ["list", "benchmark, cil, detector, seed, place"]),
-        ("icarl\n", ["str", "benchmark, cil, detector, seed, place"]),
-        ("3\n", ["int", "benchmark, cil, detector, seed, place"]),
+        ("- cil\n- detector\n", ["list", "benchmark, cil, detector, training, seed, place"]),
+        ("icarl\n", ["str", "benchmark, cil, detector, training, seed, place"]),
+        ("3\n", ["int", "benchmark, cil, detector, training, seed, place"]),
     ],
 )
 def test_a_yml_that_cannot_be_used(text: str, fragments: list[str], tmp_path: Path) -> None:

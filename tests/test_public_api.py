@@ -126,7 +126,7 @@ KNOWS = {
     "registry": COMMON,
     "validation": {"errors"},
     "errors": set(),
-    "config": COMMON | {"data", "configs"},
+    "config": COMMON | {"data", "engine", "configs"},
     "report": COMMON | {"evaluation", "published"},
     "published": set(),
     "configs": set(),

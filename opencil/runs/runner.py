@@ -23,7 +23,7 @@ from opencil.data.stream import Step, count_classes, ood_subset
 from opencil.detectors.detector import Detector
 from opencil.engine.device import resolve_device
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Progress
+from opencil.engine.loop import Diverged, Progress
 from opencil.engine.seeding import derive
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
@@ -228,6 +228,8 @@ class _Run:
             yield Training(self.spec, step.number, step.steps, progress)
         memory = self.learner.remember(task)
         test = self._outputs_of_test(task.model, step)
+        if not torch.isfinite(test.logits).all():
+            raise Diverged(f"{self.spec.cil}, step {step.number}: the trained model's logits are not finite")
         assert test.labels is not None
         others = self.learner.other_predictions(task, memory, test)
         found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)

@@ -36,7 +36,7 @@ def test_every_steps_logits_are_scaled_and_shifted() -> None:
             correction.beta.fill_(beta)
     features = torch.rand(4, 64)
     raw = features @ model.head.weight.T + model.head.bias
-    corrected = model.classify(features)
+    raw, corrected = raw.detach(), model.classify(features).detach()
     for i in range(4):
         for c in range(5):
             alpha, beta = (2.0, 1.0) if c < 2 else (0.5, -3.0)

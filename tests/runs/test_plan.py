@@ -48,6 +48,6 @@ def test_seeds_are_numbers(tiny: Callable[..., Config]) -> None:
 def test_a_record_is_plain_and_knows_no_place(tiny: Callable[..., Config]) -> None:
     (spec,) = plan(tiny(Path("some-folder"), "place.data_root=some-data"))
     record = spec.record()
-    assert list(record) == ["benchmark", "cil", "seed", "detector"]
+    assert list(record) == ["benchmark", "cil", "training", "seed", "detector"]
     assert yaml.safe_load(dump_yaml(record)) == record
     assert "some-" not in dump_yaml(record)
