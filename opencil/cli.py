@@ -73,6 +73,12 @@ def _config_from_flags(
     ] = None,
     runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Folder that models' outputs are kept in.", metavar="DIR")
+    ] = None,
+    cache_limit: Annotated[
+        str | None, typer.Option(help="The most that it may hold, as 2GB; 0: keep none.", metavar="SIZE")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,9 +97,14 @@ def _config_from_flags(
         flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
     if seed is not None:
         flags["seed"]["runs"] = _numbers("--seed", seed)
-    flags["place"] = {
-        k: v for k, v in {"data_root": data_root, "runs": runs, "device": device}.items() if v is not None
+    place = {
+        "data_root": data_root,
+        "runs": runs,
+        "device": device,
+        "cache": cache,
+        "cache_limit": cache_limit,
     }
+    flags["place"] = {name: value for name, value in place.items() if value is not None}
     return resolve(
         read_yaml(config) if config else None,
         flags=flags,

@@ -7,8 +7,11 @@ _METHOD = ["benchmark", "k", "cil", "detector"]
 
 
 def per_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """OOD metrics per run, step and detector; ``split`` is near, far, or all (mean over every dataset)."""
-    measured = rows[rows["detector"] != ""]
+    """OOD metrics per run, step and detector; ``split`` is near, far, or all (mean over every dataset).
+
+    Rows of one task's samples have no place in it.
+    """
+    measured = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
     both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split="all")])
     return both.groupby([*_RUN, "step", "detector", "split", "metric"], as_index=False).agg(
         value=("value", "mean")
@@ -17,7 +20,7 @@ def per_step(rows: pd.DataFrame) -> pd.DataFrame:
 
 def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """One value per run, detector, split and metric; accuracy has an empty detector and split."""
-    accuracy = rows[rows["detector"] == ""].assign(split="")
+    accuracy = rows[(rows["detector"] == "") & (rows["task"] == 0)].assign(split="")
     table = pd.concat([per_step(rows), accuracy[[*_RUN, "step", "detector", "split", "metric", "value"]]])
     grouped = table.groupby([*_RUN, "detector", "split", "metric"], as_index=False)
     return grouped.agg(value=("value", "mean"), steps=("step", "nunique"))

@@ -61,9 +61,10 @@ class Summary:
 def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Summary]:
     """A summary for each benchmark and k; ``extra`` adds the flipped conventions of FPR and AP."""
     metrics = _METRICS | (_FLIPPED if extra else {})
+    shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     return [
         _summary(f"{name}, {k} classes per step", part, metrics)
-        for (name, k), part in over_seeds(rows).groupby(["benchmark", "k"])
+        for (name, k), part in over_seeds(shown).groupby(["benchmark", "k"])
     ]
 
 

@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
+from torch import Tensor
 
 from opencil._version import __version__
-from opencil.cil.learner import Learner, Setting, Task, begin, empty_model
+from opencil.cil.learner import Learner, Setting, begin, empty_model
 from opencil.config import Config, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.memory import Memory
-from opencil.data.stream import Step, count_classes, ood_subset
-from opencil.detectors.detector import Detector
+from opencil.data.stream import Step, count_classes
 from opencil.engine.device import resolve_device
-from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Progress
-from opencil.engine.seeding import derive
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
-from opencil.evaluation.protocol import measure
+from opencil.evaluation.protocol import Measurement
 from opencil.nets.model import Model
-from opencil.registry import DETECTORS, LEARNERS
+from opencil.registry import LEARNERS
 from opencil.runs import files
+from opencil.runs.cache import OutputsCache
+from opencil.runs.evaluation import Evaluation
 from opencil.runs.plan import RunSpec, plan
-from opencil.runs.store import COLUMNS, RunFolder
+from opencil.runs.store import RunFolder
+from opencil.validation import parse_size
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def execute(config: Config) -> Iterator[Event]:
     root = config.place.data_root
     if root is not None and not Path(root).is_dir():
         raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
+    cache = OutputsCache(config.place.cache_folder, parse_size(config.place.cache_limit))
     data: BenchmarkData | None = None  # loaded when the first run needs it
     for spec in plan(config):
         folder = RunFolder(Path(config.place.runs) / spec.folder)
@@ -87,7 +88,7 @@ def execute(config: Config) -> Iterator[Event]:
             with folder.opened(spec):
                 files.write_json(folder.path / "environment.json", environment(device))
                 data = data or load(config)
-                yield from _Run(spec, folder, data).advance()
+                yield from _Run(spec, folder, data, cache).advance()
         except BadInput:
             raise
         except OpenCILError as error:
@@ -134,7 +135,7 @@ def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> B
 class _Run:
     """One run in progress."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
+    def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData, cache: OutputsCache) -> None:
         self.spec, self.folder, self.data = spec, folder, data
         self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order)
         self.learner: Learner = LEARNERS.create(spec.cil, **spec.values)
@@ -146,6 +147,7 @@ class _Run:
             initialisation_seed=spec.seeds.initialisation,
             data_seed=spec.seeds.data_order,
         )
+        self.evaluation = Evaluation(spec, data, self.stream, cache)
 
     def advance(self) -> Iterator[Event]:
         """Train and evaluate what is missing, step by step."""
@@ -164,12 +166,13 @@ class _Run:
         for progress in self.learner.learn(task):
             yield Training(self.spec, step.number, step.steps, progress)
         memory = self.learner.remember(task)
-        test = self._outputs_of_test(task.model, step)
+        test = self.evaluation.outputs_of_test(task.model, step)
         assert test.labels is not None
+        found = [Measurement("", "accuracy", accuracy(test.logits, test.labels))]
         self.folder.step(step.number).save(
             weights=task.model.state_dict(),
             memory=memory,
-            accuracy=self._rows(step, "", [("", "accuracy", accuracy(test.logits, test.labels))]),
+            accuracy=self.evaluation.rows(step, "", found),
             info={
                 "step": step.number,
                 "steps": step.steps,
@@ -181,17 +184,11 @@ class _Run:
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
         if not names:
             return
-        model = self._model(step.number)
+        model, stored = self._model(step.number), self.folder.step(step.number)
         assert model is not None
-        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
-        test = self._outputs_of_test(model, step)
-        ood = self._outputs_of_ood(model, step)
-        setup = (
-            self._outputs_of_setup(model, step) if any(d.needs_setup for d in detectors.values()) else None
-        )
-        for name, detector in detectors.items():
-            found = [(m.ood, m.metric, m.value) for m in measure(detector, setup, test, ood)]
-            files.write_rows(self.folder.step(step.number).detector_rows(name), self._rows(step, name, found))
+        weights = str(stored.info()["weights_sha256"])
+        for name, rows in self.evaluation.detect(model, weights, step, self._setup(step), names):
+            files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
 
     def _model(self, number: int) -> Model | None:
@@ -211,31 +208,8 @@ class _Run:
         size = self.spec.benchmark.memory
         return self.folder.step(number).memory(size) if number else Memory(size)
 
-    def _outputs_of_test(self, model: Model, step: Step) -> Outputs:
-        return forward(model, self.stream.test, self.data.transform, step.test)
-
-    def _outputs_of_ood(self, model: Model, step: Step) -> dict[str, Outputs]:
-        """Outputs of every OOD set's images that this step sees."""
-        found = {}
-        for name, ood in self.data.ood.items():
-            seed = derive(self.spec.seeds.ood_subset, "ood", name)
-            seen = ood_subset(len(ood.images), step.number, step.steps, self.spec.benchmark.ood_order, seed)
-            found[name] = forward(model, ood.images, self.data.transform, seen)
-        return found
-
-    def _outputs_of_setup(self, model: Model, step: Step) -> Outputs:
-        """Outputs of the images that detectors are set up on: T_t^train+, or the memory after the step."""
+    def _setup(self, step: Step) -> Tensor:
+        """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
         if self.spec.benchmark.setup == "memory":
-            indices = self._memory(step.number).indices
-        else:
-            indices = Task(self.setting, step, self._memory(step.number - 1), model, None).train_plus
-        return forward(model, self.stream.train, self.data.transform, indices)
-
-    def _rows(self, step: Step, detector: str, found: list[tuple[str, str, float]]) -> pd.DataFrame:
-        """Rows of (OOD set, metric, value) measurements."""
-        spec = self.spec
-        distance = {"": ""} | {name: ood.distance for name, ood in self.data.ood.items()}
-        head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
-        return pd.DataFrame(
-            [(*head, ood, distance[ood], metric, value) for ood, metric, value in found], columns=COLUMNS
-        )
+            return self._memory(step.number).indices
+        return torch.cat([step.train, self._memory(step.number - 1).indices])

@@ -30,8 +30,9 @@ from opencil.runs import files
 from opencil.runs.plan import RunSpec
 from opencil.validation import merge
 
-#: Columns of a row; ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
-COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "metric", "value"]
+#: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
+#: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
+COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 
 
 @dataclass(frozen=True)
