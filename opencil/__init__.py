@@ -5,7 +5,6 @@ The public names, all here::
     detector = opencil.create_detector("energy", temperature=2.0)
     scores = detector.score(logits=logits)                  # larger = more in-distribution
     opencil.ood_metrics(detector.score(logits=id_logits), scores)
-    opencil.evaluate(model, test, {"svhn": svhn}, setup=train)   # any module with features and classify
 
     data = opencil.benchmark("digits")                      # images, OOD sets, the class-incremental stream
     config = opencil.resolve({"benchmark": "digits", "cil": "icarl", "detector": "all"})

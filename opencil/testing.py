@@ -73,7 +73,7 @@ class _Samples:
 
 
 def _samples(setup: int = 0) -> _Samples:
-    """Fresh samples, so that a detector which spoils them spoils no other check; at least ``setup`` to fit."""
+    """Fresh samples, so that a detector which spoils them spoils no other check; ``setup`` or more to fit."""
     network, random = _Network(), torch.Generator().manual_seed(1)
 
     def near_centres(count: int) -> Outputs:

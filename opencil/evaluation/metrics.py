@@ -90,13 +90,15 @@ def joint_metrics(
         if size := int(chosen.sum()):
             accepted = ranking.accepted(chosen)
             found[f"auc_{name}"] = ranking.wins(accepted) / (2 * size * ranking.oods)
-            found[f"fpr_{name}"] = ranking.accepted_ood[_reaching(accepted, size, recall)] / ranking.oods
+            found[f"fpr_{name}"] = (
+                ranking.accepted_ood[_reaching(accepted, size, recall)].double() / ranking.oods
+            )
     if correct is not None:
         accepted = ranking.accepted(correct)
         at = _reaching(ranking.accepted_id, ranking.ids, recall)
         found["oscr"] = ranking.wins(accepted) / (2 * ranking.ids * ranking.oods)
         right = accepted[at] + ranking.oods - ranking.accepted_ood[at]
-        found["accuracy_with_rejection"] = right / (ranking.ids + ranking.oods)
+        found["accuracy_with_rejection"] = right.double() / (ranking.ids + ranking.oods)
     return _values(found)
 
 
@@ -155,9 +157,9 @@ class _Ranking:
         ap_id_positive = (new_id * self.accepted_id).double() / (self._last + 1)
         return {
             "auc": self.wins(self.accepted_id) / (2 * self.ids * self.oods),
-            "fpr": self.accepted_ood[at] / self.oods,
+            "fpr": self.accepted_ood[at].double() / self.oods,
             "ap": ap.sum() / self.oods,
-            "fpr_ood_positive": rejected_id[flipped] / self.ids,
+            "fpr_ood_positive": rejected_id[flipped].double() / self.ids,
             "ap_id_positive": ap_id_positive.sum() / self.ids,
         }
 
@@ -194,4 +196,4 @@ def _reaching(accepted: Tensor, size: int, recall: float) -> Tensor:
 
 def _values(found: dict[str, Tensor]) -> dict[str, float]:
     """Numbers, in one transfer from the device."""
-    return dict(zip(found, torch.stack([v.double() for v in found.values()]).tolist(), strict=True))
+    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
