@@ -158,7 +158,7 @@ def check_larger_is_id(detector: str | Detector) -> None:
 
 
 def check_result(detector: str | Detector) -> None:
-    """Scores are float32, one for each sample, without a gradient."""
+    """Scores are float32, one for each sample, finite, without a gradient."""
     test = _samples().test
     scores = _fitted(detector).score(test)
     assert scores.dtype == torch.float32, f"{_name(detector)} scores in {scores.dtype}: float32 is promised"
@@ -166,6 +166,7 @@ def check_result(detector: str | Detector) -> None:
         f"{_name(detector)} gives scores of shape {list(scores.shape)} for {len(test)} samples: "
         f"[{len(test)}] is promised"
     )
+    assert torch.isfinite(scores).all(), f"{_name(detector)} gives scores that are not finite"
     assert not scores.requires_grad, f"{_name(detector)} gives scores that keep a gradient graph alive"
 
 
@@ -363,8 +364,8 @@ def check_fewest(detector: str | Detector) -> None:
 DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_larger_is_id,
         check_result,
+        check_larger_is_id,
         check_batch_size,
         check_order,
         check_repeatable,
