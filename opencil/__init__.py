@@ -23,12 +23,13 @@ from opencil.data.images import Dataset, ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, Stream
 from opencil.data.transforms import Transform
-from opencil.detectors.detector import Detector, LogitDetector
-from opencil.engine.forward import Outputs, forward
+from opencil.detectors.detector import Detector, LogitDetector, SetUpDetector
+from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
-from opencil.evaluation.metrics import OODMetrics, accuracy, ood_metrics
+from opencil.evaluation.evaluate import evaluate
+from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
 from opencil.nets.model import Backbone, Model
 from opencil.registry import (
     BACKBONES,
@@ -84,6 +85,7 @@ __all__ = [
     "Dataset",
     "Detector",
     "ImageSet",
+    "Inputs",
     "Learner",
     "LogitDetector",
     "Memory",
@@ -93,6 +95,7 @@ __all__ = [
     "Outputs",
     "Paper",
     "Schedule",
+    "SetUpDetector",
     "Stage",
     "Step",
     "Stream",
@@ -106,8 +109,10 @@ __all__ = [
     "create_detector",
     "create_learner",
     "distillation",
+    "evaluate",
     "execute",
     "forward",
+    "joint_metrics",
     "list_backbones",
     "list_benchmarks",
     "list_datasets",

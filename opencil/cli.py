@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
     import pandas as pd
 
     from opencil.config import Config
+    from opencil.detectors.detector import Detector
     from opencil.runs.runner import Event
 
 app = typer.Typer(
@@ -80,6 +81,12 @@ def _config_from_flags(
     epochs_scale: Annotated[
         float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
     ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Folder that models' outputs are kept in.", metavar="DIR")
+    ] = None,
+    cache_limit: Annotated[
+        str | None, typer.Option(help="The most that it may hold, as 2GB; 0: keep none.", metavar="SIZE")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,8 +105,15 @@ def _config_from_flags(
         flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
     if seed is not None:
         flags["seed"]["runs"] = _numbers("--seed", seed)
-    place = {"data_root": data_root, "runs": runs, "device": device, "pack": pack}
-    flags["place"] = {key: value for key, value in place.items() if value is not None}
+    place = {
+        "data_root": data_root,
+        "runs": runs,
+        "device": device,
+        "pack": pack,
+        "cache": cache,
+        "cache_limit": cache_limit,
+    }
+    flags["place"] = {name: value for name, value in place.items() if value is not None}
     if precision is not None:
         flags["training"] = {"precision": precision}
     if epochs_scale is not None:
@@ -172,6 +186,10 @@ def show_config(config: "Config") -> None:
 def show_list(
     what: Annotated[Literal["benchmarks", "cil", "detectors", "datasets", "backbones"], typer.Argument()],
     pattern: Annotated[str, typer.Argument(help="Shell pattern for names.")] = "*",
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="As Markdown; of detectors also what they read, and their values."),
+    ] = False,
 ) -> None:
     """List what there is, with where it was published."""
     from fnmatch import filter as matching
@@ -179,28 +197,47 @@ def show_list(
     from opencil.config import list_benchmarks, resolve
     from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
 
-    table = Table()
+    lines: list[dict[str, str]] = []
     if what == "benchmarks":
-        for column in ("name", "ID data", "classes per step", "memory", "near OOD", "far OOD"):
-            table.add_column(column)
         for name in matching(list_benchmarks(), pattern):
             b = resolve(flags={"benchmark": name}).benchmark
-            steps = ", ".join(map(str, b.classes_per_step))
-            table.add_row(name, b.id, steps, str(b.memory), ", ".join(b.near), ", ".join(b.far))
+            line = {"name": name, "ID data": b.id}
+            line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
+            lines.append(line | {"near OOD": ", ".join(b.near), "far OOD": ", ".join(b.far)})
     else:
         registry = {"cil": LEARNERS, "detectors": DETECTORS, "datasets": DATASETS, "backbones": BACKBONES}[
             what
         ]
-        papers = what in ("cil", "detectors")
-        for column in ("name", "what it is", *(["paper"] if papers else [])):
-            table.add_column(column)
         for name in registry.names(pattern):
             entry = registry.entry(name)
-            paper = f"{entry.paper.title}, {entry.paper.year} {entry.paper.link}" if entry.paper else ""
-            table.add_row(*map(escape, [name, entry.about, *([paper] if papers else [])]))
-    if not table.rows:
+            line = {"name": name, "what it is": entry.about}
+            if markdown and what == "detectors":
+                line |= _of_detector(registry.create(name))
+            if what in ("cil", "detectors"):
+                paper = entry.paper
+                line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+            lines.append(line)
+    if not lines:
         raise BadInput(f"none of the {what} matches {pattern!r}")
+    if markdown:
+        cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
+        typer.echo(
+            "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+        )
+        return
+    table = Table(*lines[0])
+    for line in lines:
+        table.add_row(*map(escape, line.values()))
     Console().print(table)
+
+
+def _of_detector(detector: "Detector") -> dict[str, str]:
+    """What a detector reads, whether it needs a set-up, and its values as they are by default."""
+    from opencil.validation import plain
+
+    values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items())
+    set_up = "yes" if detector.needs_setup else "–"
+    return {"reads": ", ".join(sorted(detector.reads)), "set-up": set_up, "values": values or "–"}
 
 
 @app.command(epilog="Example: opencil report runs --save report.md")

@@ -19,7 +19,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.precision import Precision
 from opencil.errors import BadInput, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
-from opencil.validation import Bound, Count, NonNegative, Values, build, merge, plain
+from opencil.validation import Bound, Count, NonNegative, Values, Whole, build, merge, parse_size, plain
 
 T = TypeVar("T")
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
@@ -101,15 +101,30 @@ class SeedConfig(Values):
 
 @dataclass(frozen=True)
 class PlaceConfig(Values):
-    """Where a command reads, writes and computes: nothing here changes a result's meaning."""
+    """Where a command reads, writes and computes: nothing here changes a result's meaning.
+
+    ``cache`` is the folder that keeps models' outputs (default: ``.outputs`` in the folder of runs), and
+    ``cache_limit`` the most that it may hold, in bytes or as ``2GB``; 0 switches it off.
+    """
 
     data_root: str | None = None
     runs: str = "runs"
     device: str = "auto"
     pack: Count = 1  #: runs that advance together on one GPU
-    checkpoint_seconds: NonNegative = (
-        60.0  #: a step is checkpointed at the end of an epoch, at most this often
-    )
+    checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
+    cache: str | None = None
+    cache_limit: Whole | str = "2GB"
+
+    def __post_init__(self) -> None:
+        try:
+            parse_size(self.cache_limit)
+        except BadInput as error:
+            raise ValueError(f"cache_limit: {error}") from None
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where models' outputs are kept."""
+        return Path(self.cache) if self.cache else Path(self.runs) / ".outputs"
 
 
 @dataclass(frozen=True)

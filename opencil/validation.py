@@ -6,6 +6,7 @@ checking, strictly: ``"5"`` and ``true`` are not integers. It is imported here a
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,13 @@ Count = Annotated[int, Bound(ge=1)]
 Whole = Annotated[int, Bound(ge=0)]
 
 
+_UNITS = {"": 1, "B": 1} | {
+    unit: base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for unit, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
+}
+
+
 class Values:
     """Base of every dataclass that is built from a user's values: unknown keys are errors."""
 
@@ -74,6 +82,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size such as ``2GB``, ``500 MiB`` or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())
+    if not match or match[2] not in _UNITS:
+        raise BadInput(f"size {size!r} is not understood: allowed are bytes, or say 500MB, 2GB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _sentences(cls: type, errors: "list[ErrorDetails]", where: str) -> list[str]:

@@ -1,17 +1,18 @@
 """What a detector is: set up on training outputs (where it needs that), then a score for each sample."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
 from opencil.validation import Values
 
-Reads = Literal["logits", "features"]
+Reads = Literal["logits", "features", "head", "images"]
 
 
 @dataclass
@@ -19,8 +20,16 @@ class Detector(Values, ABC):
     """Scores samples; a larger score is more in-distribution, in every detector.
 
     A subclass is a dataclass whose fields are its config values. It says what it ``reads``, implements
-    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check the
-    tensors.
+    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check what
+    they are given. What can be read, each a field of ``Outputs``:
+
+    - ``logits`` [N, C] and ``features`` [N, D]: one forward pass serves every detector;
+    - ``head``: ``outputs.classify``, the function from features to logits. Plain-tensor users give it once,
+      to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
+    - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
+      again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``.
+
+    Nothing that is read may be changed: the model's parameters are the same before and after.
     """
 
     reads: ClassVar[frozenset[Reads]]
@@ -33,42 +42,94 @@ class Detector(Values, ABC):
     def set_up(self, outputs: Outputs) -> None:
         """Learn from the outputs of training images; keep what is learned on ``self``."""
 
+    @property
+    def fewest(self) -> int:
+        """Set-up samples that are needed at least."""
+        return 1
+
+    @torch.no_grad()
     def fit(
-        self, features: Tensor | Outputs, logits: Tensor | None = None, labels: Tensor | None = None
+        self,
+        features: Tensor | Outputs | None = None,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        inputs: Inputs | None = None,
     ) -> Self:
-        """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N]."""
-        self.set_up(self._checked(features, logits, labels))
-        self._is_set_up = True
+        """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
+
+        A detector that needs no set-up stays as it is.
+        """
+        if not self.needs_setup:
+            return self
+        reads = self.reads - {"head"}  # the head is not read before samples are scored
+        outputs = self._checked(reads, features, logits, labels, classify, inputs)
+        if len(outputs) < self.fewest:
+            raise BadInput(
+                f"{type(self).__name__} needs at least {self.fewest} samples to be set up on: "
+                f"{len(outputs)} are not enough"
+            )
+        self.set_up(outputs)
+        self._classify, self._widths = outputs.classify, _widths(outputs)
         return self
 
     @torch.no_grad()
-    def score(self, features: Tensor | Outputs | None = None, logits: Tensor | None = None) -> Tensor:
+    def score(
+        self,
+        features: Tensor | Outputs | None = None,
+        logits: Tensor | None = None,
+        *,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        inputs: Inputs | None = None,
+    ) -> Tensor:
         """Score of each sample, float32 [N]: ``Outputs``, or features [N, D] and logits [N, C]."""
-        if self.needs_setup and not getattr(self, "_is_set_up", False):
+        known: dict[str, int] | None = getattr(self, "_widths", None)
+        if self.needs_setup and known is None:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
-        return self.scores(self._checked(features, logits)).float()
+        classify = classify or getattr(self, "_classify", None)
+        outputs = self._checked(self.reads, features, logits, None, classify, inputs)
+        for name, width in _widths(outputs).items():
+            if known and name in self.reads and width != known[name]:
+                raise BadInput(
+                    f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
+                )
+        return self.scores(outputs).float()
 
     def _checked(
-        self, features: Tensor | Outputs | None, logits: Tensor | None, labels: Tensor | None = None
+        self,
+        reads: frozenset[Reads],
+        features: Tensor | Outputs | None,
+        logits: Tensor | None,
+        labels: Tensor | None,
+        classify: Callable[[Tensor], Tensor] | None,
+        inputs: Inputs | None,
     ) -> Outputs:
-        """Tensors as ``Outputs``: present where they are read, of fitting shapes, finite."""
+        """What a user gave, as ``Outputs``: present where it is read, of fitting shapes, finite."""
         if isinstance(features, Outputs):
-            outputs = features
-            features, logits, labels = outputs.features, outputs.logits, outputs.labels
-        given = {"features": features, "logits": logits}
-        rows = {len(t) for t in (features, logits, labels) if t is not None}
-        for name, tensor in given.items():
-            if tensor is None:
-                if name in self.reads:
-                    raise BadInput(f"{type(self).__name__} reads {name}, which are missing")
-                continue
+            given = features
+            features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
+            classify = given.classify or classify
+        present: dict[Reads, object] = {
+            "features": features,
+            "logits": logits,
+            "head": classify,
+            "images": inputs,
+        }
+        for read in sorted(reads):
+            if present[read] is None:
+                raise BadInput(f"{type(self).__name__} reads {read}, which are missing")
+        matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
+        counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
+        rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
+        for name, tensor in matrices.items():
             shape = list(tensor.shape)
             if tensor.ndim != 2 or not tensor.is_floating_point() or 0 in shape or len(rows) > 1:
                 raise BadInput(
                     f"{name} are {tensor.dtype} {shape}: a floating-point matrix is needed, "
-                    f"with the same number of rows, at least 1, for features, logits and labels"
+                    f"with the same number of rows, at least 1, for features, logits, labels and images"
                 )
-            if name in self.reads and not torch.isfinite(tensor).all():
+            if name in reads and not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
                 raise BadInput(
                     f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
@@ -78,7 +139,14 @@ class Detector(Values, ABC):
             nothing if features is None else features.float(),
             nothing if logits is None else logits.float(),
             labels,
+            classify,
+            inputs,
         )
+
+
+def _widths(outputs: Outputs) -> dict[str, int]:
+    """Columns of what was given; 0 for what was not."""
+    return {"features": outputs.features.shape[1], "logits": outputs.logits.shape[1]}
 
 
 @dataclass
@@ -86,3 +154,11 @@ class LogitDetector(Detector):
     """A detector that reads logits alone and needs no set-up."""
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
+
+
+@dataclass
+class SetUpDetector(Detector):
+    """A detector that reads features and logits, and is set up on training samples."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+    needs_setup: ClassVar[bool] = True

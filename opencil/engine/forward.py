@@ -1,5 +1,6 @@
 """One forward pass of a model over images: what herding, detectors and accuracy all read."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,37 +9,108 @@ from torch import Tensor, nn
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
 from opencil.engine.precision import arithmetic
+from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """A model and the images it reads, served in normalised batches.
+
+    ``images``: an image set, which ``transform`` crops and normalises; or float images [N, channels, H, W]
+    that are normalised already, by ``transform`` if one is named. ``indices`` choose images (default: all).
+    """
+
+    model: Classifier
+    images: ImageSet | Tensor
+    transform: Transform | None = None
+    indices: Tensor | None = None
+    batch_size: int = 512
+
+    def __post_init__(self) -> None:
+        if isinstance(self.images, ImageSet):
+            if self.transform is None:
+                raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")
+        elif self.images.ndim != 4 or not self.images.is_floating_point() or not len(self.images):
+            raise BadInput(
+                f"images are {self.images.dtype} {list(self.images.shape)}: floating-point "
+                "[N, channels, H, W] with at least one image is needed, or an ImageSet"
+            )
+        elif not torch.isfinite(self.images).all():
+            bad = int((~torch.isfinite(self.images)).flatten(1).any(dim=1).nonzero()[0])
+            raise BadInput(f"image {bad} is not finite: a model cannot read it")
+
+    def __len__(self) -> int:
+        return len(self.images) if self.indices is None else len(self.indices)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Labels [N] where the images come with them."""
+        if isinstance(self.images, Tensor):
+            return None
+        return self.images.labels[self._chosen]
+
+    @property
+    def std(self) -> Tensor:
+        """What normalising divided the pixels by, [channels, 1, 1]; 1 where no transform is named."""
+        values = (1.0,) if self.transform is None else self.transform.std
+        return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
+
+    def batches(self) -> Iterator[Tensor]:
+        """The images in order, normalised, float32 [≤ batch_size, channels, H, W]."""
+        if isinstance(self.images, Tensor):
+            for rows in torch.split(self._chosen, self.batch_size):
+                yield self.images[rows].float()
+        else:
+            assert self.transform is not None
+            for pixels in self.images.batches(self._chosen, self.batch_size):
+                yield self.transform.test(pixels)
+
+    @property
+    def _chosen(self) -> Tensor:
+        chosen = torch.arange(len(self.images)) if self.indices is None else self.indices
+        return chosen.to(self.images.device)
+
+
+@dataclass(frozen=True)
 class Outputs:
-    """Features f [N, D], logits z [N, classes] and, where there are any, labels [N]."""
+    """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
+
+    ``classify`` is the head h that made the logits of the features, and ``inputs`` the images behind them:
+    for detectors that read more than one forward pass gives.
+    """
 
     features: Tensor
     logits: Tensor
     labels: Tensor | None = None
+    classify: Callable[[Tensor], Tensor] | None = None
+    inputs: Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.logits)
 
 
-@torch.no_grad()
 def forward(
     model: Classifier,
-    images: ImageSet,
-    transform: Transform,
+    images: ImageSet | Tensor,
+    transform: Transform | None = None,
     indices: Tensor | None = None,
     batch_size: int = 512,
 ) -> Outputs:
     """Outputs of the chosen images (default: all): test transform, model in eval mode, full float32."""
+    return outputs_of(Inputs(model, images, transform, indices, batch_size))
+
+
+@torch.no_grad()
+def outputs_of(inputs: Inputs) -> Outputs:
+    """One pass over the inputs: model in eval mode, full float32 whatever the training's precision."""
+    model = inputs.model
     if isinstance(model, nn.Module):
         model.eval()
-    chosen = (torch.arange(len(images)) if indices is None else indices).to(images.device)
     features, logits = [], []
     with arithmetic("fp32"):
-        for pixels in images.batches(chosen, batch_size):
-            f = model.features(transform.test(pixels))
+        for batch in inputs.batches():
+            f = model.features(batch)
             features.append(f.float())
             logits.append(model.classify(f).float())
-    return Outputs(torch.cat(features), torch.cat(logits), images.labels[chosen])
+    return Outputs(torch.cat(features), torch.cat(logits), inputs.labels, model.classify, inputs)

@@ -10,8 +10,11 @@ _METHOD = ["benchmark", "k", "cil", "detector"]
 
 
 def per_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """OOD metrics per run, step and detector; ``split`` is near, far, or all (mean over every dataset)."""
-    measured = rows[(rows["detector"] != "") & (rows["task"] == 0)]
+    """OOD metrics per run, step and detector; ``split`` is near, far, or all (mean over every dataset).
+
+    Rows of one task's samples have no place in it.
+    """
+    measured = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
     both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split="all")])
     return both.groupby([*_RUN, "step", "detector", "split", "metric"], as_index=False).agg(
         value=("value", "mean")

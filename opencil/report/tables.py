@@ -72,8 +72,9 @@ def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Summary]:
     """
     metrics = _METRICS | (_FLIPPED if extra else {})
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
+    shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     found = []
-    for (name, k), part in over_seeds(rows).groupby(["benchmark", "k"]):
+    for (name, k), part in over_seeds(shown).groupby(["benchmark", "k"]):
         title = f"{name}, {k} classes per step"
         found += [
             _models(f"{title}: accuracy", models[name, k]),
@@ -116,8 +117,7 @@ def _summary(title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Sum
 
 def _basis(averages: pd.DataFrame) -> str:
     """What was averaged; and which methods have not come as far as others, so that they do not compare."""
-    always = averages[averages["metric"].isin(["accuracy", "auc"])]  # some metrics begin at step 2
-    counts = always.groupby(["cil", "detector"])[["steps", "seeds"]].min()
+    counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
     steps, seeds = counts.max()
     text = (
         f"Percent: mean over the datasets of a split, then over {steps} step{'s' * (steps > 1)}, "

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -19,22 +18,20 @@ from opencil.cil.learner import Checkpoint, Learner, Setting
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.memory import Memory
-from opencil.data.stream import Step, count_classes, ood_subset
-from opencil.detectors.detector import Detector
+from opencil.data.stream import Step, count_classes
 from opencil.engine.device import resolve_device
-from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Diverged, Progress
-from opencil.engine.seeding import derive
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
-from opencil.evaluation.protocol import measure
+from opencil.evaluation.protocol import Measurement
 from opencil.nets.model import Model
-from opencil.registry import DETECTORS, LEARNERS
+from opencil.registry import LEARNERS
 from opencil.runs import files
+from opencil.runs.cache import OutputsCache
+from opencil.runs.evaluation import Evaluation
 from opencil.runs.plan import RunSpec, plan
-from opencil.runs.store import COLUMNS, RunFolder
-
-Found = tuple[str, int, str, float]  # a measurement: OOD set, task, metric, value
+from opencil.runs.store import RunFolder
+from opencil.validation import parse_size
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,13 @@ def execute(config: Config) -> Iterator[Event]:
     for spec in specs:
         RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
     data = cache(lambda: load(config))  # loaded when the first run needs it
+    outputs = OutputsCache(config.place.cache_folder, parse_size(config.place.cache_limit))
     waiting = iter(specs)
     lanes: list[_Lane] = []
     while True:
         free = config.place.pack - len(lanes)
-        lanes += [_Lane(_advance(spec, config.place, device, data), device) for spec in islice(waiting, free)]
+        for spec in islice(waiting, free):
+            lanes.append(_Lane(_advance(spec, config.place, device, data, outputs), device))
         if not lanes:
             return
         for lane in list(lanes):
@@ -105,7 +104,11 @@ def execute(config: Config) -> Iterator[Event]:
 
 
 def _advance(
-    spec: RunSpec, place: PlaceConfig, device: torch.device, data: Callable[[], BenchmarkData]
+    spec: RunSpec,
+    place: PlaceConfig,
+    device: torch.device,
+    data: Callable[[], BenchmarkData],
+    outputs: OutputsCache,
 ) -> Iterator[Event]:
     """One run from where it is to its end."""
     folder = RunFolder(Path(place.runs) / spec.folder)
@@ -120,7 +123,7 @@ def _advance(
     try:
         with folder.opened(spec):
             files.write_json(folder.path / "environment.json", environment(device))
-            yield from _Run(spec, folder, loaded, place.checkpoint_seconds).advance()
+            yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
     except OpenCILError as error:
         yield Failed(spec, error)
     else:
@@ -185,7 +188,12 @@ class _Run:
     """One run in progress."""
 
     def __init__(
-        self, spec: RunSpec, folder: RunFolder, data: BenchmarkData, checkpoint_seconds: float
+        self,
+        spec: RunSpec,
+        folder: RunFolder,
+        data: BenchmarkData,
+        outputs: OutputsCache,
+        checkpoint_seconds: float,
     ) -> None:
         self.spec, self.folder, self.data = spec, folder, data
         self.checkpoint_seconds = checkpoint_seconds
@@ -201,6 +209,7 @@ class _Run:
             data_seed=spec.seeds.data_order,
             precision=spec.training.precision,
         )
+        self.evaluation = Evaluation(spec, data, self.stream, outputs)
 
     def advance(self) -> Iterator[Event]:
         """Train and evaluate what is missing, step by step."""
@@ -227,7 +236,7 @@ class _Run:
                 saved = time.monotonic()
             yield Training(self.spec, step.number, step.steps, progress)
         memory = self.learner.remember(task)
-        test = self._outputs_of_test(task.model, step)
+        test = self.evaluation.outputs_of_test(task.model, step)
         if not torch.isfinite(test.logits).all():
             raise Diverged(f"{self.spec.cil}, step {step.number}: the trained model's logits are not finite")
         assert test.labels is not None
@@ -237,23 +246,17 @@ class _Run:
         stored.save(
             weights=task.model.state_dict(),
             memory=memory,
-            accuracy=self._rows(step, "", found),
+            accuracy=self.evaluation.rows(step, "", found),
             info={"step": step.number, "steps": step.steps, "classes": step.seen, "seconds": seconds},
         )
 
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
         if not names:
             return
-        model = self._model(step.number)
-        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
-        test = self._outputs_of_test(model, step)
-        ood = self._outputs_of_ood(model, step)
-        setup = (
-            self._outputs_of_setup(model, step) if any(d.needs_setup for d in detectors.values()) else None
-        )
-        for name, detector in detectors.items():
-            found = [(m.ood, 0, m.metric, m.value) for m in measure(detector, setup, test, ood)]
-            files.write_rows(self.folder.step(step.number).detector_rows(name), self._rows(step, name, found))
+        model, stored = self._model(step.number), self.folder.step(step.number)
+        weights = str(stored.info()["weights_sha256"])
+        for name, rows in self.evaluation.detect(model, weights, step, self._setup(step), names):
+            files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
 
     def _model(self, number: int) -> Model:
@@ -271,40 +274,19 @@ class _Run:
         size = self.spec.benchmark.memory
         return self.folder.step(number).memory(size) if number else Memory(size)
 
-    def _outputs_of_test(self, model: Model, step: Step) -> Outputs:
-        return forward(model, self.stream.test, self.data.transform, step.test)
-
-    def _outputs_of_ood(self, model: Model, step: Step) -> dict[str, Outputs]:
-        """Outputs of every OOD set's images that this step sees."""
-        found = {}
-        for name, ood in self.data.ood.items():
-            seed = derive(self.spec.seeds.ood_subset, "ood", name)
-            seen = ood_subset(len(ood.images), step.number, step.steps, self.spec.benchmark.ood_order, seed)
-            found[name] = forward(model, ood.images, self.data.transform, seen)
-        return found
-
-    def _outputs_of_setup(self, model: Model, step: Step) -> Outputs:
-        """Outputs of the images that detectors are set up on: T_t^train+, or the memory after the step."""
+    def _setup(self, step: Step) -> Tensor:
+        """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
         if self.spec.benchmark.setup == "memory":
-            indices = self._memory(step.number).indices
-        else:
-            indices = self.learner.training_set(self.setting, step, self._memory(step.number - 1))
-        return forward(model, self.stream.train, self.data.transform, indices)
-
-    def _rows(self, step: Step, detector: str, found: list[Found]) -> pd.DataFrame:
-        """Rows of (OOD set, task, metric, value) measurements."""
-        spec = self.spec
-        distance = {"": ""} | {name: ood.distance for name, ood in self.data.ood.items()}
-        head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
-        return pd.DataFrame([(*head, ood, distance[ood], *rest) for ood, *rest in found], columns=COLUMNS)
+            return self._memory(step.number).indices
+        return self.learner.training_set(self.setting, step, self._memory(step.number - 1))
 
 
-def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Found]:
+def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:
     """Accuracies by metric, on all seen classes (task 0) and each step's: a row of the accuracy matrix."""
     found = []
     for metric, guess in predicted.items():
-        found.append(("", 0, metric, accuracy(guess, labels)))
+        found.append(Measurement("", metric, accuracy(guess, labels)))
         for task, of_task in enumerate(step.tasks, start=1):
             rows = (labels >= of_task.start) & (labels < of_task.stop)
-            found.append(("", task, metric, accuracy(guess[rows], labels[rows])))
+            found.append(Measurement("", metric, accuracy(guess[rows], labels[rows]), task))
     return found

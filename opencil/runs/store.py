@@ -30,8 +30,8 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
 from opencil.runs.plan import RunSpec
 
-#: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model, and ``task``
-#: is the step whose classes a value is about, 0 for all.
+#: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
+#: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
 COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 
 

@@ -1,0 +1,37 @@
+"""GEN: generalised entropy."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.detector import LogitDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Count, Positive
+
+
+@register_detector(
+    "gen",
+    # arXiv does not have it.
+    paper=Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", 2023),
+)
+@dataclass
+class GEN(LogitDetector):
+    """Negative generalised entropy of the M largest probabilities: −Σ p^γ (1 − p)^γ."""
+
+    gamma: Positive = 0.1
+    largest: Count = 100
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """−Σ p^γ (1 − p)^γ over the M largest p, or over all where there are fewer classes, [N].
+
+        In logarithms: γ = 0.1 makes even p = 1e-9 count, and 1 − p of a sure class would round to 0.
+        """
+        z = outputs.logits.sort(dim=1, descending=True).values
+        log_rest = z[:, 1:].logsumexp(dim=1, keepdim=True)  # all but the largest; −inf for one class
+        log_all = torch.logaddexp(z[:, :1], log_rest)
+        log_p = (z - log_all)[:, : self.largest]
+        # 1 − p is the sum of the others for the largest p; the others are at most ½ and safe to subtract.
+        log_q = torch.cat([log_rest - log_all, torch.log1p(-log_p[:, 1:].exp())], dim=1)
+        return -(self.gamma * (log_p + log_q)).exp().sum(dim=1)

@@ -1,0 +1,49 @@
+"""KLM: KL matching."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.detector import Detector, Reads
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@register_detector(
+    "klm",
+    paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132"),
+)
+@dataclass
+class KLM(Detector):
+    """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
+    needs_setup: ClassVar[bool] = True
+
+    def set_up(self, outputs: Outputs) -> None:
+        """log q_c [C, C]; q_c is one-hot where no image is predicted as c.
+
+        A probability below the smallest normal float32 (1.2e-38), such as the zeros of a one-hot q_c, counts
+        as that number, so that every divergence is finite.
+        """
+        logits = outputs.logits
+        classes = logits.shape[1]
+        total = torch.zeros(classes, classes, dtype=torch.float64, device=logits.device)
+        for z in torch.split(logits, rows_at_a_time(2 * classes * total.element_size())):
+            predicted = F.one_hot(z.argmax(dim=1), classes).double()
+            total += predicted.T @ z.double().softmax(dim=1)
+        count = total.sum(dim=1, keepdim=True)  # softmax rows add up to 1
+        q = torch.where(count > 0, total / count, torch.eye(classes, device=logits.device))
+        self._log_q = q.clamp(min=_TINY).log().float()
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """−min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""
+        log_p = outputs.logits.log_softmax(dim=1)
+        p = log_p.exp()
+        return (p @ self._log_q.T).amax(dim=1) - (p * log_p).sum(dim=1)

@@ -1,0 +1,52 @@
+"""NNGuide: nearest-neighbour guidance."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.detector import SetUpDetector
+from opencil.engine.forward import Outputs
+from opencil.engine.seeding import generator
+from opencil.registry import Paper, register_detector
+from opencil.validation import Bound, Count, Whole
+
+
+@register_detector(
+    "nnguide", paper=Paper("Nearest Neighbor Guidance for Out-of-Distribution Detection", 2023, "2309.14888")
+)
+@dataclass
+class NNGuide(SetUpDetector):
+    """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
+
+    neighbours: Count = 100
+    share: Annotated[float, Bound(gt=0, le=1)] = 0.01
+    smallest_bank: Count = 128
+    seed: Whole = 0
+
+    @property
+    def fewest(self) -> int:
+        """As many as there are neighbours."""
+        return self.neighbours
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Bank b_j = Energy(x_j) · f_j / ‖f_j‖ over a random share of the set-up images."""
+        count = len(outputs)
+        size = min(count, max(self.smallest_bank, self.neighbours, round(self.share * count)))
+        chosen = torch.randperm(count, generator=generator(self.seed, "nnguide"))[:size]
+        chosen = chosen.to(outputs.features.device)
+        energy = outputs.logits[chosen].logsumexp(dim=1, keepdim=True)
+        self._bank = energy * F.normalize(outputs.features[chosen], dim=1)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Energy(x) · mean of the K largest ⟨f / ‖f‖, b_j⟩, [N]."""
+        features = F.normalize(outputs.features, dim=1)
+        rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
+        guidance = [
+            (f @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)
+            for f in torch.split(features, rows)
+        ]
+        return outputs.logits.logsumexp(dim=1) * torch.cat(guidance)

@@ -1,0 +1,36 @@
+"""ReAct: rectified activations."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from opencil.detectors.detector import Detector, Reads
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Bound
+
+
+@register_detector(
+    "react",
+    paper=Paper("ReAct: Out-of-distribution Detection With Rectified Activations", 2021, "2111.12797"),
+)
+@dataclass
+class ReAct(Detector):
+    """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(f, q)))."""
+
+    percentile: Annotated[float, Bound(ge=0, le=100)] = 90.0
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
+    needs_setup: ClassVar[bool] = True
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Q: the percentile of all feature values together, interpolated linearly."""
+        # numpy selects in linear time; torch.quantile refuses more than 2^24 values.
+        self._limit = float(np.percentile(outputs.features.cpu().numpy(), self.percentile))
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """logsumexp(h(min(f, q))), [N]."""
+        assert outputs.classify is not None
+        return outputs.classify(outputs.features.clamp(max=self._limit)).float().logsumexp(dim=1)

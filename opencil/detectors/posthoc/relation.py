@@ -1,0 +1,48 @@
+"""Relation: the neural relation graph."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.detector import SetUpDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Fraction, Positive
+
+
+@register_detector(
+    "relation",
+    paper=Paper(
+        "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data",
+        2023,
+        "2301.12321",
+    ),
+)
+@dataclass
+class Relation(SetUpDetector):
+    """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(f, f_j)) · ⟨p, p_j⟩."""
+
+    power: Positive = 1.0
+    threshold: Fraction = 0.03
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Keep the set-up images' features, of length 1, and probabilities."""
+        self._features = F.normalize(outputs.features, dim=1)
+        self._probabilities = outputs.logits.softmax(dim=1)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Σ_j r_j^power over the relations above the threshold, [N]."""
+        features, probabilities = F.normalize(outputs.features, dim=1), outputs.logits.softmax(dim=1)
+        rows = rows_at_a_time(2 * len(self._features) * features.element_size())
+        parts = zip(torch.split(features, rows), torch.split(probabilities, rows), strict=True)
+        return torch.cat([self._strength(f, p) for f, p in parts])
+
+    def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
+        """Of a few samples; in place, since [samples, set-up images] is all that takes memory here."""
+        relation = (features @ self._features.T).clamp_(min=0)
+        relation *= probabilities @ self._probabilities.T
+        torch.threshold_(relation, self.threshold, 0.0)
+        return (relation if self.power == 1 else relation.pow_(self.power)).sum(dim=1)

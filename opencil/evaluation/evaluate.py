@@ -1,0 +1,106 @@
+"""Detectors on any model, without a run: one forward pass, then every detector and every metric."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Transform
+from opencil.detectors.detector import Detector
+from opencil.engine.forward import Outputs, forward
+from opencil.errors import BadInput
+from opencil.evaluation.metrics import accuracy
+from opencil.evaluation.protocol import Measurement, measure
+from opencil.nets.model import Classifier
+from opencil.registry import DETECTORS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def evaluate(
+    model: Classifier,
+    test: ImageSet | Tensor,
+    ood: Mapping[str, ImageSet | Tensor],
+    *,
+    setup: ImageSet | Tensor | None = None,
+    detectors: Sequence[str] | Mapping[str, Detector] | None = None,
+    transform: Transform | None = None,
+    labels: Tensor | None = None,
+    tasks: Sequence[int] | None = None,
+    batch_size: int = 512,
+) -> "pd.DataFrame":
+    """Every metric of detectors on a model, as a table: detector, ood, task, metric, value.
+
+    ``model`` is any module with ``features(images)`` and ``classify(features)``. Images are image sets, which
+    need a ``transform``, or floating-point tensors [N, channels, H, W] that are normalised already (ODIN then
+    divides its step by the std of ``transform``, if that is given). ``test`` is in-distribution; its labels
+    come with the image set or as ``labels``. ``setup`` holds training images, for the detectors that need
+    them. ``detectors`` are names (default: all) or detectors of your own by name. ``tasks`` gives the task,
+    counted from 1, that each class came with; it adds the figures of old against new classes.
+    """
+    import pandas as pd
+
+    chosen = _detectors(detectors)
+    needing = [name for name, detector in chosen.items() if detector.needs_setup]
+    if setup is None and needing:
+        raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
+    if not ood:
+        raise BadInput("ood is empty: at least one OOD set is needed")
+
+    def outputs(images: ImageSet | Tensor) -> Outputs:
+        return forward(model, images, transform, batch_size=batch_size)
+
+    of_test, of_ood = outputs(test), {name: outputs(images) for name, images in ood.items()}
+    if labels is not None:
+        of_test = replace(of_test, labels=labels.to(of_test.logits.device))
+    _check_labels(of_test)
+    task_of = _tasks(tasks, of_test)
+    of_setup = outputs(setup) if needing and setup is not None else None
+    rows: list[tuple[str, Measurement]] = []
+    if of_test.labels is not None:
+        rows.append(("", Measurement("", "accuracy", accuracy(of_test.logits, of_test.labels))))
+    for name, detector in chosen.items():
+        rows += [(name, found) for found in measure(detector, of_setup, of_test, of_ood, task_of)]
+    columns = ["detector", "ood", "task", "metric", "value"]
+    return pd.DataFrame([{"detector": name} | asdict(found) for name, found in rows], columns=columns)
+
+
+def _detectors(chosen: Sequence[str] | Mapping[str, Detector] | None) -> dict[str, Detector]:
+    if isinstance(chosen, Mapping):
+        return dict(chosen)
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    return {name: DETECTORS.create(name) for name in (DETECTORS.names() if chosen is None else chosen)}
+
+
+def _check_labels(test: Outputs) -> None:
+    labels, classes = test.labels, test.logits.shape[1]
+    if labels is None:
+        return
+    if labels.shape != (len(test),) or labels.is_floating_point():
+        raise BadInput(
+            f"labels are {labels.dtype} {list(labels.shape)}: integers [{len(test)}] are needed, "
+            "one for each test image"
+        )
+    if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise BadInput(
+            f"labels range from {int(labels.min())} to {int(labels.max())}: "
+            f"the model knows 0 to {classes - 1}"
+        )
+
+
+def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
+    """The task of each class, on the outputs' device."""
+    if tasks is None:
+        return None
+    classes = test.logits.shape[1]
+    if len(tasks) != classes or min(tasks) < 1:
+        raise BadInput(
+            f"tasks has {len(tasks)} numbers from {min(tasks, default=0)} on: "
+            f"one for each of the {classes} classes is needed, from 1 on"
+        )
+    return torch.tensor(list(tasks), device=test.logits.device)

@@ -1,0 +1,74 @@
+"""The evaluation of a run's steps: outputs once, or from the cache, then the rows of every detector."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from opencil.data.benchmark import BenchmarkData
+from opencil.data.images import ImageSet
+from opencil.data.stream import Step, Stream, ood_subset
+from opencil.detectors.detector import Detector
+from opencil.engine.forward import Inputs, Outputs, forward
+from opencil.engine.seeding import derive
+from opencil.evaluation.protocol import Measurement, measure
+from opencil.nets.model import Classifier
+from opencil.registry import DETECTORS
+from opencil.runs.cache import OutputsCache
+from opencil.runs.plan import RunSpec
+from opencil.runs.store import COLUMNS
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the steps of one run are evaluated."""
+
+    spec: RunSpec
+    data: BenchmarkData
+    stream: Stream
+    cache: OutputsCache
+
+    def outputs_of_test(self, model: Classifier, step: Step) -> Outputs:
+        """Outputs of all test images of seen classes, of a model that is not stored yet."""
+        return forward(model, self.stream.test, self.data.transform, step.test)
+
+    def detect(
+        self, model: Classifier, weights: str, step: Step, setup: Tensor, names: list[str]
+    ) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Rows of each detector on a step's model, as they are found.
+
+        ``weights`` is the digest of the model's weights; ``setup`` indexes the training images that detectors
+        are set up on.
+        """
+
+        def outputs(images: ImageSet, indices: Tensor) -> Outputs:
+            # The method's values decide with the weights what its model computes.
+            identity = f"{weights} {self.spec.cil} {self.spec.values}"
+            return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices))
+
+        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
+        test = outputs(self.stream.test, step.test)
+        ood = {name: outputs(o.images, self._seen(name, step)) for name, o in self.data.ood.items()}
+        needed = any(detector.needs_setup for detector in detectors.values())
+        of_setup = outputs(self.stream.train, setup) if needed else None
+        tasks = torch.arange(step.seen, device=test.logits.device) // self.stream.per_step + 1
+        for name, detector in detectors.items():
+            yield name, self.rows(step, name, measure(detector, of_setup, test, ood, tasks))
+
+    def rows(self, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:
+        """Rows of measurements; ``detector`` is empty where they are of the CIL model itself."""
+        spec = self.spec
+        distance = {"": ""} | {name: ood.distance for name, ood in self.data.ood.items()}
+        head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
+        return pd.DataFrame(
+            [(*head, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in found], columns=COLUMNS
+        )
+
+    def _seen(self, ood: str, step: Step) -> Tensor:
+        """Indices of an OOD set's images that a step sees."""
+        count, order = len(self.data.ood[ood].images), self.spec.benchmark.ood_order
+        return ood_subset(
+            count, step.number, step.steps, order, derive(self.spec.seeds.ood_subset, "ood", ood)
+        )
