@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
+from opencil.data.images import Store
 from opencil.data.memory import quota
+from opencil.data.own import OwnDataset
 from opencil.data.transforms import Transform
 from opencil.errors import BadInput, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
@@ -40,6 +42,7 @@ class BenchmarkConfig(Values):
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     setup: Literal["train+", "memory"] = "train+"
+    datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
@@ -53,10 +56,23 @@ class BenchmarkConfig(Values):
             raise ValueError(
                 f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
             )
+        for name in self.datasets:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in DATASETS.names():
+                raise ValueError(
+                    f"datasets: the name {name!r} is not allowed: lower-case letters, digits, - _ . are, and "
+                    "the names of 'opencil list datasets' are taken"
+                )
         for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
             for name in names:
-                _known(DATASETS, name, key)
+                if name not in self.datasets:
+                    _known(DATASETS, name, key, tuple(self.datasets))
         _known(BACKBONES, self.backbone, "backbone")
+        if self.id in self.datasets:
+            if not self.datasets[self.id].has_train:
+                raise ValueError(
+                    f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing"
+                )
+            return
         classes = getattr(DATASETS.entry(self.id).make, "classes", None)
         if classes is not None:
             self.check_classes(classes)
@@ -87,6 +103,10 @@ class PlaceConfig(Values):
     """Where a command reads, writes and computes: nothing here changes a result's meaning."""
 
     data_root: str | None = None
+    cache: str | None = None  # of prepared images: $OPENCIL_CACHE, or .opencil-cache in the data root
+    store: Store = "auto"  # images on the device, or streamed from disk
+    resident_mb: Count = 1024  # auto streams what is larger
+    workers: Count | None = None  # threads that decode images
     runs: str = "runs"
     device: str = "auto"
 
@@ -179,11 +199,9 @@ def _methods(
     return made
 
 
-def _known(registry: Registry[Any], name: str, key: str) -> None:
-    try:
-        registry.entry(name)
-    except BadInput as error:
-        raise ValueError(f"{key}: {error}") from None
+def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...] = ()) -> None:
+    if name not in registry.names():
+        raise ValueError(f"{key}: {unknown(registry.kind, name, (*registry.names(), *others))}")
 
 
 def _overlay(settings: Iterable[str]) -> dict[str, Any]:

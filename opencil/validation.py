@@ -96,6 +96,9 @@ def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
 def _keys(cls: Any, path: list[str]) -> set[str]:
     """Names that a dataclass takes, at a path below it."""
     for part in path:
+        if typing.get_origin(cls) is dict:  # any key, values of one type
+            cls = typing.get_args(cls)[1]
+            continue
         field = next((f for f in _takes(cls) if f[0] == part), None)
         if field is None:
             return set()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
@@ -26,7 +26,7 @@ from opencil.validation import Count, Positive, Values
 class Setting:
     """What stays the same over a run's steps."""
 
-    images: ImageSet
+    images: Images
     transform: Transform
     backbone: str
     batch_size: int

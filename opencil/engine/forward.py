@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.nets.model import Classifier
 
@@ -25,7 +25,7 @@ class Outputs:
 @torch.no_grad()
 def forward(
     model: Classifier,
-    images: ImageSet,
+    images: Images,
     transform: Transform,
     indices: Tensor | None = None,
     batch_size: int = 512,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
@@ -46,7 +46,7 @@ class Progress:
 
 
 def train(
-    stage: Stage, images: ImageSet, transform: Transform, batch_size: int, seed: tuple[int | str, ...]
+    stage: Stage, images: Images, transform: Transform, batch_size: int, seed: tuple[int | str, ...]
 ) -> Iterator[Progress]:
     """Run a stage, yielding after each iteration, so that several trainings can take turns.
 

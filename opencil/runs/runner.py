@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 
 from opencil._version import __version__
 from opencil.cil.learner import Learner, Setting, Task, begin, empty_model
-from opencil.config import Config, resolve
+from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
+from opencil.data.images import Access
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes, ood_subset
 from opencil.detectors.detector import Detector
@@ -78,6 +79,9 @@ def execute(config: Config) -> Iterator[Event]:
     if root is not None and not Path(root).is_dir():
         raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
     data: BenchmarkData | None = None  # loaded when the first run needs it
+    if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
+        data = load(config)
+        config = replace(config, benchmark=replace(config.benchmark, transform=data.transform))
     for spec in plan(config):
         folder = RunFolder(Path(config.place.runs) / spec.folder)
         if folder.finished(spec):
@@ -119,11 +123,23 @@ def load(config: Config) -> BenchmarkData:
         benchmark.far,
         image_size=benchmark.image_size,
         transform=benchmark.transform,
-        device=resolve_device(place.device),
-        root=Path(place.data_root) if place.data_root else None,
+        access=access(place),
+        own=benchmark.datasets,
     )
     benchmark.check_classes(count_classes(data.train))
     return data
+
+
+def access(place: PlaceConfig) -> Access:
+    """How a config's datasets are read and served."""
+    return Access(
+        root=Path(place.data_root) if place.data_root else None,
+        device=resolve_device(place.device),
+        cache=place.cache,
+        store=place.store,
+        resident_mb=place.resident_mb,
+        workers=place.workers,
+    )
 
 
 def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:
