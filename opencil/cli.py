@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from opencil import cli_data
 from opencil._version import __version__
 from opencil.errors import BadInput, OpenCILError
 
@@ -225,6 +226,9 @@ def _top(
     if version:
         typer.echo(f"opencil {__version__}")
         raise typer.Exit
+
+
+cli_data.register(app, guarded)
 
 
 def main() -> None:
