@@ -56,7 +56,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise BadInput("\n".join(_sentence(cls, e, where) for e in error.errors())) from None
+        raise BadInput(
+            "\n".join(_sentence(cls, e, where) for e in _plain_errors(cls, error.errors()))
+        ) from None
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -74,6 +76,44 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+def _plain_errors(cls: type, errors: "list[ErrorDetails]") -> "list[ErrorDetails]":
+    """Errors without pydantic's names for the choices of a union, one for each place.
+
+    A value that fits none of two types has an error for each: the one that reaches deepest into the value
+    says what is wrong with it; where both reject it as a whole, both are told.
+    """
+    plain_errors: list[ErrorDetails] = []
+    for error in errors:
+        at = _union_at(cls, error["loc"])
+        if at is None:
+            plain_errors.append(error)
+            continue
+        error["loc"] = error["loc"][:at] + error["loc"][at + 1 :]
+        other = next((e for e in plain_errors if e["loc"][:at] == error["loc"][:at]), None)
+        if other is None or len(error["loc"]) > at:
+            plain_errors = [e for e in plain_errors if e["loc"] != error["loc"][:at]] + [error]
+        elif len(other["loc"]) == at:
+            other["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+    return plain_errors
+
+
+def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
+    """Position in an error's place at which pydantic names a choice of a union."""
+    for i, part in enumerate(loc):
+        if typing.get_origin(cls) is typing.Annotated:
+            cls = typing.get_args(cls)[0]
+        if typing.get_origin(cls) in (typing.Union, types.UnionType):
+            choices = [c for c in typing.get_args(cls) if c is not type(None)]
+            if len(choices) > 1:
+                return i
+            cls = choices[0]
+        if typing.get_origin(cls) is dict:
+            cls = typing.get_args(cls)[1]
+        else:
+            cls = next((kind for name, kind in _takes(cls) if name == part), None)
+    return None
 
 
 def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
