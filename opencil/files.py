@@ -1,11 +1,9 @@
 """Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 _TEMPORARY = ".part"
 
@@ -23,16 +21,6 @@ def write(path: Path, fill: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file."""
-    write(path, lambda temporary: _write_text(temporary, text))
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file for people to read."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
 def digest(path: Path, algorithm: str = "sha256") -> str:
     """Checksum of a file, as hexadecimal digits."""
     with path.open("rb") as file:
@@ -43,10 +31,6 @@ def remove_temporary(folder: Path) -> None:
     """Delete what an interrupted process left half-written."""
     for leftover in folder.rglob(f"*{_TEMPORARY}"):
         leftover.unlink(missing_ok=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _flush(path: Path) -> None:
