@@ -1,11 +1,14 @@
 """A contact sheet: some images of a dataset on one picture, each with its label."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
 
 from opencil.data.images import Images
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw, ImageFont
 
 _GAP, _TITLE, _CAPTION = 10, 52, 18
 _INK, _FAINT, _PAPER = (28, 28, 30), (110, 110, 115), (250, 250, 248)
@@ -32,8 +35,10 @@ def chosen(labels: Sequence[int], count: int) -> list[int]:
     return sorted(picks[:count], key=lambda index: (labels[index], index))
 
 
-def contact_sheet(images: Images, title: str, count: int = 60, columns: int = 10) -> Image.Image:
+def contact_sheet(images: Images, title: str, count: int = 60, columns: int = 10) -> "Image.Image":
     """A picture of ``count`` images in rows, class after class, with a title and the class names."""
+    from PIL import Image, ImageDraw, ImageFont
+
     labels = images.labels.tolist()
     rows = chosen(labels, count)
     columns = min(columns, len(rows))
@@ -60,10 +65,9 @@ def contact_sheet(images: Images, title: str, count: int = 60, columns: int = 10
     return sheet
 
 
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-
-def _cut(pen: ImageDraw.ImageDraw, text: str, font: Font, width: int) -> str:
+def _cut(
+    pen: "ImageDraw.ImageDraw", text: str, font: "ImageFont.FreeTypeFont | ImageFont.ImageFont", width: int
+) -> str:
     """The text, shortened with dots where it is too wide."""
     if pen.textlength(text, font) <= width:
         return text

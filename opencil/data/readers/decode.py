@@ -1,12 +1,17 @@
-"""One image, from a file's bytes to a square of RGB bytes."""
+"""One image, from a file's bytes to a square of RGB bytes.
+
+Pillow is imported where it is used: listing the registered datasets should cost nothing.
+"""
 
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from opencil.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -18,8 +23,10 @@ class CorruptImage(BadInput):
     """An image cannot be decoded; the message names it."""
 
 
-def read_image(file: Path | IO[bytes], name: str) -> Image.Image:
+def read_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     """Decode a whole image file as RGB; ``name`` is what an error calls it."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with Image.open(file) as image:
             image.load()
@@ -32,8 +39,10 @@ def read_image(file: Path | IO[bytes], name: str) -> Image.Image:
         raise CorruptImage(f"image {name} is refused: {error}") from None
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: "Image.Image") -> "Image.Image":
     """Any kind of image as RGB: grey repeated, transparency dropped, 16 bits cut to the upper 8."""
+    from PIL import Image
+
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255 instead of scaling
@@ -47,11 +56,13 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(image: Image.Image, side: int) -> Pixels:
+def fit(image: "Image.Image", side: int) -> Pixels:
     """An RGB image with its shorter side resized to ``side`` and its centre cropped: uint8 [3, side, side].
 
     Bilinear with anti-aliasing, and rounded as torchvision's Resize and CenterCrop do, as in the peers' code.
     """
+    from PIL import Image
+
     width, height = image.size
     if (width, height) != (side, side):
         short = min(width, height)

@@ -9,7 +9,6 @@ from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
-from PIL import Image
 
 from opencil.data.readers.decode import CorruptImage, Pixels, fit, read_image
 from opencil.errors import BadInput
@@ -68,6 +67,8 @@ class ArraySource(Source):
         if array.shape == (side, side, 3):
             turned: Pixels = array.transpose(2, 0, 1)
             return turned
+        from PIL import Image
+
         return fit(Image.fromarray(array).convert("RGB"), side)
 
 
