@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from opencil import cli_data
 from opencil._version import __version__
 from opencil.errors import BadInput, OpenCILError
 
@@ -81,11 +82,9 @@ def _config_from_flags(
     epochs_scale: Annotated[
         float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
     ] = None,
-    cache: Annotated[
-        str | None, typer.Option(help="Folder that models' outputs are kept in.", metavar="DIR")
-    ] = None,
-    cache_limit: Annotated[
-        str | None, typer.Option(help="The most that it may hold, as 2GB; 0: keep none.", metavar="SIZE")
+    outputs_limit: Annotated[
+        str | None,
+        typer.Option(help="Models' outputs to keep on disk at most, as 2GB; 0: none.", metavar="SIZE"),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -110,8 +109,7 @@ def _config_from_flags(
         "runs": runs,
         "device": device,
         "pack": pack,
-        "cache": cache,
-        "cache_limit": cache_limit,
+        "outputs_limit": outputs_limit,
     }
     flags["place"] = {name: value for name, value in place.items() if value is not None}
     if precision is not None:
@@ -279,6 +277,9 @@ def _top(
     ] = False,
 ) -> None:
     pass
+
+
+cli_data.register(app, guarded)
 
 
 def main() -> None:

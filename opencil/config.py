@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
+from opencil.data.images import Store
 from opencil.data.memory import quota
+from opencil.data.own import OwnDataset
 from opencil.data.transforms import Transform
 from opencil.engine.precision import Precision
 from opencil.errors import BadInput, unknown
@@ -41,6 +43,7 @@ class BenchmarkConfig(Values):
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     setup: Literal["train+", "memory"] = "train+"
+    datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
@@ -59,10 +62,23 @@ class BenchmarkConfig(Values):
                 f"transform.crop = {self.transform.crop} is not allowed: "
                 f"it should be at most image_size = {self.image_size}"
             )
+        for name in self.datasets:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in DATASETS.names():
+                raise ValueError(
+                    f"datasets: the name {name!r} is not allowed: lower-case letters, digits, - _ . are, and "
+                    "the names of 'opencil list datasets' are taken"
+                )
         for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
             for name in names:
-                _known(DATASETS, name, key)
+                if name not in self.datasets:
+                    _known(DATASETS, name, key, tuple(self.datasets))
         _known(BACKBONES, self.backbone, "backbone")
+        if self.id in self.datasets:
+            if not self.datasets[self.id].has_train:
+                raise ValueError(
+                    f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing"
+                )
+            return
         classes = getattr(DATASETS.entry(self.id).make, "classes", None)
         if classes is not None:
             self.check_classes(classes)
@@ -101,30 +117,30 @@ class SeedConfig(Values):
 
 @dataclass(frozen=True)
 class PlaceConfig(Values):
-    """Where a command reads, writes and computes: nothing here changes a result's meaning.
-
-    ``cache`` is the folder that keeps models' outputs (default: ``.outputs`` in the folder of runs), and
-    ``cache_limit`` the most that it may hold, in bytes or as ``2GB``; 0 switches it off.
-    """
+    """Where a command reads, writes and computes: nothing here changes a result's meaning."""
 
     data_root: str | None = None
+    cache: str | None = None  #: of prepared images: $OPENCIL_CACHE, or .opencil-cache in the data root
+    store: Store = "auto"  #: images on the device, or streamed from disk
+    resident_mb: Count = 1024  #: auto streams what is larger
+    workers: Count | None = None  #: threads that decode images
     runs: str = "runs"
+    outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs
+    outputs_limit: Whole | str = "2GB"  #: the most that it may hold, in bytes or as 2GB; 0: keep none
+    checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"
     pack: Count = 1  #: runs that advance together on one GPU
-    checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
-    cache: str | None = None
-    cache_limit: Whole | str = "2GB"
 
     def __post_init__(self) -> None:
         try:
-            parse_size(self.cache_limit)
+            parse_size(self.outputs_limit)
         except BadInput as error:
-            raise ValueError(f"cache_limit: {error}") from None
+            raise ValueError(f"outputs_limit: {error}") from None
 
     @property
-    def cache_folder(self) -> Path:
+    def outputs_folder(self) -> Path:
         """Where models' outputs are kept."""
-        return Path(self.cache) if self.cache else Path(self.runs) / ".outputs"
+        return Path(self.outputs) if self.outputs else Path(self.runs) / ".outputs"
 
 
 @dataclass(frozen=True)
@@ -225,11 +241,9 @@ def _methods(
     return made
 
 
-def _known(registry: Registry[Any], name: str, key: str) -> None:
-    try:
-        registry.entry(name)
-    except BadInput as error:
-        raise ValueError(f"{key}: {error}") from None
+def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...] = ()) -> None:
+    if name not in registry.names():
+        raise ValueError(f"{key}: {unknown(registry.kind, name, (*registry.names(), *others))}")
 
 
 def _overlay(settings: Iterable[str]) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise BadInput("\n".join(_sentences(cls, error.errors(), where))) from None
+        raise BadInput(
+            "\n".join(_sentence(cls, e, where) for e in _plain_errors(cls, error.errors()))
+        ) from None
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -92,43 +94,67 @@ def parse_size(size: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _sentences(cls: type, errors: "list[ErrorDetails]", where: str) -> list[str]:
-    """A sentence for each key; what the members of a union each expect is joined by "or"."""
-    by_key: dict[str, str] = {}
+def _plain_errors(cls: type, errors: "list[ErrorDetails]") -> "list[ErrorDetails]":
+    """Errors without pydantic's names for the choices of a union, one for each place.
+
+    A value that fits none of two types has an error for each: the one that reaches deepest into the value
+    says what is wrong with it; where both reject it as a whole, both are told.
+    """
+    plain_errors: list[ErrorDetails] = []
     for error in errors:
-        key, sentence = _sentence(cls, error, where)
-        begun = by_key.get(key)
-        by_key[key] = sentence if begun is None else f"{begun} or {sentence.rpartition(': it should be ')[2]}"
-    return list(by_key.values())
+        at = _union_at(cls, error["loc"])
+        if at is None:
+            plain_errors.append(error)
+            continue
+        error["loc"] = error["loc"][:at] + error["loc"][at + 1 :]
+        other = next((e for e in plain_errors if e["loc"][:at] == error["loc"][:at]), None)
+        if other is None or len(error["loc"]) > at:
+            plain_errors = [e for e in plain_errors if e["loc"] != error["loc"][:at]] + [error]
+        elif len(other["loc"]) == at:
+            other["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+    return plain_errors
 
 
-def _sentence(cls: type, error: "ErrorDetails", where: str) -> tuple[str, str]:
-    """One pydantic error as (key, sentence): key, value, what is allowed, nearest known name."""
-    unexpected = error["type"] in ("unexpected_keyword_argument", "extra_forbidden")
-    parts = error["loc"][:-1] if unexpected else error["loc"]
-    # Inside a union pydantic adds the member's name to the place: no key of ours.
-    place = [
-        p for i, p in enumerate(parts) if isinstance(p, int) or p in _keys(cls, list(map(str, parts[:i])))
-    ]
-    place += error["loc"][-1:] if unexpected else ()
-    path = [str(part) for part in place]
-    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
+    """Position in an error's place at which pydantic names a choice of a union."""
+    for i, part in enumerate(loc):
+        if typing.get_origin(cls) is typing.Annotated:
+            cls = typing.get_args(cls)[0]
+        if typing.get_origin(cls) in (typing.Union, types.UnionType):
+            choices = [c for c in typing.get_args(cls) if c is not type(None)]
+            if len(choices) > 1:
+                return i
+            cls = choices[0]
+        if typing.get_origin(cls) is dict:
+            cls = typing.get_args(cls)[1]
+        else:
+            cls = next((kind for name, kind in _takes(cls) if name == part), None)
+    return None
+
+
+def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
+    """One pydantic error as a sentence: key, value, what is allowed, nearest known name."""
+    path = [str(part) for part in error["loc"]]
+    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     value = json.dumps(error["input"], default=str)
     value = value if len(value) <= 80 else value[:77] + "..."
-    if unexpected:
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = sorted(_keys(cls, path[:-1]))
         allowed = ", ".join(known) or "no values"
-        return key, f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
+        return f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
     if error["type"].startswith("missing"):
-        return key, f"{key} is missing"
+        return f"{key} is missing"
     if error["type"] == "value_error":  # raised by a __post_init__, worded so that it begins with the key
-        return key, f"{key}.{error['ctx']['error']}"
-    return key, f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
+        return f"{key}.{error['ctx']['error']}"
+    return f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
 
 
 def _keys(cls: Any, path: list[str]) -> set[str]:
     """Names that a dataclass takes, at a path below it."""
     for part in path:
+        if typing.get_origin(cls) is dict:  # any key, values of one type
+            cls = typing.get_args(cls)[1]
+            continue
         field = next((f for f in _takes(cls) if f[0] == part), None)
         if field is None:
             return set()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
@@ -30,8 +30,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Setting:
     """What stays the same over a run's steps; ``images`` are the training images of all classes."""
 
-    images: ImageSet
-    test_images: ImageSet
+    images: Images
+    test_images: Images
     transform: Transform
     backbone: str
     batch_size: int

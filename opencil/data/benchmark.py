@@ -1,14 +1,13 @@
 """A benchmark's data, loaded: the ID dataset's two splits and the OOD sets with their roles."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-import torch
-
-from opencil.data.images import Dataset, ImageSet
+from opencil.data.images import Access, Dataset, Images, Split
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
+from opencil.errors import BadInput
 from opencil.registry import DATASETS
 
 Distance = Literal["near", "far"]
@@ -18,7 +17,7 @@ Distance = Literal["near", "far"]
 class OOD:
     """An OOD test set and how far it lies from the ID data."""
 
-    images: ImageSet
+    images: Images
     distance: Distance
 
 
@@ -26,8 +25,8 @@ class OOD:
 class BenchmarkData:
     """Everything a benchmark's runs read. Rows of ``ood`` are in the benchmark's order."""
 
-    train: ImageSet
-    test: ImageSet
+    train: Images
+    test: Images
     ood: dict[str, OOD]
     transform: Transform
 
@@ -43,15 +42,28 @@ def load_data(
     *,
     image_size: int,
     transform: Transform,
-    device: torch.device,
-    root: Path | None = None,
+    access: Access,
+    own: Mapping[str, Dataset] | None = None,
 ) -> BenchmarkData:
-    """Load a benchmark's datasets, by registered name, onto a device."""
+    """Load a benchmark's datasets: those of the user's ``own`` by their name there, others as registered."""
 
-    def load(name: str, split: Literal["train", "test"]) -> ImageSet:
-        dataset: Dataset = DATASETS.create(name)
-        return dataset.load(split, image_size, root).to(device)
+    def load(name: str, split: Split) -> Images:
+        dataset: Dataset = (own or {}).get(name) or DATASETS.create(name)
+        return dataset.serve(name, split, image_size, access)
 
     distances: dict[str, Distance] = dict.fromkeys(near, "near") | dict.fromkeys(far, "far")  # type: ignore[assignment]
+    train, test = load(id_name, "train"), load(id_name, "test")
+    _same_classes(train, test)
     ood = {name: OOD(load(name, "test"), distance) for name, distance in distances.items()}
-    return BenchmarkData(load(id_name, "train"), load(id_name, "test"), ood, transform)
+    return BenchmarkData(train, test, ood, transform.fitted(train))
+
+
+def _same_classes(train: Images, test: Images) -> None:
+    """Labels are positions among class names: two splits must mean the same by them."""
+    if train.classes and test.classes and train.classes != test.classes:
+        one, other = set(train.classes), set(test.classes)
+        differing = ", ".join(sorted(one ^ other)[:5]) or "in another order"
+        raise BadInput(
+            f"{train.name!r} has {len(one)} classes in training and {len(other)} in test images, and they "
+            f"differ: {differing}"
+        )

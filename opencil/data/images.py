@@ -1,10 +1,12 @@
 """Images and their labels, and the contract of a dataset that delivers them."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -13,33 +15,22 @@ from opencil.errors import BadInput
 from opencil.validation import Values
 
 Split = Literal["train", "test"]
+Store = Literal["auto", "resident", "streamed"]
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Labelled RGB images of one size, resident as bytes on one device.
+class Images(ABC):
+    """Labelled RGB images of one size that are served in batches, wherever they are kept: a dataclass.
 
-    ``images``: uint8 [N, 3, H, W]; ``labels``: int64 [N].
+    ``labels``: int64 [N], on the device that batches come to. ``classes`` are the names of labels 0, 1, …
+    where they are known.
     """
 
     name: str
-    images: Tensor
     labels: Tensor
-
-    def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.uint8:
-            raise BadInput(
-                f"images of {self.name!r} are {self.images.dtype} {list(self.images.shape)}: "
-                "uint8 [N, 3, H, W] is needed"
-            )
-        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise BadInput(
-                f"labels of {self.name!r} are {self.labels.dtype} {list(self.labels.shape)}: "
-                f"int64 [{len(self.images)}] is needed, one for each image"
-            )
+    classes: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
 
     @property
     def device(self) -> torch.device:
@@ -47,24 +38,98 @@ class ImageSet:
         return self.labels.device
 
     @property
+    @abstractmethod
+    def side(self) -> int:
+        """Height and width of the images in pixels."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The same for the same pixels: a checksum of them, or of the files they are decoded from."""
+
+    @abstractmethod
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Self:
+        """The same images, served on a device."""
+
+    def relabelled(self, order: list[int]) -> Self:
+        """Labels replaced by their position in a class order, so that step t's classes are consecutive."""
+        position = torch.empty(len(order), dtype=torch.int64)
+        position[torch.tensor(order)] = torch.arange(len(order))
+        names = tuple(self.classes[c] for c in order) if self.classes else ()
+        return self._with(labels=position.to(self.labels.device)[self.labels], classes=names)
+
+    def _with(self, **values: Any) -> Self:
+        """The same images with some of their fields replaced."""
+        return cast(Self, replace(cast(Any, self), **values))
+
+
+@dataclass(frozen=True)
+class ImageSet(Images):
+    """Images that are resident as bytes on one device: uint8 [N, 3, H, W]."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = list(self.images.shape)
+        if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3] or self.images.dtype != torch.uint8:
+            raise BadInput(
+                f"images of {self.name!r} are {self.images.dtype} {shape}: uint8 [N, 3, H, H] is needed"
+            )
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            raise BadInput(
+                f"labels of {self.name!r} are {self.labels.dtype} {list(self.labels.shape)}: "
+                f"int64 [{len(self.images)}] is needed, one for each image"
+            )
+
+    @property
     def side(self) -> int:
         """Height and width of the images in pixels."""
         return self.images.shape[-1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the pixels."""
+        digest = hashlib.sha256(str(list(self.images.shape)).encode())
+        digest.update(self.images.cpu().contiguous().flatten().numpy().data)
+        return digest.hexdigest()
 
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
         """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
         for rows in torch.split(indices.to(self.device), size):
             yield self.images[rows]
 
-    def to(self, device: torch.device) -> "ImageSet":
+    def to(self, device: torch.device) -> Self:
         """The same set on a device."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        return self._with(images=self.images.to(device), labels=self.labels.to(device))
 
-    def relabelled(self, order: list[int]) -> "ImageSet":
-        """Labels replaced by their position in a class order, so that step t's classes are consecutive."""
-        position = torch.empty(len(order), dtype=torch.int64)
-        position[torch.tensor(order)] = torch.arange(len(order))
-        return replace(self, labels=position.to(self.labels.device)[self.labels])
+
+@dataclass(frozen=True)
+class Access:
+    """Where a dataset's files are and how its images are to be served: it never changes their pixels.
+
+    ``auto`` keeps a split on the device if it takes at most ``resident_mb`` MiB there, and streams it from
+    disk otherwise. ``workers``: threads that decode; None: one per processor.
+    """
+
+    root: Path | None = None
+    device: torch.device = torch.device("cpu")
+    cache: str | None = None
+    store: Store = "auto"
+    resident_mb: int = 1024
+    workers: int | None = None
+
+    def streams(self, count: int, side: int) -> bool:
+        """Whether so many images of a size are to be streamed."""
+        if self.store != "auto":
+            return self.store == "streamed"
+        return count * 3 * side * side > self.resident_mb * 2**20
 
 
 @dataclass(frozen=True)
@@ -77,3 +142,7 @@ class Dataset(Values, ABC):
     @abstractmethod
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
         """Images of a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root`` holds the downloads."""
+
+    def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
+        """Images of a split, under the name that the benchmark gives the dataset, on the device asked for."""
+        return self.load(split, size, access.root).to(access.device)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.errors import BadInput
 
 
@@ -70,13 +70,13 @@ class Step:
 class Stream(Sequence[Step]):
     """The steps over a training and a test set whose labels are positions in the class order."""
 
-    train: ImageSet
-    test: ImageSet
+    train: Images
+    test: Images
     classes: int
     per_step: int
 
     @classmethod
-    def create(cls, train: ImageSet, test: ImageSet, per_step: int, order_seed: int = 1993) -> "Stream":
+    def create(cls, train: Images, test: Images, per_step: int, order_seed: int = 1993) -> "Stream":
         """Order the classes of a dataset and cut them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
@@ -117,7 +117,7 @@ class Stream(Sequence[Step]):
         )
 
 
-def count_classes(images: ImageSet) -> int:
+def count_classes(images: Images) -> int:
     """Number of classes; labels must be 0 … C−1 with an image for each."""
     if not len(images):
         raise BadInput(f"{images.name!r} has no images")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.precision import arithmetic
 from opencil.errors import BadInput
@@ -22,13 +22,13 @@ class Inputs:
     """
 
     model: Classifier
-    images: ImageSet | Tensor
+    images: Images | Tensor
     transform: Transform | None = None
     indices: Tensor | None = None
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if isinstance(self.images, ImageSet):
+        if isinstance(self.images, Images):
             if self.transform is None:
                 raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")
         elif self.images.ndim != 4 or not self.images.is_floating_point() or not len(self.images):
@@ -92,7 +92,7 @@ class Outputs:
 
 def forward(
     model: Classifier,
-    images: ImageSet | Tensor,
+    images: Images | Tensor,
     transform: Transform | None = None,
     indices: Tensor | None = None,
     batch_size: int = 512,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.iteration import Iteration
 from opencil.engine.precision import Precision
@@ -68,7 +68,7 @@ class Resume:
 
 def train(
     stage: Stage,
-    images: ImageSet,
+    images: Images,
     transform: Transform,
     batch_size: int,
     seed: tuple[int | str, ...],

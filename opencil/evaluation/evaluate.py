@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, forward
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Classifier,
-    test: ImageSet | Tensor,
-    ood: Mapping[str, ImageSet | Tensor],
+    test: Images | Tensor,
+    ood: Mapping[str, Images | Tensor],
     *,
-    setup: ImageSet | Tensor | None = None,
+    setup: Images | Tensor | None = None,
     detectors: Sequence[str] | Mapping[str, Detector] | None = None,
     transform: Transform | None = None,
     labels: Tensor | None = None,
@@ -51,7 +51,7 @@ def evaluate(
     if not ood:
         raise BadInput("ood is empty: at least one OOD set is needed")
 
-    def outputs(images: ImageSet | Tensor) -> Outputs:
+    def outputs(images: Images | Tensor) -> Outputs:
         return forward(model, images, transform, batch_size=batch_size)
 
     of_test, of_ood = outputs(test), {name: outputs(images) for name, images in ood.items()}
@@ -62,7 +62,7 @@ def evaluate(
     of_setup = outputs(setup) if needing and setup is not None else None
     rows: list[tuple[str, Measurement]] = []
     if of_test.labels is not None:
-        rows.append(("", Measurement("", "accuracy", accuracy(of_test.logits, of_test.labels))))
+        rows.append(("", Measurement("", "accuracy", accuracy(of_test.logits.argmax(dim=1), of_test.labels))))
     for name, detector in chosen.items():
         rows += [(name, found) for found in measure(detector, of_setup, of_test, of_ood, task_of)]
     columns = ["detector", "ood", "task", "metric", "value"]

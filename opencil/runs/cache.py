@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from opencil.data.images import ImageSet
 from opencil.engine.forward import Inputs, Outputs, outputs_of
 from opencil.runs import files
 from opencil.validation import plain
@@ -79,13 +78,12 @@ def _key(weights: str, inputs: Inputs) -> str:
     transform = plain(inputs.transform) if inputs.transform else {}
     device = inputs.images.device.type  # devices round differently
     digest = hashlib.sha256(json.dumps([weights, transform, device, len(inputs)]).encode())
-    if isinstance(inputs.images, ImageSet):
-        chosen = torch.arange(len(inputs.images)) if inputs.indices is None else inputs.indices
-        batches = inputs.images.batches(chosen, inputs.batch_size)
+    if isinstance(inputs.images, Tensor):
+        digest.update(_bytes(inputs.images))
     else:
-        batches = inputs.batches()
-    for batch in batches:
-        digest.update(_bytes(batch))
+        digest.update(inputs.images.fingerprint.encode())
+    if inputs.indices is not None:
+        digest.update(_bytes(inputs.indices))
     return digest.hexdigest()
 
 

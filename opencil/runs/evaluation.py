@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.benchmark import BenchmarkData
-from opencil.data.images import ImageSet
+from opencil.data.images import Images
 from opencil.data.stream import Step, Stream, ood_subset
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, forward
@@ -43,7 +43,7 @@ class Evaluation:
         are set up on.
         """
 
-        def outputs(images: ImageSet, indices: Tensor) -> Outputs:
+        def outputs(images: Images, indices: Tensor) -> Outputs:
             # The method's values decide with the weights what its model computes.
             identity = f"{weights} {self.spec.cil} {self.spec.values}"
             return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices))

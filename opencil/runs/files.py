@@ -1,9 +1,6 @@
-"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+"""A run's files: tensors and tables on top of the whole-or-absent writing of ``opencil.files``."""
 
-import hashlib
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from opencil.errors import OpenCILError
+from opencil.files import digest, remove_temporary, write
 
-_TEMPORARY = ".part"
-
-
-def write(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}{_TEMPORARY}")
-    try:
-        fill(temporary)
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+__all__ = [
+    "damaged",
+    "digest",
+    "read_json",
+    "read_tensors",
+    "remove_temporary",
+    "write",
+    "write_json",
+    "write_rows",
+    "write_tensors",
+    "write_text",
+]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -74,34 +70,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise damaged(path, error) from None
 
 
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
 def damaged(path: Path, error: object) -> OpenCILError:
     """The error for a stored file that cannot be used."""
     return OpenCILError(
         f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again"
     )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def remove_temporary(folder: Path) -> None:
-    """Delete what an interrupted process left half-written."""
-    for leftover in folder.rglob(f"*{_TEMPORARY}"):
-        leftover.unlink(missing_ok=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from opencil._version import __version__
 from opencil.cil.learner import Checkpoint, Learner, Setting
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
+from opencil.data.images import Access
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes
 from opencil.engine.device import resolve_device
@@ -82,11 +83,13 @@ def execute(config: Config) -> Iterator[Event]:
     root = config.place.data_root
     if root is not None and not Path(root).is_dir():
         raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
+    data = cache(lambda: load(config))  # loaded when the first run needs it
+    if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
+        config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = plan(config)
     for spec in specs:
         RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
-    data = cache(lambda: load(config))  # loaded when the first run needs it
-    outputs = OutputsCache(config.place.cache_folder, parse_size(config.place.cache_limit))
+    outputs = OutputsCache(config.place.outputs_folder, parse_size(config.place.outputs_limit))
     waiting = iter(specs)
     lanes: list[_Lane] = []
     while True:
@@ -172,11 +175,23 @@ def load(config: Config) -> BenchmarkData:
         benchmark.far,
         image_size=benchmark.image_size,
         transform=benchmark.transform,
-        device=resolve_device(place.device),
-        root=Path(place.data_root) if place.data_root else None,
+        access=access(place),
+        own=benchmark.datasets,
     )
     benchmark.check_classes(count_classes(data.train))
     return data
+
+
+def access(place: PlaceConfig) -> Access:
+    """How a config's datasets are read and served."""
+    return Access(
+        root=Path(place.data_root) if place.data_root else None,
+        device=resolve_device(place.device),
+        cache=place.cache,
+        store=place.store,
+        resident_mb=place.resident_mb,
+        workers=place.workers,
+    )
 
 
 def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:

@@ -127,14 +127,14 @@ def test_without_a_cache_the_rows_are_the_same_and_nothing_is_kept(
     before = opencil.read_rows(runs)
     forget(runs)
     shutil.rmtree(runs / ".outputs")
-    pd.testing.assert_frame_equal(run(runs, "place.cache_limit=0"), before)
+    pd.testing.assert_frame_equal(run(runs, "place.outputs_limit=0"), before)
     assert images_seen() > 0
     assert not (runs / ".outputs").exists()
 
 
 def test_the_cache_can_lie_elsewhere_and_keeps_to_its_limit(runs: Path, tmp_path: Path) -> None:
     forget(runs)
-    run(runs, f"place.cache={tmp_path / 'kept'}", "place.cache_limit=200kB")
+    run(runs, f"place.outputs={tmp_path / 'kept'}", "place.outputs_limit=200kB")
     entries = list((tmp_path / "kept").glob("*.safetensors"))
     assert entries
     assert sum(entry.stat().st_size for entry in entries) <= 200_000
@@ -153,5 +153,5 @@ def test_the_setup_can_be_the_memory(tmp_path: Path, images_seen: Callable[[], i
 
 @pytest.mark.parametrize("limit", ["much", "-3", "true"])
 def test_a_limit_that_is_not_understood_is_refused(limit: str) -> None:
-    with pytest.raises(opencil.BadInput, match=r"place\.cache_limit"):
-        opencil.resolve({}, settings=[f"place.cache_limit={limit}"])
+    with pytest.raises(opencil.BadInput, match=r"place\.outputs_limit"):
+        opencil.resolve({}, settings=[f"place.outputs_limit={limit}"])

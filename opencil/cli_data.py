@@ -1,0 +1,290 @@
+"""``opencil data``: find, check, prepare and look at datasets."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from opencil.errors import BadInput, OpenCILError
+
+if TYPE_CHECKING:
+    from opencil.config import Config
+    from opencil.data.check import Asked, Checked
+    from opencil.data.images import Split
+
+app = typer.Typer(
+    help="Find, check, prepare and look at the datasets in a folder of downloads.", no_args_is_help=True
+)
+
+Root = Annotated[
+    Path, typer.Argument(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="ROOT")
+]
+Benchmark = Annotated[
+    str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.", metavar="NAME")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A YML, for datasets of your own.", metavar="FILE")
+]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of prepared images; ROOT/.opencil-cache.", envvar="OPENCIL_CACHE", metavar="DIR"
+    ),
+]
+Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per processor.", min=1)]
+
+
+def check(
+    root: Root,
+    benchmark: Benchmark = None,
+    config: ConfigFile = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Decode every image, not a sample of the large datasets.")
+    ] = False,
+) -> None:
+    """Say what of a benchmark's datasets is there, and where to get the rest.
+
+    Exit code 0: all are there and can be decoded; a number of images that differs from the paper's is named
+    and is no failure. 1: some are missing or damaged.
+    """
+    from opencil.data.check import check as check_split
+
+    resolved = _config(root, benchmark, config)
+    splits = _asked(resolved)
+    results = []
+    with _bars() as bar:
+        for asked in splits:
+            with bar(f"{asked.name} {asked.split}") as progress:
+                results.append(check_split(asked, root, full, progress))
+    screen = Console()
+    _print(screen, _table(resolved, results, root))
+    for line in _remarks(results, root):
+        screen.print(line, highlight=False, soft_wrap=True)
+    bad = [r for r in results if not r.usable]
+    if bad:
+        raise OpenCILError(f"{len(bad)} of {len(results)} cannot be used; see above")
+    screen.print(f"all {len(results)} can be used", highlight=False)
+
+
+def prepare(
+    root: Root,
+    benchmark: Benchmark = None,
+    config: ConfigFile = None,
+    cache: Cache = None,
+    workers: Workers = None,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave corrupt images out and count them.")
+    ] = False,
+) -> None:
+    """Decode a benchmark's images once, so that later starts take seconds.
+
+    A dataset that is too large to be kept on the compute device (place.resident_mb) is streamed from its own
+    files, and nothing is prepared of it.
+    """
+    from dataclasses import replace
+
+    from opencil.data.cache import cache_folder
+    from opencil.runs.runner import access as access_of
+
+    resolved = _config(root, benchmark, config)
+    place = replace(resolved.place, cache=cache, workers=workers, device="cpu")
+    access, size = access_of(place), resolved.benchmark.image_size
+    screen = Console()
+    total = 0
+    with _bars() as bar:
+        for asked in _asked(resolved):
+            with bar(f"{asked.name} {asked.split}") as progress:
+                found = asked.dataset.locate(asked.name, asked.split, root)
+                kept = asked.dataset.cache_file(asked.name, asked.split, size, access, found)
+                if not kept.path.is_file() and access.streams(len(found.source), size):
+                    many = f"{len(found.source):,} images"
+                    screen.print(f"{asked.name} {asked.split}: {many}, streamed from {found.place}")
+                    continue
+                done = kept.prepare(access.workers or _processors(), skip_corrupt, progress)
+            total += kept.path.stat().st_size
+            skipped = f", {len(done.skipped):,} corrupt ones left out" if done.skipped else ""
+            screen.print(f"{asked.name} {asked.split}: {len(done.labels):,} images{skipped}", highlight=False)
+            for name in done.skipped[:10]:
+                screen.print(f"  left out: {escape(name)}", highlight=False, soft_wrap=True)
+    screen.print(f"{total / 2**20:,.0f} MiB in {cache_folder(root, cache)}", highlight=False, soft_wrap=True)
+
+
+def show(
+    root: Root,
+    dataset: Annotated[str, typer.Argument(help="Dataset: see 'opencil list datasets'.")],
+    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    save: Annotated[Path | None, typer.Option(help="The picture; DATASET-SPLIT.png.", metavar="FILE")] = None,
+    count: Annotated[int, typer.Option(help="Images on it.", min=1, max=1000)] = 60,
+    size: Annotated[int | None, typer.Option(help="Side of the images, in pixels; 128.", min=1)] = None,
+    benchmark: Benchmark = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write a contact sheet: some images of a dataset with their labels, as the benchmark sees them."""
+    from opencil.data.files import FileDataset
+    from opencil.data.images import Access
+    from opencil.data.sheet import contact_sheet
+    from opencil.files import write
+    from opencil.registry import DATASETS
+
+    if split not in ("train", "test"):
+        raise BadInput(f"--split {split!r} is not allowed: train and test are")
+    part: Split = "train" if split == "train" else "test"
+    own = {}
+    if benchmark or config:
+        resolved = _config(root, benchmark, config).benchmark
+        own, size = resolved.datasets, size or resolved.image_size
+    elif not root.is_dir():
+        raise BadInput(f"there is no folder {root}")
+    source = own.get(dataset) or DATASETS.create(dataset)
+    if isinstance(source, FileDataset):
+        images = source.serve(dataset, part, size or 128, Access(root, store="streamed"))
+    else:
+        images = source.load(part, size or 8, root)
+    save = save or Path(f"{dataset}-{split}.png")
+    picture = contact_sheet(images, f"{dataset}, {split} images", count)
+    write(save, lambda path: picture.save(path, "PNG"))
+    typer.echo(f"contact sheet: {save} ({picture.width} × {picture.height} pixels)")
+
+
+def _processors() -> int:
+    from opencil.data.decoding import workers_here
+
+    return workers_here()
+
+
+def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
+    from opencil.config import list_benchmarks, read_yaml, resolve
+
+    if not root.is_dir():
+        raise BadInput(f"there is no folder {root}: ROOT is the folder of your downloads")
+    if benchmark is None and config is None:
+        raise BadInput(
+            f"which datasets? --benchmark names one of {', '.join(list_benchmarks())}; --config a YML"
+        )
+    flags = {"place": {"data_root": str(root)}} | ({"benchmark": {"name": benchmark}} if benchmark else {})
+    return resolve(read_yaml(config) if config else None, flags=flags)
+
+
+def _asked(config: "Config") -> "list[Asked]":
+    """The splits in files that a config's benchmark reads; those that come with a package need no check."""
+    from opencil.data.check import Asked, Role
+    from opencil.data.files import FileDataset
+    from opencil.data.images import Split
+    from opencil.registry import DATASETS
+
+    b = config.benchmark
+    wanted: list[tuple[str, Split, Role]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
+    wanted += [(name, "test", "near") for name in b.near]
+    wanted += [(name, "test", "far") for name in b.far]
+    made = {name: b.datasets.get(name) or DATASETS.create(name) for name, _, _ in wanted}
+    splits = [
+        Asked(name, dataset, split, role)
+        for name, split, role in wanted
+        if isinstance(dataset := made[name], FileDataset)
+    ]
+    if not splits:
+        raise BadInput(f"benchmark {b.name!r} reads no files: its images come with installed packages")
+    return splits
+
+
+def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
+    table = Table(title=f"{config.benchmark.name} in {root}", title_justify="left")
+    for column in ("dataset", "split", "role", "found", "layout"):
+        table.add_column(column, overflow="fold")
+    table.add_column("images", justify="right")
+    table.add_column("in the paper", justify="right")
+    for column in ("checksum", "decodable"):
+        table.add_column(column)
+    for r in results:
+        expected = f"{r.expected:,}" if r.expected else "–"
+        if r.found is None or r.images is None:
+            state = "[red]unusable[/]" if r.problem else "[red]missing[/]"
+            place = escape(_short(r.found.place, root)) if r.found else ""
+            layout = r.found.layout if r.found else ""
+            cells = [f"{state} {place}".strip(), layout, "–", expected, "–", "–"]
+        else:
+            images = f"[yellow]{r.images:,}[/]" if r.differs else f"{r.images:,}"
+            if r.corrupt:
+                decodable = f"[red]{len(r.corrupt):,} corrupt[/]"
+            else:
+                decodable = "all" if r.decoded == r.images else f"{r.decoded:,} tried"
+            checksum = {
+                "": "none known",
+                "canonical": "[green]as published[/]",
+                "differs": "[yellow]differs[/]",
+            }
+            place = escape(_short(r.found.place, root))
+            cells = [place, r.found.layout, images, expected, checksum[r.checksum], decodable]
+        table.add_row(r.asked.name, r.asked.split, r.asked.role, *cells)
+    return table
+
+
+def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
+    """What the table has no room for: differences, damage, and where to get what is missing."""
+    if other := [f"{r.asked.name} ({r.asked.split})" for r in results if r.checksum == "differs"]:
+        yield (
+            f"[yellow]differs:[/] the files of {', '.join(other)} are not byte for byte the published ones; "
+            "their images may still be"
+        )
+    for r in results:
+        name = f"{r.asked.name} ({r.asked.split})"
+        if r.differs:
+            yield f"[yellow]differs:[/] {name} has {r.images:,} of {r.expected:,} images; usable"
+        for message in [*([r.problem] if r.problem else []), *r.corrupt[:5]]:
+            yield f"[red]unusable:[/] {escape(message)}"
+        if len(r.corrupt) > 5:
+            yield f"[red]unusable:[/] and {len(r.corrupt) - 5:,} more of {name}"
+        if r.found is None and not r.problem:
+            places = " or ".join(str(root / place) for place in r.asked.dataset.places(r.asked.split)[:4])
+            home = f"; home page {r.asked.dataset.home}" if r.asked.dataset.home else ""
+            yield f"[red]missing:[/] {name}: expected at {escape(places)}{home}"
+
+
+def _short(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _print(screen: Console, table: Table) -> None:
+    """A pipe or a file has no width to keep to."""
+    wide = Console(width=10_000).measure(table).maximum
+    (screen if screen.is_terminal else Console(width=max(wide, screen.width))).print(table)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str], "_Bar"]]:
+    """Makes a progress bar per dataset, on a terminal; elsewhere they show nothing."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        yield lambda name: _Bar(progress, name)
+
+
+class _Bar:
+    """One dataset's bar: inside the block, a function of images done and of all."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self.progress, self.task = progress, progress.add_task(name, total=None)
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        return lambda done, total: self.progress.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.remove_task(self.task)
+
+
+def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Add ``data`` and its commands to the command line, under the guard that all commands have."""
+    commands: list[tuple[Callable[..., None], str]] = [
+        (check, "opencil data check ~/downloads --benchmark cifar100"),
+        (prepare, "opencil data prepare ~/downloads --benchmark cifar100"),
+        (show, "opencil data show ~/downloads texture --save texture.png"),
+    ]
+    for command, example in commands:
+        app.command(epilog=f"Example: {example}")(guarded(command))
+    top.add_typer(app, name="data")

@@ -1,0 +1,110 @@
+"""What of a benchmark's data is there, whole, and as the paper counts it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from opencil.data.decoding import decoded, workers_here
+from opencil.data.files import FileDataset
+from opencil.data.images import Split
+from opencil.errors import BadInput
+from opencil.files import digest
+
+if TYPE_CHECKING:
+    from opencil.data.readers.source import Found
+
+Role = Literal["ID", "near", "far"]
+
+#: Of more images than this, so many at even distances are decoded, unless all are asked for.
+SAMPLE = 20_000
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A split that a benchmark reads, and as what."""
+
+    name: str
+    dataset: FileDataset
+    split: Split
+    role: Role
+
+
+@dataclass
+class Checked:
+    """What was found of a split; ``problem`` says why it cannot be used."""
+
+    asked: Asked
+    found: "Found | None" = None
+    images: int | None = None
+    decoded: int = 0
+    corrupt: list[str] = field(default_factory=list)
+    checksum: Literal["", "canonical", "differs"] = ""
+    problem: str = ""
+
+    @property
+    def expected(self) -> int | None:
+        """Images in the paper."""
+        return self.asked.dataset.counts.get(self.asked.split)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it has another number of images than the paper: worth knowing, and no failure."""
+        return self.images is not None and self.expected is not None and self.images != self.expected
+
+    @property
+    def usable(self) -> bool:
+        """Whether a run could use it."""
+        return self.found is not None and not self.problem and not self.corrupt
+
+
+def check(
+    asked: Asked, root: Path, full: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Checked:
+    """Find a split, count its images, compare checksums and decode it, or a sample of it."""
+    result = Checked(asked)
+    try:
+        result.found = asked.dataset.find(asked.split, root)
+        if result.found is None:
+            return result
+        source = result.found.source
+        result.images = len(source)
+        result.checksum = _checksum(result.found, asked.dataset)
+        for done, errors in _decoding(result.found, full):
+            result.decoded = done
+            result.corrupt += errors
+            if progress:
+                progress(done, _tries(result.found, full))
+    except BadInput as error:
+        result.problem = str(error)
+    return result
+
+
+def _checksum(found: "Found", dataset: FileDataset) -> Literal["", "canonical", "differs"]:
+    """Whether the files are those that the dataset's makers distribute; empty where that is not known."""
+    known = [path for path in found.parts if path.name in dataset.checksums]
+    if not known:
+        return ""
+    same = all(digest(path, "md5") == dataset.checksums[path.name] for path in known)
+    return "canonical" if same else "differs"
+
+
+def _tries(found: "Found", full: bool) -> int:
+    """How many images are decoded; those of one file have been read anyway."""
+    everything = full or not found.separate
+    return len(found.source) if everything else min(len(found.source), SAMPLE)
+
+
+def _decoding(found: "Found", full: bool) -> Iterator[tuple[int, list[str]]]:
+    """After each batch: images decoded so far, and the batch's errors."""
+    source = found.source
+    count = _tries(found, full)
+    chosen = [i * len(source) // count for i in range(count)]
+    done = 0
+    # The side does not matter to whether an image can be decoded; a small one costs the least.
+    with closing(decoded(source, chosen, 32, _BATCH, workers_here())) as batches:
+        for batch in batches:
+            done += len(batch.pixels)
+            yield done, [str(error) for error in batch.corrupt.values()]

@@ -1,0 +1,135 @@
+"""Datasets that lie in files: found in a folder of downloads, prepared once, served resident or streamed."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from opencil.data.cache import CacheFile, ProgressBar, cache_folder, no_progress
+from opencil.data.decoding import workers_here
+from opencil.data.images import Access, Dataset, Images, ImageSet, Split
+from opencil.data.streamed import StreamedImages
+from opencil.errors import BadInput
+
+if TYPE_CHECKING:
+    from opencil.data.readers.source import Found, Layout
+
+_log = logging.getLogger("opencil.data")
+
+
+@dataclass(frozen=True)
+class FileDataset(Dataset):
+    """A dataset in files."""
+
+    #: What it is called where no benchmark gives it a name.
+    name: ClassVar[str] = "images"
+    #: The dataset's own site; empty for a user's own images.
+    home: ClassVar[str] = ""
+    #: Images of each split in the paper.
+    counts: ClassVar[Mapping[str, int]] = {}
+    #: MD5 of files as their makers distribute them, by file name.
+    checksums: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def find(self, split: Split, root: Path | None) -> "Found | None":
+        """Where the split lies, or None."""
+
+    @abstractmethod
+    def places(self, split: Split) -> tuple[str, ...]:
+        """Where the split is looked for, relative to the folder of downloads; empty: it has no such split."""
+
+    def locate(self, name: str, split: Split, root: Path | None) -> "Found":
+        """Where the split lies; an error that says where it was expected and where to get it."""
+        found = self.find(split, root)
+        if found is not None:
+            return found
+        places = self.places(split)
+        what = f"{split} images of dataset {name!r}"
+        if not places:
+            raise BadInput(f"there are no {what}: it has only {', '.join(self.counts) or 'test'} images")
+        if root is None:
+            raise BadInput(
+                f"{what} are in your downloads: name their folder with --data-root, $OPENCIL_DATA or "
+                "place.data_root"
+            )
+        source = f"; its home page is {self.home}" if self.home else ""
+        raise BadInput(f"{what} are not in {root}: expected at {' or at '.join(places[:3])}{source}")
+
+    def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
+        """Images of a split, resident and through the cache in the folder of downloads."""
+        return self.resident(self.name, split, size, Access(root))
+
+    def resident(
+        self,
+        name: str,
+        split: Split,
+        size: int,
+        access: Access,
+        skip_corrupt: bool = False,
+        progress: ProgressBar = no_progress,
+    ) -> ImageSet:
+        """Images of a split on the device, decoded now or before."""
+        file = self.cache_file(name, split, size, access, self.locate(name, split, access.root))
+        return _resident(name, split, file, access, skip_corrupt, progress)
+
+    def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
+        """Images of a split, resident or streamed as the access says."""
+        found = self.locate(name, split, access.root)
+        file = self.cache_file(name, split, size, access, found)
+        kept = access.store == "auto" and file.path.is_file()
+        if kept or access.store == "resident" or not access.streams(len(found.source), size):
+            return _resident(name, split, file, access)
+        source = found.source
+        labels = torch.from_numpy(source.labels).to(access.device)
+        workers = access.workers or workers_here()
+        return StreamedImages(name, source, labels, size, workers, file.key(), source.classes)
+
+    def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
+        """The file that keeps the split's images of a size."""
+        return CacheFile.of(cache_folder(access.root, access.cache), name, split, found, size)
+
+
+def _resident(
+    name: str,
+    split: Split,
+    file: CacheFile,
+    access: Access,
+    skip_corrupt: bool = False,
+    progress: ProgressBar = no_progress,
+) -> ImageSet:
+    prepared = file.load()
+    if prepared is None:
+        _log.info("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+        prepared = file.prepare(access.workers or workers_here(), skip_corrupt, progress)
+    if prepared.skipped:
+        _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.skipped), split)
+    images, labels = torch.from_numpy(prepared.images), torch.from_numpy(prepared.labels)
+    return ImageSet(name, images, labels, prepared.classes).to(access.device)
+
+
+def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":
+    """The first layout that is there, in a folder of downloads or in one of the folders in it."""
+    if root is None:
+        return None
+    for base in _bases(root):
+        for layout in layouts:
+            try:
+                found = layout.find(base)
+            except PermissionError:  # somebody else's folder beside the downloads
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def _bases(root: Path) -> Iterator[Path]:
+    yield root
+    try:
+        inner = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise BadInput(f"folder {root} cannot be read: {error.strerror}") from None
+    yield from inner

@@ -1,0 +1,1 @@
+"""Readers: from the files that people have to labelled images."""

@@ -1,0 +1,41 @@
+"""SVHN's MATLAB file."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from opencil.data.readers.source import ArraySource, Found, Layout
+from opencil.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Mat(Layout):
+    """A .mat file with ``X`` [H, W, 3, N] and ``y`` [N, 1]; the digit 0 is written as 10."""
+
+    files: tuple[str, ...]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The files it may be."""
+        return self.files
+
+    def find(self, base: Path) -> Found | None:
+        """The first of the files."""
+        place = next((base / name for name in self.files if (base / name).is_file()), None)
+        return Found(".mat", place, partial(_source, place), (place,)) if place else None
+
+
+def _source(place: Path) -> ArraySource:
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(place, variable_names=["X", "y"])
+    except Exception as error:  # scipy answers damaged files with many kinds of errors
+        raise BadInput(f"{place} cannot be read as a MATLAB file: {error}") from None
+    images, labels = content.get("X"), content.get("y")
+    if images is None or labels is None or images.ndim != 4 or images.dtype != np.uint8:
+        raise BadInput(f"{place} has no X of bytes [H, W, 3, N] with y: it is not SVHN's")
+    digits = labels.reshape(-1).astype(np.int64) % 10
+    return ArraySource(digits, tuple("0123456789"), place, images.transpose(3, 0, 1, 2))

@@ -1,0 +1,179 @@
+"""CIFAR's pickles, read by an unpickler that can make plain values and arrays of numbers, and nothing else.
+
+A pickle is a program, and these come from the internet.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opencil.data.readers.archives import tar_member
+from opencil.data.readers.source import ArraySource, Found, Layout
+from opencil.errors import BadInput
+
+
+class _Numbers:
+    """Stands for a numpy dtype: numpy itself never sees the state that a pickle would give one."""
+
+    def __init__(self, code: Any = "", *flags: Any) -> None:
+        self.code, self.order = code, "|"
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type, if it is one of plain numbers."""
+        code, order = (p.decode("ascii") if isinstance(p, bytes) else p for p in (self.code, self.order))
+        dtype = np.dtype(code) if isinstance(code, str) else np.dtype(object)
+        if dtype.kind not in "biuf":
+            raise pickle.UnpicklingError(f"it asks for an array of {dtype}, which is not plain numbers")
+        return dtype.newbyteorder(">") if order == ">" else dtype
+
+
+class _Array:
+    """Stands for a numpy array while a pickle is read."""
+
+    array: np.ndarray[Any, Any]
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, numbers, fortran, content = state
+        self.array = _filled(content, numbers, shape, "F" if fortran else "C")
+
+
+def _filled(content: Any, numbers: Any, shape: Any, order: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(numbers, _Numbers) or not isinstance(content, (bytes, bytearray)):
+        raise pickle.UnpicklingError("it asks for an array in an unusual way")
+    return np.frombuffer(content, numbers.dtype).reshape(shape, order=order)
+
+
+def _empty_array(*_: Any) -> _Array:
+    """What numpy's pickles ask for before they fill the array."""
+    return _Array()
+
+
+def _array_from_buffer(content: Any, numbers: Any, shape: Any, order: Any, *_: Any) -> _Array:
+    made = _Array()
+    made.array = _filled(content, numbers, shape, order)
+    return made
+
+
+def _bytes_from_text(text: str, encoding: str = "latin1") -> bytes:
+    """How protocol 2 of Python 3 writes bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
+    return text.encode("latin1")
+
+
+#: All that a pickle of arrays, dicts, lists, text and numbers needs, under the names of old and new numpy.
+_ALLOWED: dict[tuple[str, str], Callable[..., Any] | type] = {
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty_array for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Numbers,
+    ("_codecs", "encode"): _bytes_from_text,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the few harmless things a pickle may name."""
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}; only plain arrays, dicts, lists, text and numbers are allowed"
+            ) from None
+
+
+def load_plain(content: bytes, name: str) -> Any:
+    """The value of a pickle, Python 2's text as bytes; one that asks for anything but data is refused."""
+    try:
+        value = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+        if isinstance(value, dict):
+            return {key: part.array if isinstance(part, _Array) else part for key, part in value.items()}
+        return value
+    # A broken pickle may ask for any operation on any value: whatever comes of it, the file is unusable.
+    except Exception as error:
+        raise BadInput(f"pickle {name} is refused: {error}") from None
+
+
+@dataclass(frozen=True)
+class Pickles(Layout):
+    """CIFAR's Python version: a folder of pickles, or the archive it comes in."""
+
+    folder: str
+    archive: str
+    batches: tuple[str, ...]
+    labels: str
+    meta: str
+    names: str
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The folder's first batch, then the archive."""
+        return f"{self.folder}/{self.batches[0]}", self.archive
+
+    def find(self, base: Path) -> Found | None:
+        """The folder where it has all batches, else the archive."""
+        folder, archive = base / self.folder, base / self.archive
+        names = (*self.batches, self.meta)
+        if all((folder / name).is_file() for name in self.batches):
+            files = [folder / name for name in names if (folder / name).is_file()]
+            read: Callable[[str], bytes] = lambda name: (folder / name).read_bytes()  # noqa: E731
+            place = folder / self.batches[0]
+            return Found("CIFAR pickle", place, lambda: self._source(place, read), tuple(files))
+        if archive.is_file():
+            read = lambda name: tar_member(archive, f"{self.folder}/{name}")  # noqa: E731
+            return Found("CIFAR archive", archive, lambda: self._source(archive, read), (archive,))
+        return None
+
+    def _source(self, place: Path, read: Callable[[str], bytes]) -> ArraySource:
+        pixels, labels = [], []
+        for batch in self.batches:
+            name = f"{place}:{batch}" if place.name == self.archive else str(place.with_name(batch))
+            content = _mapping(load_plain(read(batch), name), name)
+            data, given = content.get("data"), content.get(self.labels)
+            if (
+                not isinstance(data, np.ndarray)
+                or data.dtype != np.uint8
+                or data.ndim != 2
+                or data.shape[1] != 3072
+            ):
+                raise BadInput(f"pickle {name} has no 'data' of bytes [N, 3072]: it is not a CIFAR batch")
+            if not isinstance(given, list) or not all(type(v) is int and 0 <= v < 1000 for v in given):
+                raise BadInput(
+                    f"pickle {name} has no list {self.labels!r} of labels: it is not this dataset's"
+                )
+            if len(given) != len(data):
+                raise BadInput(f"pickle {name} holds {len(data)} images and {len(given)} labels")
+            pixels.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            labels.extend(given)
+        classes = self._classes(place, read, max(labels, default=-1) + 1)
+        return ArraySource(np.array(labels, np.int64), classes, place, np.concatenate(pixels))
+
+    def _classes(self, place: Path, read: Callable[[str], bytes], count: int) -> tuple[str, ...]:
+        """Names from the meta file; numbers where it is absent or too short."""
+        name = f"{place.parent}: {self.meta}"
+        try:
+            given = _mapping(load_plain(read(self.meta), name), name).get(self.names)
+        except FileNotFoundError:
+            given = None
+        if (
+            isinstance(given, list)
+            and len(given) >= count
+            and all(isinstance(n, (bytes, str)) for n in given)
+        ):
+            return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in given)
+        return tuple(map(str, range(count)))
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadInput(f"pickle {name} holds {type(value).__name__}, not a dict: it is not a CIFAR batch")
+    return {k.decode("utf-8", "replace") if isinstance(k, bytes) else str(k): v for k, v in value.items()}

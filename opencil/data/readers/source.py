@@ -1,0 +1,155 @@
+"""A split's images as a reader delivers them, and where on disk it was found."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZipFile
+
+import numpy as np
+
+from opencil.data.readers.decode import CorruptImage, Pixels, fit, read_image
+from opencil.errors import BadInput
+
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """Labels at hand and images on demand. ``classes`` are the names of labels 0, 1, …
+
+    ``pixels`` may be called from several threads at once.
+    """
+
+    labels: Labels
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The images' own files, where they have any."""
+        return ()
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call an image in a message."""
+
+    @abstractmethod
+    def pixels(self, index: int, side: int) -> Pixels:
+        """An image as uint8 [3, side, side]; one that cannot be decoded raises ``CorruptImage``."""
+
+
+@dataclass(frozen=True)
+class ArraySource(Source):
+    """Images that one file holds as an array: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
+
+    place: Path
+    array: Pixels
+
+    def __post_init__(self) -> None:
+        shape = self.array.shape
+        if self.array.dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3):
+            raise BadInput(f"{self.place} holds pixels of {self.array.dtype} {list(shape)}: bytes are needed")
+        if len(self.labels) != len(self.array):
+            raise BadInput(f"{self.place} holds {len(self.array)} images and {len(self.labels)} labels")
+
+    def name(self, index: int) -> str:
+        """The file and the image's number in it."""
+        return f"{self.place}[{index}]"
+
+    def pixels(self, index: int, side: int) -> Pixels:
+        """An image of the array, resized where it needs to be."""
+        array = self.array[index]
+        if array.shape == (side, side, 3):
+            turned: Pixels = array.transpose(2, 0, 1)
+            return turned
+        from PIL import Image
+
+        return fit(Image.fromarray(array).convert("RGB"), side)
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Images that are files of their own."""
+
+    paths: Sequence[Path]
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The images' own files."""
+        return self.paths
+
+    def name(self, index: int) -> str:
+        """The file's path."""
+        return str(self.paths[index])
+
+    def pixels(self, index: int, side: int) -> Pixels:
+        """The decoded file."""
+        return fit(read_image(self.paths[index], self.name(index)), side)
+
+
+@dataclass(frozen=True)
+class ZipSource(Source):
+    """Images that are members of a zip archive."""
+
+    archive: Path
+    members: Sequence[str]
+
+    @cached_property
+    def _zip(self) -> ZipFile:
+        return ZipFile(self.archive)
+
+    def name(self, index: int) -> str:
+        """The archive and the member in it."""
+        return f"{self.archive}:{self.members[index]}"
+
+    def pixels(self, index: int, side: int) -> Pixels:
+        """The decoded member."""
+        name = self.name(index)
+        try:
+            member: IO[bytes] = self._zip.open(self.members[index])  # zipfile takes turns between threads
+        except Exception as error:
+            raise CorruptImage(f"image {name} cannot be decoded: {error}") from None
+        with member:
+            return fit(read_image(member, name), side)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A split at a place on disk, in a known layout; it is read when its ``source`` is first asked for.
+
+    ``parts`` are the files that hold it whole, or the list that names its images; ``separate`` says that
+    every image is a file of its own beside them.
+    """
+
+    layout: str
+    place: Path
+    read: Callable[[], Source]
+    parts: tuple[Path, ...] = ()
+    separate: bool = False
+
+    @cached_property
+    def source(self) -> Source:
+        """Its images, read once."""
+        return self.read()
+
+    def files(self) -> list[Path]:
+        """All files that the images depend on: their sizes and times are the cache's key."""
+        return [*self.parts, *(self.source.files if self.separate else ())]
+
+
+class Layout(ABC):
+    """A way in which a dataset's split may lie in a folder."""
+
+    @property
+    @abstractmethod
+    def places(self) -> tuple[str, ...]:
+        """Where it looks, relative to a folder of downloads; the first is what to tell people."""
+
+    @abstractmethod
+    def find(self, base: Path) -> Found | None:
+        """The split below ``base``, or None where it does not lie there."""

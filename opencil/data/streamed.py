@@ -1,0 +1,55 @@
+"""Images that stay on disk and are decoded batch by batch, for datasets too large for a device's memory."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from opencil.data.decoding import decoded
+from opencil.data.images import Images
+
+if TYPE_CHECKING:
+    from opencil.data.readers.source import Source
+
+
+@dataclass(frozen=True)
+class StreamedImages(Images):
+    """Images decoded by ``workers`` threads when they are asked for, two batches ahead.
+
+    Batches are the same bytes as those of an ``ImageSet`` of the same source, for any number of workers.
+    """
+
+    name: str
+    source: "Source"
+    labels: Tensor
+    size: int
+    workers: int
+    fingerprint: str
+    classes: tuple[str, ...] = ()
+
+    @property
+    def side(self) -> int:
+        """Height and width of the images in pixels."""
+        return self.size
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device.
+
+        A corrupt image is an error that names it. Closing the iterator early ends the threads.
+        """
+        device = self.device
+        with closing(decoded(self.source, indices.tolist(), self.size, size, self.workers)) as batches:
+            for batch in batches:
+                for error in batch.corrupt.values():
+                    raise error
+                pixels = torch.from_numpy(batch.pixels)
+                if device.type == "cuda":  # only from pinned memory does the copy run beside the computation
+                    pixels = pixels.pin_memory()
+                yield pixels.to(device, non_blocking=True)
+
+    def to(self, device: torch.device) -> Self:
+        """The same images, served on a device."""
+        return self._with(labels=self.labels.to(device))

@@ -1,0 +1,43 @@
+"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_TEMPORARY = ".part"
+
+
+def write(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}{_TEMPORARY}")
+    try:
+        fill(temporary)
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Checksum of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete what an interrupted process left half-written."""
+    for leftover in folder.rglob(f"*{_TEMPORARY}"):
+        leftover.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
