@@ -68,6 +68,15 @@ def test_all_correct_makes_oscr_the_auc(inside: list[float], outside: list[float
     assert found["oscr"] == pytest.approx(found["auc"], abs=1e-12)
 
 
+@pytest.mark.parametrize("count", [20, 40, 60, 100, 1000])
+def test_exactly_95_percent_are_enough(count: int) -> None:
+    """An OOD sample stands below each ID sample; 95 % of ID are accepted with 95 % of OOD less one."""
+    inside = torch.arange(count, 0, -1).float()
+    found = joint_metrics(inside, inside - 0.5, subsets={"all": torch.ones(count, dtype=torch.bool)})
+    expected = (round(0.95 * count) - 1) / count
+    assert found["fpr"] == found["fpr_all"] == pytest.approx(expected, abs=1e-12)
+
+
 def big(seed: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
     return torch.randn(4000, generator=random) + 1, torch.randn(6000, generator=random)

@@ -42,7 +42,7 @@ class Relation(SetUpDetector):
 
     def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
         """Of a few samples; in place, since [samples, set-up images] is all that takes memory here."""
-        relation = (features @ self._features.T).clamp_(min=0)
+        relation = features @ self._features.T
         relation *= probabilities @ self._probabilities.T
-        torch.threshold_(relation, self.threshold, 0.0)
+        torch.threshold_(relation, self.threshold, 0.0)  # it is at least 0, so negative cosines go too
         return (relation if self.power == 1 else relation.pow_(self.power)).sum(dim=1)
