@@ -105,7 +105,7 @@ class CacheFile:
             return None
         # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
         images = np.memmap(self.path, np.uint8, mode="c", shape=tuple(footer["shape"]))
-        if hashlib.sha256(images.data.cast("B")).hexdigest() != footer["sha256"]:
+        if hashlib.sha256(images.reshape(-1).data).hexdigest() != footer["sha256"]:
             _log.warning("cache %s is damaged (its checksum differs): it is prepared again", self.path)
             return None
         return Prepared(images, labels, tuple(footer["classes"]), tuple(footer["skipped"]))
@@ -156,8 +156,8 @@ class CacheFile:
                         skipped.append(source.name(start + position))
                     if batch.corrupt:
                         pixels = pixels[kept[start : start + len(pixels)]]
-                    file.write(pixels.data.cast("B"))
-                    checksum.update(pixels.data.cast("B"))
+                    file.write(pixels.reshape(-1).data)
+                    checksum.update(pixels.reshape(-1).data)
                     progress(start + len(batch.pixels), len(source))
                 labels = source.labels[kept]
                 if not len(labels):
