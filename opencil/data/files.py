@@ -16,7 +16,7 @@ from opencil.data.streamed import StreamedImages
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found, Layout
+    from opencil.data.readers.source import Found, Layout, Source
 
 _log = logging.getLogger("opencil.data")
 
@@ -84,12 +84,21 @@ class FileDataset(Dataset):
         if kept or access.store == "resident" or not access.streams(len(found.source), size):
             return _resident(name, split, file, access)
         source = found.source
+        if left_out := file.left_out():
+            _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
+            source = _without(source, left_out)
         labels = torch.from_numpy(source.labels).to(access.device)
         return StreamedImages(name, source, labels, size, access.workers or workers_here(), source.classes)
 
     def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
         """The file that keeps the split's images of a size."""
         return CacheFile.of(cache_folder(access.root, access.cache), name, split, found, size)
+
+
+def _without(source: "Source", left_out: list[int]) -> "Source":
+    from opencil.data.readers.source import Subset
+
+    return Subset.without(source, left_out)
 
 
 def _resident(

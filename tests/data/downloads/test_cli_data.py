@@ -115,6 +115,10 @@ def test_prepare_leaves_large_datasets_to_be_streamed(root: Path, yml: str) -> N
     result = data("prepare", root, "--config", yml)
     assert result.exit_code == 0, result.output
     assert "toys train: 6 images, streamed from" in result.stdout
+    (root / "toys" / "train" / "car" / "1.png").write_bytes(b"")
+    result = data("prepare", root, "--config", yml, "--skip-corrupt")
+    assert result.exit_code == 0, result.output
+    assert "toys train: 5 images, 1 corrupt ones left out, streamed from" in result.stdout
 
 
 def test_show_writes_a_picture(root: Path, tmp_path: Path, yml: str) -> None:

@@ -136,6 +136,26 @@ def test_a_corrupt_image_is_named_and_threads_end(photographs: Path) -> None:
     assert decoding_threads() == []
 
 
+def test_a_survey_notes_corrupt_images_and_they_are_left_out(
+    photographs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = photographs / "dtd" / "images" / "banded" / "7.png"
+    intact = path.read_bytes()
+    path.write_bytes(b"broken")
+    access = Access(photographs, store="streamed", workers=2)
+    found = Texture().locate("texture", "test", photographs)
+    bad = next(i for i in range(20) if found.source.name(i) == str(path))
+    assert Texture().cache_file("texture", "test", 8, access, found).survey(workers=2) == [bad]
+    images = Texture().serve("texture", "test", 8, access)
+    assert "texture: 1 corrupt test images are left out" in caplog.text
+    kept = [i for i in range(20) if i != bad]
+    assert images.labels.tolist() == found.source.labels[kept].tolist()
+    expected = np.stack([found.source.pixels(i, 8) for i in kept])
+    assert torch.equal(torch.cat(list(images.batches(torch.arange(19), 4))), torch.from_numpy(expected))
+    path.write_bytes(intact)
+    assert len(Texture().serve("texture", "test", 8, access)) == 20, "a survey of other files does not count"
+
+
 def test_errors_of_another_kind_are_not_lost(source: ArraySource) -> None:
     class Broken(ArraySource):
         def pixels(self, index: int, side: int) -> Any:
