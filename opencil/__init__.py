@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from opencil._version import __version__
 from opencil.cil.learner import Learner, Task, distillation
 from opencil.data.benchmark import OOD, BenchmarkData
-from opencil.data.images import Dataset, ImageSet
+from opencil.data.images import Access, Dataset, Images, ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, Stream
+from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, LogitDetector
 from opencil.engine.forward import Outputs, forward
@@ -77,6 +78,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "OOD",
+    "Access",
     "Backbone",
     "BadInput",
     "BenchmarkData",
@@ -84,6 +86,7 @@ __all__ = [
     "Dataset",
     "Detector",
     "ImageSet",
+    "Images",
     "Learner",
     "LogitDetector",
     "Memory",
@@ -96,6 +99,7 @@ __all__ = [
     "Stage",
     "Step",
     "Stream",
+    "StreamedImages",
     "Task",
     "Transform",
     "__version__",

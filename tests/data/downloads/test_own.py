@@ -192,3 +192,11 @@ def test_splits_must_mean_the_same_classes(root: Path) -> None:
         BadInput, match="4 classes in training and 4 in test images, and they differ: tit, wren"
     ):
         load(config(root))
+
+
+def test_the_example_in_the_docs_is_understood(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    benchmark = config(tmp_path, example).benchmark
+    assert set(benchmark.datasets) == {"birds", "other-birds", "scans"}
+    assert benchmark.transform.computes
