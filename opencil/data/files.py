@@ -111,7 +111,7 @@ def _resident(
 ) -> ImageSet:
     prepared = file.load()
     if prepared is None:
-        _log.info("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+        _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
         prepared = file.prepare(access.workers or workers_here(), skip_corrupt, progress)
     if prepared.skipped:
         _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.skipped), split)
