@@ -93,7 +93,7 @@ def prepare(
     from opencil.runs.runner import access as access_of
 
     resolved = _config(root, benchmark, config)
-    place = replace(resolved.place, cache=cache, workers=workers, device="cpu")
+    place = replace(resolved.place, cache=cache, workers=workers)
     access, size = access_of(place), resolved.benchmark.image_size
     screen = Console()
     total = 0

@@ -72,7 +72,7 @@ class FileDataset(Dataset):
         skip_corrupt: bool = False,
         progress: ProgressBar = no_progress,
     ) -> ImageSet:
-        """Images of a split on the device, decoded now or before."""
+        """Images of a split in memory, decoded now or before."""
         file = self.cache_file(name, split, size, access, self.locate(name, split, access.root))
         return _resident(name, split, file, access, skip_corrupt, progress)
 
@@ -87,7 +87,7 @@ class FileDataset(Dataset):
         if left_out := file.left_out():
             _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
             source = _without(source, left_out)
-        labels = torch.from_numpy(source.labels).to(access.device)
+        labels = torch.from_numpy(source.labels)
         return StreamedImages(name, source, labels, size, access.workers or workers_here(), source.classes)
 
     def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
@@ -116,7 +116,7 @@ def _resident(
     if prepared.skipped:
         _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.skipped), split)
     images, labels = torch.from_numpy(prepared.images), torch.from_numpy(prepared.labels)
-    return ImageSet(name, images, labels, prepared.classes).to(access.device)
+    return ImageSet(name, images, labels, prepared.classes)
 
 
 def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":
