@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from opencil._version import __version__
 from opencil.cil.learner import Learner, Task, distillation
 from opencil.data.benchmark import OOD, BenchmarkData
-from opencil.data.images import Dataset, ImageSet
+from opencil.data.images import Access, Dataset, Images, ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, Stream
+from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, LogitDetector, SetUpDetector
 from opencil.engine.forward import Inputs, Outputs, forward
@@ -78,6 +79,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "OOD",
+    "Access",
     "Backbone",
     "BadInput",
     "BenchmarkData",
@@ -85,6 +87,7 @@ __all__ = [
     "Dataset",
     "Detector",
     "ImageSet",
+    "Images",
     "Inputs",
     "Learner",
     "LogitDetector",
@@ -99,6 +102,7 @@ __all__ = [
     "Stage",
     "Step",
     "Stream",
+    "StreamedImages",
     "Task",
     "Transform",
     "__version__",

@@ -85,7 +85,7 @@ def prepare(
     """Decode a benchmark's images once, so that later starts take seconds.
 
     A dataset that is too large to be kept on the compute device (place.resident_mb) is streamed from its own
-    files, and nothing is prepared of it.
+    files: nothing is prepared of it, but with --skip-corrupt it is decoded once to note what to leave out.
     """
     from dataclasses import replace
 
@@ -93,7 +93,7 @@ def prepare(
     from opencil.runs.runner import access as access_of
 
     resolved = _config(root, benchmark, config)
-    place = replace(resolved.place, cache=cache, workers=workers, device="cpu")
+    place = replace(resolved.place, cache=cache, workers=workers)
     access, size = access_of(place), resolved.benchmark.image_size
     screen = Console()
     total = 0
@@ -103,13 +103,16 @@ def prepare(
                 found = asked.dataset.locate(asked.name, asked.split, root)
                 kept = asked.dataset.cache_file(asked.name, asked.split, size, access, found)
                 if not kept.path.is_file() and access.streams(len(found.source), size):
-                    many = f"{len(found.source):,} images"
-                    screen.print(f"{asked.name} {asked.split}: {many}, streamed from {found.place}")
+                    bad = kept.survey(access.workers or _processors(), progress) if skip_corrupt else []
+                    many = f"{len(found.source) - len(bad):,} images{_left_out(len(bad))}"
+                    screen.print(
+                        f"{asked.name} {asked.split}: {many}, streamed from {found.place}", soft_wrap=True
+                    )
                     continue
                 done = kept.prepare(access.workers or _processors(), skip_corrupt, progress)
             total += kept.path.stat().st_size
-            skipped = f", {len(done.skipped):,} corrupt ones left out" if done.skipped else ""
-            screen.print(f"{asked.name} {asked.split}: {len(done.labels):,} images{skipped}", highlight=False)
+            many = f"{len(done.labels):,} images{_left_out(len(done.skipped))}"
+            screen.print(f"{asked.name} {asked.split}: {many}", highlight=False)
             for name in done.skipped[:10]:
                 screen.print(f"  left out: {escape(name)}", highlight=False, soft_wrap=True)
     screen.print(f"{total / 2**20:,.0f} MiB in {cache_folder(root, cache)}", highlight=False, soft_wrap=True)
@@ -150,6 +153,10 @@ def show(
     picture = contact_sheet(images, f"{dataset}, {split} images", count)
     write(save, lambda path: picture.save(path, "PNG"))
     typer.echo(f"contact sheet: {save} ({picture.width} × {picture.height} pixels)")
+
+
+def _left_out(count: int) -> str:
+    return f", {count:,} corrupt ones left out" if count else ""
 
 
 def _processors() -> int:

@@ -57,10 +57,11 @@ class BenchmarkConfig(Values):
             raise ValueError(
                 f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
             )
-        if self.transform.crop > self.image_size:
+        side = self.transform.resize or self.image_size
+        if self.transform.crop > side:
             raise ValueError(
-                f"transform.crop = {self.transform.crop} is not allowed: "
-                f"it should be at most image_size = {self.image_size}"
+                f"transform.crop = {self.transform.crop} is not allowed: it should be at most {side}, "
+                f"the size of the images"
             )
         for name in self.datasets:
             if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in DATASETS.names():

@@ -21,6 +21,11 @@ def write(path: Path, fill: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    write(path, lambda temporary: _write_text(temporary, text))
+
+
 def digest(path: Path, algorithm: str = "sha256") -> str:
     """Checksum of a file, as hexadecimal digits."""
     with path.open("rb") as file:
@@ -31,6 +36,10 @@ def remove_temporary(folder: Path) -> None:
     """Delete what an interrupted process left half-written."""
     for leftover in folder.rglob(f"*{_TEMPORARY}"):
         leftover.unlink(missing_ok=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _flush(path: Path) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from opencil.data.images import Access, Dataset, Images, Split
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
@@ -42,14 +44,15 @@ def load_data(
     *,
     image_size: int,
     transform: Transform,
-    access: Access,
+    device: torch.device,
+    access: Access = Access(),
     own: Mapping[str, Dataset] | None = None,
 ) -> BenchmarkData:
     """Load a benchmark's datasets: those of the user's ``own`` by their name there, others as registered."""
 
     def load(name: str, split: Split) -> Images:
         dataset: Dataset = (own or {}).get(name) or DATASETS.create(name)
-        return dataset.serve(name, split, image_size, access)
+        return dataset.serve(name, split, image_size, access).to(device)
 
     distances: dict[str, Distance] = dict.fromkeys(near, "near") | dict.fromkeys(far, "far")  # type: ignore[assignment]
     train, test = load(id_name, "train"), load(id_name, "test")

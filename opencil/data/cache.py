@@ -23,13 +23,15 @@ import numpy as np
 
 from opencil.data.decoding import decoded
 from opencil.errors import BadInput, OpenCILError
-from opencil.files import write
+from opencil.files import write, write_text
 
 if TYPE_CHECKING:
     from opencil.data.readers.source import Found
 
 _MAGIC = b"OCIMGS01"
 _BATCH = 256
+#: Side for decoding images only to see whether they can be: any does, and a small one costs the least.
+SURVEY_SIDE = 32
 _ENDING = ".images"
 _log = logging.getLogger("opencil.data")
 
@@ -105,7 +107,7 @@ class CacheFile:
             return None
         # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
         images = np.memmap(self.path, np.uint8, mode="c", shape=tuple(footer["shape"]))
-        if hashlib.sha256(images.data.cast("B")).hexdigest() != footer["sha256"]:
+        if hashlib.sha256(images.reshape(-1).data).hexdigest() != footer["sha256"]:
             _log.warning("cache %s is damaged (its checksum differs): it is prepared again", self.path)
             return None
         return Prepared(images, labels, tuple(footer["classes"]), tuple(footer["skipped"]))
@@ -123,6 +125,40 @@ class CacheFile:
             raise OpenCILError(f"cache {self.path} cannot be read back: the disk may be failing")
         progress(len(prepared.labels), len(prepared.labels))
         return prepared
+
+    def survey(self, workers: int, progress: ProgressBar = no_progress) -> list[int]:
+        """Indices of the corrupt images of a streamed split; they are noted, and left out from now on."""
+        source, corrupt = self.found.source, []
+        with closing(decoded(source, range(len(source)), SURVEY_SIDE, _BATCH, workers)) as batches:
+            for number, batch in enumerate(batches):
+                corrupt += [number * _BATCH + position for position in sorted(batch.corrupt)]
+                progress(number * _BATCH + len(batch.pixels), len(source))
+        if len(corrupt) == len(source):
+            raise BadInput(f"{self.found.place} has no image that can be decoded")
+        note = json.dumps({"key": self.key(), "corrupt": corrupt})
+        with self._alone():
+            try:
+                write_text(self._note, note)
+            except OSError as error:
+                raise self._unwritable(error) from None
+        return corrupt
+
+    def left_out(self) -> list[int]:
+        """What a survey of the same files has noted."""
+        if not self._note.is_file():
+            return []
+        try:
+            noted = json.loads(self._note.read_text(encoding="utf-8"))
+            if noted["key"] == self.key():
+                return [int(index) for index in noted["corrupt"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        _log.warning("the survey %s is damaged or of other files: it is not used", self._note)
+        return []
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_suffix(".survey.json")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -156,8 +192,8 @@ class CacheFile:
                         skipped.append(source.name(start + position))
                     if batch.corrupt:
                         pixels = pixels[kept[start : start + len(pixels)]]
-                    file.write(pixels.data.cast("B"))
-                    checksum.update(pixels.data.cast("B"))
+                    file.write(pixels.reshape(-1).data)
+                    checksum.update(pixels.reshape(-1).data)
                     progress(start + len(batch.pixels), len(source))
                 labels = source.labels[kept]
                 if not len(labels):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from opencil.data.cache import SURVEY_SIDE
 from opencil.data.decoding import decoded, workers_here
 from opencil.data.files import FileDataset
 from opencil.data.images import Split
@@ -103,8 +104,7 @@ def _decoding(found: "Found", full: bool) -> Iterator[tuple[int, list[str]]]:
     count = _tries(found, full)
     chosen = [i * len(source) // count for i in range(count)]
     done = 0
-    # The side does not matter to whether an image can be decoded; a small one costs the least.
-    with closing(decoded(source, chosen, 32, _BATCH, workers_here())) as batches:
+    with closing(decoded(source, chosen, SURVEY_SIDE, _BATCH, workers_here())) as batches:
         for batch in batches:
             done += len(batch.pixels)
             yield done, [str(error) for error in batch.corrupt.values()]

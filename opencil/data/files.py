@@ -16,7 +16,7 @@ from opencil.data.streamed import StreamedImages
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found, Layout
+    from opencil.data.readers.source import Found, Layout, Source
 
 _log = logging.getLogger("opencil.data")
 
@@ -72,7 +72,7 @@ class FileDataset(Dataset):
         skip_corrupt: bool = False,
         progress: ProgressBar = no_progress,
     ) -> ImageSet:
-        """Images of a split on the device, decoded now or before."""
+        """Images of a split in memory, decoded now or before."""
         file = self.cache_file(name, split, size, access, self.locate(name, split, access.root))
         return _resident(name, split, file, access, skip_corrupt, progress)
 
@@ -84,13 +84,21 @@ class FileDataset(Dataset):
         if kept or access.store == "resident" or not access.streams(len(found.source), size):
             return _resident(name, split, file, access)
         source = found.source
-        labels = torch.from_numpy(source.labels).to(access.device)
-        workers = access.workers or workers_here()
+        if left_out := file.left_out():
+            _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
+            source = _without(source, left_out)
+        labels, workers = torch.from_numpy(source.labels), access.workers or workers_here()
         return StreamedImages(name, source, labels, size, workers, file.key(), source.classes)
 
     def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
         """The file that keeps the split's images of a size."""
         return CacheFile.of(cache_folder(access.root, access.cache), name, split, found, size)
+
+
+def _without(source: "Source", left_out: list[int]) -> "Source":
+    from opencil.data.readers.source import Subset
+
+    return Subset.without(source, left_out)
 
 
 def _resident(
@@ -103,12 +111,12 @@ def _resident(
 ) -> ImageSet:
     prepared = file.load()
     if prepared is None:
-        _log.info("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+        _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
         prepared = file.prepare(access.workers or workers_here(), skip_corrupt, progress)
     if prepared.skipped:
         _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.skipped), split)
     images, labels = torch.from_numpy(prepared.images), torch.from_numpy(prepared.labels)
-    return ImageSet(name, images, labels, prepared.classes).to(access.device)
+    return ImageSet(name, images, labels, prepared.classes)
 
 
 def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":

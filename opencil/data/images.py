@@ -119,7 +119,6 @@ class Access:
     """
 
     root: Path | None = None
-    device: torch.device = torch.device("cpu")
     cache: str | None = None
     store: Store = "auto"
     resident_mb: int = 1024
@@ -144,5 +143,5 @@ class Dataset(Values, ABC):
         """Images of a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root`` holds the downloads."""
 
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
-        """Images of a split, under the name that the benchmark gives the dataset, on the device asked for."""
-        return self.load(split, size, access.root).to(access.device)
+        """Images of a split, under the name that the benchmark gives the dataset."""
+        return self.load(split, size, access.root)

@@ -35,7 +35,8 @@ class Transform(Values):
 
     Random choices are drawn apart from being applied: an epoch's are drawn at once, by a seeded generator on
     the CPU, so that every device sees the same images and a captured step contains no random numbers. A mean
-    or std of ``compute`` is filled in by ``fitted`` before the transform is used.
+    or std of ``compute`` is filled in by ``fitted`` before the transform is used. ``resize`` enlarges or
+    shrinks images to that side before anything else, for a network that wants another size than is stored.
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -43,6 +44,7 @@ class Transform(Values):
     crop: Count
     padding: Whole = 0
     flip: bool = True
+    resize: Count | None = None
 
     @property
     def computes(self) -> bool:
@@ -61,7 +63,8 @@ class Transform(Values):
         )
 
     def draw(self, count: int, side: int, generator: torch.Generator) -> Draw:
-        """Random choices for ``count`` images of ``side`` × ``side`` pixels."""
+        """Random choices for ``count`` images that are stored with ``side`` × ``side`` pixels."""
+        side = self.resize or side
         self._check(side)
         span = side + 2 * self.padding - self.crop
         top, left = torch.randint(0, span + 1, (2, count), generator=generator)
@@ -71,7 +74,7 @@ class Transform(Values):
     def train(self, images: Tensor, draw: Draw) -> Tensor:
         """uint8 [B, 3, H, W] padded with zeros, cropped, flipped, normalised: float32 [B, 3, crop, crop]."""
         device = images.device
-        padded = F.pad(images, (self.padding,) * 4)
+        padded = F.pad(self._resized(images), (self.padding,) * 4)
         pixels = torch.arange(self.crop, device=device)
         rows = draw.top[:, None] + pixels  # [B, crop]
         columns = draw.left[:, None] + torch.where(draw.flip[:, None], pixels.flip(0), pixels)
@@ -85,6 +88,7 @@ class Transform(Values):
 
     def test(self, images: Tensor) -> Tensor:
         """uint8 [B, 3, H, W] cropped at the centre and normalised: float32 [B, 3, crop, crop]."""
+        images = self._resized(images)
         self._check(min(images.shape[-2:]))
         top, left = ((side - self.crop) // 2 for side in images.shape[-2:])
         return self._normalised(images[:, :, top : top + self.crop, left : left + self.crop])
@@ -92,6 +96,13 @@ class Transform(Values):
     def _check(self, side: int) -> None:
         if self.crop > side:
             raise BadInput(f"crop = {self.crop} is not allowed: images of {side} pixels allow at most {side}")
+
+    def _resized(self, images: Tensor) -> Tensor:
+        """Bilinear with anti-aliasing, to bytes again, as files are resized when they are read."""
+        if self.resize is None or images.shape[-1] == self.resize:
+            return images
+        resized = F.interpolate(images.float(), size=(self.resize,) * 2, mode="bilinear", antialias=True)
+        return resized.round().to(torch.uint8)  # averages of bytes need no clamping
 
     def _normalised(self, images: Tensor) -> Tensor:
         if isinstance(self.mean, str) or isinstance(self.std, str):
@@ -107,16 +118,16 @@ def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float,
     """
     chosen = torch.linspace(0, len(images) - 1, min(len(images), 20_000)).round().long()
     total, squares, count = torch.zeros(3).double(), torch.zeros(3).double(), 0
-    for pixels in images.batches(chosen, 512):
+    for pixels in images.batches(chosen, max(1, 2**22 // images.side**2)):  # about 100 MB of doubles
         values = pixels.double().cpu() / 255
         total += values.sum(dim=(0, 2, 3))
         squares += values.square().sum(dim=(0, 2, 3))
         count += values[:, 0].numel()
     mean = total / count
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
-    if not (std > 0).all():
-        raise BadInput(f"std cannot be computed from {images.name!r}: all its images are of one colour")
     (r, g, b), (s, t, u) = ([round(v, 4) for v in values.tolist()] for values in (mean, std))
+    if not (s and t and u):
+        raise BadInput(f"std cannot be computed from {images.name!r}: all its images are of one colour")
     return (r, g, b), (s, t, u)
 
 

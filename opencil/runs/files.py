@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from opencil.errors import OpenCILError
-from opencil.files import digest, remove_temporary, write
+from opencil.files import digest, remove_temporary, write, write_text
 
 __all__ = [
     "damaged",
@@ -24,11 +24,6 @@ __all__ = [
     "write_tensors",
     "write_text",
 ]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file."""
-    write(path, lambda temporary: _write_text(temporary, text))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -68,10 +63,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def damaged(path: Path, error: object) -> OpenCILError:

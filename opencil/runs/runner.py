@@ -175,6 +175,7 @@ def load(config: Config) -> BenchmarkData:
         benchmark.far,
         image_size=benchmark.image_size,
         transform=benchmark.transform,
+        device=resolve_device(place.device),
         access=access(place),
         own=benchmark.datasets,
     )
@@ -186,7 +187,6 @@ def access(place: PlaceConfig) -> Access:
     """How a config's datasets are read and served."""
     return Access(
         root=Path(place.data_root) if place.data_root else None,
-        device=resolve_device(place.device),
         cache=place.cache,
         store=place.store,
         resident_mb=place.resident_mb,

@@ -119,6 +119,28 @@ class ZipSource(Source):
 
 
 @dataclass(frozen=True)
+class Subset(Source):
+    """Some images of another source, in their order."""
+
+    whole: Source
+    rows: Labels
+
+    @classmethod
+    def without(cls, source: Source, left_out: Sequence[int]) -> "Subset":
+        """All images but some."""
+        rows = np.setdiff1d(np.arange(len(source)), left_out)
+        return cls(source.labels[rows], source.classes, source, rows)
+
+    def name(self, index: int) -> str:
+        """The image's name in the other source."""
+        return self.whole.name(int(self.rows[index]))
+
+    def pixels(self, index: int, side: int) -> Pixels:
+        """The other source's image."""
+        return self.whole.pixels(int(self.rows[index]), side)
+
+
+@dataclass(frozen=True)
 class Found:
     """A split at a place on disk, in a known layout; it is read when its ``source`` is first asked for.
 

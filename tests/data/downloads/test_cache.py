@@ -1,0 +1,261 @@
+"""Prepared images: the same bytes, made once, made again when need be, never half-written."""
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opencil.data.cache import CacheFile, cache_folder
+from opencil.data.catalogue import CIFAR100, Texture
+from opencil.data.images import Access
+from opencil.data.readers.decode import CorruptImage
+from opencil.errors import BadInput, OpenCILError
+
+Picture = Callable[..., Path]
+Tree = Callable[[Path, Mapping[str, int]], Path]
+
+
+@pytest.fixture
+def root(tree: Tree, tmp_path: Path) -> Path:
+    tree(tmp_path / "dtd" / "images", {"banded": 3, "dotted": 2})
+    return tmp_path
+
+
+def cache_file(root: Path, side: int = 8) -> CacheFile:
+    return CacheFile.of(root / "cache", "texture", "test", Texture().locate("texture", "test", root), side)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("side", [4, 8, 11])
+def test_prepared_images_are_the_sources(root: Path, side: int) -> None:
+    prepared = cache_file(root, side).prepare(workers=2)
+    source = Texture().locate("texture", "test", root).source
+    assert prepared.labels.tolist() == [0, 0, 0, 1, 1]
+    assert prepared.classes == ("banded", "dotted")
+    assert prepared.skipped == ()
+    np.testing.assert_array_equal(prepared.images, [source.pixels(i, side) for i in range(5)])
+
+
+def test_a_second_start_maps_the_file_and_decodes_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cache_file(root).prepare(workers=1)
+    monkeypatch.setattr("opencil.data.cache.decoded", None)
+    again = cache_file(root).load()
+    assert again is not None
+    assert isinstance(again.images, np.memmap)
+    np.testing.assert_array_equal(again.images, first.images)
+    tensor = torch.from_numpy(again.images)
+    assert tensor.shape == (5, 3, 8, 8)
+
+
+def test_nothing_is_there_before(root: Path) -> None:
+    assert cache_file(root).load() is None
+
+
+def touch(root: Path) -> None:
+    os.utime(root / "dtd" / "images" / "banded" / "0.png", ns=(1, 1))
+
+
+def grow(root: Path) -> None:
+    path = root / "dtd" / "images" / "banded" / "0.png"
+    state = path.stat()
+    path.write_bytes(path.read_bytes() + b"\0")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def add(root: Path) -> None:
+    path = root / "dtd" / "images" / "banded" / "0.png"
+    (path.parent / "9.png").write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("change", [touch, grow, add], ids=lambda f: f.__name__)
+def test_changed_files_are_prepared_again(
+    root: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_file(root).prepare(workers=1)
+    change(root)
+    with caplog.at_level(logging.WARNING):
+        assert cache_file(root).load() is None
+    assert "was made from other files" in caplog.text
+    prepared = cache_file(root).prepare(workers=1)
+    assert len(prepared.labels) == (6 if change is add else 5)
+    assert len(files_in(root / "cache")) == 1, "the new file takes the place of the old"
+
+
+def test_sizes_and_places_have_files_of_their_own(root: Path, tree: Tree, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tree(other / "dtd" / "images", {"banded": 1})
+    cache_file(root, 8).prepare(1)
+    cache_file(root, 4).prepare(1)
+    elsewhere = CacheFile.of(root / "cache", "texture", "test", Texture().locate("t", "test", other), 8)
+    elsewhere.prepare(1)
+    assert len(files_in(root / "cache")) == 3
+    loaded = cache_file(root, 8).load()
+    assert loaded is not None
+    assert len(loaded.labels) == 5
+
+
+def flip_byte(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: flip_byte(path, 100),
+        lambda path: flip_byte(path, 5 * 3 * 64 + 3),
+        lambda path: flip_byte(path, -1),
+        lambda path: flip_byte(path, -14),
+        lambda path: path.write_bytes(path.read_bytes()[:-200]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"x" + path.read_bytes()),
+    ],
+    ids=["image", "label", "magic", "length", "truncated", "empty", "shifted"],
+)
+def test_a_damaged_file_is_told_and_made_again(
+    root: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = cache_file(root)
+    expected = np.array(file.prepare(workers=1).images)
+    damage(file.path)
+    with caplog.at_level(logging.WARNING):
+        prepared = cache_file(root).prepare(workers=1)
+    assert f"cache {file.path} is damaged" in caplog.text
+    np.testing.assert_array_equal(prepared.images, expected)
+
+
+class FullDisk:
+    """Writes of more than some bytes fail, as on a full disk."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def opener(self, opened: Callable[..., Any]) -> Callable[..., Any]:
+        disk = self
+
+        def open_(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+            file = opened(path, mode, *rest, **more)
+            if "w" not in mode or "part" not in path.suffix:
+                return file
+
+            class Wrapped:
+                def write(self, content: Any) -> int:
+                    disk.room -= len(content)
+                    if disk.room < 0:
+                        raise OSError(errno.ENOSPC, "No space left on device")
+                    return int(file.write(content))
+
+                def __enter__(self) -> "Wrapped":
+                    return self
+
+                def __exit__(self, *_: object) -> None:
+                    file.close()
+
+            return Wrapped()
+
+        return open_
+
+
+@pytest.mark.parametrize("room", [0, 500, 1000])
+def test_a_full_disk_leaves_the_old_file(root: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = cache_file(root)
+    file.prepare(workers=1)
+    before = file.path.read_bytes()
+    touch(root)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", FullDisk(room).opener(Path.open))
+        with pytest.raises(OpenCILError, match=r"No space left on device.*unchanged.*--cache"):
+            cache_file(root).prepare(workers=1)
+    assert file.path.read_bytes() == before
+    assert files_in(root / "cache") == [file.path.name]
+    assert len(cache_file(root).prepare(workers=1).labels) == 5
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(root: Path) -> None:
+    (root / "cache").write_text("a file")
+    with pytest.raises(OpenCILError, match=r"cannot be written.*\$OPENCIL_CACHE"):
+        cache_file(root).prepare(workers=1)
+
+
+def corrupt(root: Path, name: str = "banded/1.png") -> Path:
+    path = root / "dtd" / "images" / name
+    path.write_bytes(path.read_bytes()[:40])
+    return path
+
+
+def test_a_corrupt_image_is_named_and_nothing_is_left(root: Path) -> None:
+    path = corrupt(root)
+    with pytest.raises(CorruptImage, match=f"image {path} cannot be decoded"):
+        cache_file(root).prepare(workers=2)
+    assert files_in(root / "cache") == []
+
+
+def test_corrupt_images_are_left_out_and_counted_on_request(root: Path) -> None:
+    paths = [corrupt(root), corrupt(root, "dotted/0.png")]
+    prepared = cache_file(root).prepare(workers=2, skip_corrupt=True)
+    source = Texture().locate("texture", "test", root).source
+    assert prepared.skipped == tuple(map(str, paths))
+    assert prepared.labels.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(prepared.images, [source.pixels(i, 8) for i in (0, 2, 4)])
+    again = cache_file(root).load()
+    assert again is not None
+    assert again.skipped == prepared.skipped
+
+
+def test_nothing_but_corrupt_images_is_refused(root: Path) -> None:
+    for path in (root / "dtd" / "images").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(BadInput, match="no image that can be decoded"):
+        cache_file(root).prepare(workers=1, skip_corrupt=True)
+
+
+def test_progress_is_told_up_to_the_end(root: Path) -> None:
+    told: list[tuple[int, int]] = []
+    cache_file(root).prepare(1, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (5, 5)
+
+
+def test_two_at_once_make_it_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = CacheFile._make
+    monkeypatch.setattr(CacheFile, "_make", lambda *a: (made.append(1), make(*a)))
+    threads = [threading.Thread(target=lambda: cache_file(root).prepare(1)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+
+
+def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder(tmp_path) == tmp_path / ".opencil-cache"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert cache_folder(tmp_path) == tmp_path / "home" / "opencil", "the downloads cannot be written to"
+    monkeypatch.setenv("OPENCIL_CACHE", str(tmp_path / "set"))
+    assert cache_folder(tmp_path) == tmp_path / "set"
+    assert cache_folder(tmp_path, str(tmp_path / "given")) == tmp_path / "given"
+
+
+def test_a_registered_dataset_loads_through_it(cifar: Callable[..., Path], tmp_path: Path) -> None:
+    root = cifar(tmp_path)
+    images = CIFAR100().load("train", 32, root)
+    source = CIFAR100().locate("cifar100", "train", root).source
+    assert (images.name, len(images), images.side) == ("cifar100", 6, 32)
+    assert torch.equal(images.images, torch.from_numpy(np.stack([source.pixels(i, 32) for i in range(6)])))
+    served = CIFAR100().serve("cifar100", "train", 32, Access(root))
+    assert torch.equal(next(served.batches(torch.arange(6), 6)), images.images)
+    assert len(files_in(root / ".opencil-cache")) == 1

@@ -1,0 +1,86 @@
+"""What the check says of datasets that are there, differ, are damaged or missing."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from opencil.data.catalogue import CIFAR100, MNIST, Texture
+from opencil.data.check import Asked, Checked, check
+
+Tree = Callable[[Path, Mapping[str, int]], Path]
+
+
+def checked(root: Path, full: bool = False) -> Checked:
+    return check(Asked("texture", Texture(), "test", "far"), root, full)
+
+
+def test_a_dataset_that_is_there(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 3})
+    result = checked(tmp_path)
+    assert result.found is not None
+    assert (result.images, result.expected, result.decoded) == (3, 5640, 3)
+    assert result.usable
+    assert result.differs
+
+
+def test_the_papers_count_does_not_differ(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 3})
+    monkeypatch.setattr(Texture, "counts", {"test": 3})
+    assert not checked(tmp_path).differs
+
+
+def test_a_missing_dataset(tmp_path: Path) -> None:
+    result = checked(tmp_path)
+    assert (result.found, result.images, result.problem, result.usable) == (None, None, "", False)
+
+
+def test_damage_is_told_by_name(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 3})
+    path = tmp_path / "dtd" / "images" / "banded" / "1.png"
+    path.write_bytes(path.read_bytes()[:50])
+    result = checked(tmp_path)
+    assert [str(path) in message for message in result.corrupt] == [True]
+    assert not result.usable
+
+
+def test_a_layout_that_cannot_be_read_is_a_problem_not_a_crash(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 1, "dotted": 0})
+    result = checked(tmp_path)
+    assert "class 'dotted'" in result.problem
+    assert not result.usable
+
+
+def test_large_datasets_are_sampled_from_end_to_end_unless_full(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 10})
+    monkeypatch.setattr("opencil.data.check.SAMPLE", 4)
+    told: list[tuple[int, int]] = []
+    asked = Asked("texture", Texture(), "test", "far")
+    result = check(asked, tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert (result.images, result.decoded, told[-1]) == (10, 4, (4, 4))
+    assert checked(tmp_path, full=True).decoded == 10
+
+
+def test_checksums_of_published_files(mnist: Callable[..., Path], tmp_path: Path) -> None:
+    result = check(Asked("mnist", MNIST(), "test", "far"), mnist(tmp_path))
+    assert (result.checksum, result.usable) == ("differs", True)
+    assert checked(tmp_path).checksum == ""
+
+
+def test_the_published_file_is_recognised(
+    cifar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hashlib
+
+    root = cifar(tmp_path)
+    path = root / "cifar-100-python" / "test"
+    monkeypatch.setattr(CIFAR100, "checksums", {"test": hashlib.md5(path.read_bytes()).hexdigest()})
+    asked = Asked("cifar100", CIFAR100(), "test", "ID")
+    assert check(asked, root).checksum == "canonical"
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), protocol=4))
+    assert check(asked, root).checksum == "differs"

@@ -1,0 +1,111 @@
+"""One image: every kind of file ends as a square of RGB bytes, or as an error that names it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from opencil.data.readers.decode import CorruptImage, fit, read_image
+
+Picture = Callable[..., Path]
+
+
+def read(path: Path) -> np.ndarray:
+    return np.asarray(read_image(path, path.name))
+
+
+def test_rgb_is_kept(picture: Picture, tmp_path: Path) -> None:
+    expected = np.random.default_rng(3).integers(0, 256, (5, 9, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(read(picture(tmp_path / "a.png", 3, 5, 9)), expected)
+
+
+def test_grey_is_repeated(tmp_path: Path) -> None:
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read(tmp_path / "a.png"), np.stack([grey] * 3, axis=-1))
+
+
+def test_one_bit_is_black_and_white(tmp_path: Path) -> None:
+    bits = np.eye(8, dtype=bool)
+    Image.fromarray(bits).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read(tmp_path / "a.png")[..., 0], bits * 255)
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    deep = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
+    for ending in ("png", "tiff"):
+        Image.fromarray(deep).save(tmp_path / f"a.{ending}")
+        np.testing.assert_array_equal(read(tmp_path / f"a.{ending}")[..., 1], deep // 256)
+
+
+def test_transparency_is_dropped(tmp_path: Path) -> None:
+    rgba = np.random.default_rng(0).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+    Image.fromarray(rgba).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read(tmp_path / "a.png"), rgba[..., :3])
+    Image.fromarray(rgba[..., :2], "LA").save(tmp_path / "b.png")
+    np.testing.assert_array_equal(read(tmp_path / "b.png"), np.stack([rgba[..., 0]] * 3, axis=-1))
+
+
+def test_palettes_with_transparency_are_read_without_a_warning(tmp_path: Path) -> None:
+    colours = Image.fromarray(np.full((8, 8, 3), (200, 30, 40), np.uint8)).quantize(4)
+    colours.save(tmp_path / "a.png", transparency=bytes([0, 255, 255, 255]))
+    np.testing.assert_array_equal(read(tmp_path / "a.png")[0, 0], (200, 30, 40))
+
+
+def test_cmyk_becomes_the_colour_it_prints(tmp_path: Path) -> None:
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=100)
+    red, green, blue = read(tmp_path / "a.jpg")[8, 8]
+    assert (red > 240, green < 15, blue < 15) == (True, True, True)
+
+
+def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(CorruptImage, match=r"a\.tiff cannot be decoded: .*floating-point"):
+        read(tmp_path / "a.tiff")
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9])
+def test_truncated_files_are_named(picture: Picture, tmp_path: Path, ending: str, share: float) -> None:
+    path = picture(tmp_path / f"half.{ending}", 0, 64, 64)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(CorruptImage, match=f"image half.{ending} cannot be decoded"):
+        read(path)
+
+
+def test_files_that_are_no_images_are_named(tmp_path: Path) -> None:
+    (tmp_path / "page.jpg").write_text("<html>404</html>")
+    with pytest.raises(CorruptImage, match=r"image page\.jpg cannot be decoded: it is no image"):
+        read(tmp_path / "page.jpg")
+
+
+def test_bombs_are_refused(tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = picture(tmp_path / "bomb.png", 0, 40, 40)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(CorruptImage, match=r"bomb\.png is refused"):
+        read(path)
+
+
+@given(width=st.integers(1, 40), height=st.integers(1, 40), side=st.integers(1, 24))
+def test_the_shorter_side_is_resized_and_the_centre_kept(width: int, height: int, side: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    short = min(width, height)
+    image = Image.fromarray(pixels)
+    if short != side:
+        size = (int(side * width / short), int(side * height / short))
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    resized = np.asarray(image)
+    top, left = round((resized.shape[0] - side) / 2), round((resized.shape[1] - side) / 2)
+    expected = resized[top : top + side, left : left + side].transpose(2, 0, 1)
+    fitted = fit(Image.fromarray(pixels), side)
+    assert fitted.shape == (3, side, side)
+    np.testing.assert_array_equal(fitted, expected)
+
+
+def test_an_image_of_the_right_size_is_not_touched(picture: Picture, tmp_path: Path) -> None:
+    image = read_image(picture(tmp_path / "a.png", 1, 8, 8), "a")
+    np.testing.assert_array_equal(fit(image, 8), np.asarray(image).transpose(2, 0, 1))

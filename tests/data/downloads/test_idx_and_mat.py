@@ -1,0 +1,78 @@
+"""MNIST's idx files and SVHN's MATLAB file."""
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from opencil.data.catalogue import MNIST, SVHN
+from opencil.errors import BadInput
+
+Mnist = Callable[..., Path]
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_digits_are_those_of_the_file(mnist: Mnist, tmp_path: Path, compress: bool) -> None:
+    root = mnist(tmp_path, 12, compress)
+    source = MNIST().locate("mnist", "test", root).source
+    expected = np.random.default_rng(7).integers(0, 256, (12, 28, 28), dtype=np.uint8)
+    assert source.labels.tolist() == [i % 10 for i in range(12)]
+    assert source.classes == tuple("0123456789")
+    for i in range(12):
+        np.testing.assert_array_equal(source.pixels(i, 28), [expected[i]] * 3)
+
+
+def images_file(root: Path, content: bytes) -> Path:
+    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (struct.pack(">IIII", 2049, 5, 28, 28) + bytes(5 * 784), "magic number 2051.* but with 00000801"),
+        (b"\x89PNG" + bytes(5 * 784), "magic number 2051.* but with 89504e47"),
+        (b"", "magic number 2051.* but with nothing"),
+        (struct.pack(">IIII", 2051, 5, 28, 28) + bytes(784), "announces 3,920 bytes and holds 784"),
+        (struct.pack(">IIII", 2051, 5, 28, 28) + bytes(6 * 784), "announces 3,920 bytes and holds more"),
+        (struct.pack(">IIII", 2051, 2**31, 2**31, 2**31), "is refused: it announces"),
+        (struct.pack(">IIII", 2051, 3, 28, 28) + bytes(3 * 784), "holds 3 images and .* 5 labels"),
+    ],
+    ids=["labels' magic", "another format", "empty", "truncated", "too long", "bomb", "fewer than labels"],
+)
+def test_bad_idx_files_are_refused(mnist: Mnist, tmp_path: Path, content: bytes, reason: str) -> None:
+    path = images_file(mnist(tmp_path), content)
+    with pytest.raises(BadInput, match=f"{path.name}.*{reason}"):
+        MNIST().locate("mnist", "test", tmp_path).source  # noqa: B018
+
+
+def test_a_broken_gzip_is_refused(mnist: Mnist, tmp_path: Path) -> None:
+    path = mnist(tmp_path) / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-600])
+    with pytest.raises(BadInput, match=f"{path.name} cannot be decompressed"):
+        MNIST().locate("mnist", "test", tmp_path).source  # noqa: B018
+
+
+def test_svhn_is_turned_and_its_ten_is_zero(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+    (tmp_path / "svhn").mkdir()
+    savemat(tmp_path / "svhn" / "test_32x32.mat", {"X": images, "y": np.array([[1], [10], [9], [10]])})
+    source = SVHN().locate("svhn", "test", tmp_path).source
+    assert source.labels.tolist() == [1, 0, 9, 0]
+    for i in range(4):
+        np.testing.assert_array_equal(source.pixels(i, 32), images[:, :, :, i].transpose(2, 0, 1))
+
+
+def test_a_mat_file_that_is_none_or_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test_32x32.mat"
+    path.write_bytes(b"not a MATLAB file at all" * 20)
+    with pytest.raises(BadInput, match="cannot be read as a MATLAB file"):
+        SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
+    savemat(path, {"Z": np.zeros(3)})
+    with pytest.raises(BadInput, match="it is not SVHN's"):
+        SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
