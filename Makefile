@@ -10,7 +10,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 .PHONY: demo test check clean
 
 demo: $(VENV)/.installed
-	$(BIN)/opencil run --benchmark digits --cil all --detector all --runs runs/demo
+	$(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs runs/demo
 	@$(BIN)/opencil report runs/demo --save runs/demo/report.md | tail -n 1
 
 test: $(VENV)/.installed-test

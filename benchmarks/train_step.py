@@ -15,26 +15,29 @@ import torch
 
 import opencil
 from opencil.cil.learner import Setting, Task
+from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.device import resolve_device
 from opencil.engine.iteration import Iteration
 from opencil.engine.seeding import generator
+from opencil.validation import build
 
 
-def one_run(seed: int, device: torch.device, precision: str, capture: bool, batch: int) -> Iterator[None]:
+def one_run(
+    seed: int, device: torch.device, arithmetic: Arithmetic, capture: bool, batch: int
+) -> Iterator[None]:
     """An endless training of step 5 at k = 10; yields after each iteration it has queued."""
     count = 5_000 + 2_000
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator(seed, "images"))
     images_set = opencil.ImageSet("random", images, torch.arange(count) % 50).to(device)
     transform = opencil.Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=32, padding=4)
-    setting = Setting(images_set, images_set, transform, "resnet32", batch, seed, seed, precision)  # type: ignore[arg-type]
+    setting = Setting(images_set, images_set, transform, "resnet32", batch, seed, seed, arithmetic)
     everything = torch.arange(count)
     learner = opencil.create_learner("icarl")
     old = opencil.Step(4, 10, 30, 40, everything, everything)
     step = opencil.Step(5, 10, 40, 50, everything, everything)
     task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
     stage = next(iter(learner.stages(task)))
-    iterate = Iteration(
-        stage.module, stage.loss, stage.schedule, transform, setting.precision, device, capture
-    )
+    iterate = Iteration(stage.module, stage.loss, stage.schedule, transform, arithmetic, device, capture)
     stage.module.train()
     epoch = 0
     while True:
@@ -50,13 +53,13 @@ def one_run(seed: int, device: torch.device, precision: str, capture: bool, batc
 
 
 def measure(
-    runs: int, device: torch.device, precision: str, capture: bool, iterations: int, batch: int
+    runs: int, device: torch.device, arithmetic: Arithmetic, capture: bool, iterations: int, batch: int
 ) -> float:
     """Images per second of ``runs`` trainings that take turns, each on a stream of its own."""
     lanes = []
     for seed in range(runs):
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        lanes.append((one_run(seed, device, precision, capture, batch), stream))
+        lanes.append((one_run(seed, device, arithmetic, capture, batch), stream))
 
     def advance(times: int) -> None:
         for _ in range(times):
@@ -83,26 +86,32 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--precision", default="tf32,bf16")
+    parser.add_argument(
+        "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
+    )
     parser.add_argument("--pack", default="1,2,4,8")
     flags = parser.parse_args()
-    from opencil.engine.device import resolve_device
-
     device = resolve_device(flags.device)
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"CPU, {torch.get_num_threads()} threads"
     )
-    print(f"{name}, torch {torch.__version__}, ResNet-32, batch {flags.batch}, iCaRL with teacher")
+    print(
+        f"{name}, torch {torch.__version__}, {'fastest' if flags.search else 'deterministic'}, ResNet-32, batch {flags.batch}, iCaRL with teacher"
+    )
     print(f"{'precision':10} {'mode':14} {'images/s':>10} {'ratio':>7}")
     iterations = flags.iterations if device.type == "cuda" else 3
     for precision in flags.precision.split(","):
-        eager = measure(1, device, precision, False, iterations // 3, flags.batch)
+        arithmetic = build(
+            Arithmetic, {"precision": precision, "deterministic": not flags.search}, "training"
+        )
+        eager = measure(1, device, arithmetic, False, iterations // 3, flags.batch)
         print(f"{precision:10} {'eager':14} {eager:10.0f} {1:6.2f}×", flush=True)
         if device.type != "cuda":
             continue
         for pack in map(int, flags.pack.split(",")):
-            speed = measure(pack, device, precision, True, iterations, flags.batch)
+            speed = measure(pack, device, arithmetic, True, iterations, flags.batch)
             print(f"{precision:10} {f'graph × {pack}':14} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
 
 

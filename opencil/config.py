@@ -18,7 +18,7 @@ from opencil.data.images import Store
 from opencil.data.memory import quota
 from opencil.data.own import OwnDataset
 from opencil.data.transforms import Transform
-from opencil.engine.precision import Precision
+from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
 from opencil.validation import Bound, Count, NonNegative, Values, Whole, build, merge, parse_size, plain
@@ -95,13 +95,6 @@ class BenchmarkConfig(Values):
 
 
 @dataclass(frozen=True)
-class TrainingConfig(Values):
-    """How every training computes. ``tf32`` and ``bf16`` matter on a GPU that has them; see docs."""
-
-    precision: Precision = "tf32"
-
-
-@dataclass(frozen=True)
 class SeedConfig(Values):
     """The runs' seeds, and which seed each random choice takes: a number, or ``run`` for the run's own."""
 
@@ -151,7 +144,7 @@ class Config:
     benchmark: BenchmarkConfig
     cil: dict[str, dict[str, Any]]
     detector: dict[str, dict[str, Any]]
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: Arithmetic = field(default_factory=Arithmetic)
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
 
@@ -202,7 +195,7 @@ def resolve(
         benchmark=section(BenchmarkConfig, "benchmark"),
         cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
         detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
-        training=section(TrainingConfig, "training"),
+        training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
     )

@@ -14,9 +14,9 @@ from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
+from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
-from opencil.engine.precision import Precision
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.nets.model import Backbone, Model
@@ -37,7 +37,7 @@ class Setting:
     batch_size: int
     initialisation_seed: int
     data_seed: int
-    precision: Precision = "fp32"
+    arithmetic: Arithmetic = FULL
 
     def new_backbone(self) -> Backbone:
         """A backbone with fresh weights, drawn on the CPU."""
@@ -142,7 +142,7 @@ class Learner(Values, ABC):
                 resume = Resume(checkpoint.epoch, checkpoint.momentum)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             training = train(
-                stage, setting.images, setting.transform, setting.batch_size, seed, setting.precision, resume
+                stage, setting.images, setting.transform, setting.batch_size, seed, setting.arithmetic, resume
             )
             try:
                 for progress in training:

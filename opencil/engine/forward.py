@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
-from opencil.engine.precision import arithmetic
+from opencil.engine.arithmetic import FULL
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
@@ -108,7 +108,7 @@ def outputs_of(inputs: Inputs) -> Outputs:
     if isinstance(model, nn.Module):
         model.eval()
     features, logits = [], []
-    with arithmetic("fp32"):
+    with FULL.active():
         for batch in inputs.batches():
             f = model.features(batch)
             features.append(f.float())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.transforms import Draw, Transform
-from opencil.engine.precision import Precision, arithmetic
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.schedule import Schedule
 
 #: Iterations that run eagerly before a capture: they make cuDNN choose and the optimiser create its buffers.
@@ -26,11 +26,11 @@ class Iteration:
         loss: Callable[[Tensor, Tensor], Tensor],
         schedule: Schedule,
         transform: Transform,
-        precision: Precision,
+        arithmetic: Arithmetic,
         device: torch.device,
         capture: bool = True,
     ) -> None:
-        self._loss, self._transform, self._precision = loss, transform, precision
+        self._loss, self._transform, self._arithmetic = loss, transform, arithmetic
         self._on_gpu = device.type == "cuda"
         self._captures = capture and self._on_gpu
         # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.
@@ -84,11 +84,8 @@ class Iteration:
         images = self._transform.train(pixels, Draw(top, left, flip))
         if self._on_gpu:
             images = images.contiguous(memory_format=torch.channels_last)
-        half = torch.autocast(
-            pixels.device.type, torch.bfloat16, enabled=self._precision == "bf16", cache_enabled=False
-        )
-        with arithmetic(self._precision, search=True):
-            with half:
+        with self._arithmetic.active():
+            with self._arithmetic.autocast(pixels.device):
                 loss = self._loss(images, labels)
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform
+from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.iteration import Iteration
-from opencil.engine.precision import Precision
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
 from opencil.errors import OpenCILError
@@ -72,7 +72,7 @@ def train(
     transform: Transform,
     batch_size: int,
     seed: tuple[int | str, ...],
-    precision: Precision = "fp32",
+    arithmetic: Arithmetic = FULL,
     resume: Resume | None = None,
 ) -> Iterator[Progress]:
     """Run a stage, yielding after each iteration, so that several trainings can take turns.
@@ -84,7 +84,7 @@ def train(
     schedule, device = stage.schedule, images.device
     batch = min(batch_size, len(stage.indices))
     iterations = -(-len(stage.indices) // batch)
-    iterate = Iteration(stage.module, stage.loss, schedule, transform, precision, device)
+    iterate = Iteration(stage.module, stage.loss, schedule, transform, arithmetic, device)
     if resume:
         iterate.restore_momentum(resume.momentum)
     stage.module.train()

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opencil.config import BenchmarkConfig, Config, TrainingConfig
+from opencil.config import BenchmarkConfig, Config
+from opencil.engine.arithmetic import Arithmetic
 from opencil.validation import plain
 
 
@@ -26,7 +27,7 @@ class RunSpec:
     benchmark: BenchmarkConfig
     cil: str
     values: dict[str, Any]
-    training: TrainingConfig
+    training: Arithmetic
     seeds: Seeds
     detectors: dict[str, dict[str, Any]]
 

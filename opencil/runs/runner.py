@@ -222,7 +222,7 @@ class _Run:
             batch_size=spec.benchmark.batch_size,
             initialisation_seed=spec.seeds.initialisation,
             data_seed=spec.seeds.data_order,
-            precision=spec.training.precision,
+            arithmetic=spec.training,
         )
         self.evaluation = Evaluation(spec, data, self.stream, outputs)
 
