@@ -97,9 +97,8 @@ def main() -> None:
         if device.type == "cuda"
         else f"CPU, {torch.get_num_threads()} threads"
     )
-    print(
-        f"{name}, torch {torch.__version__}, {'fastest' if flags.search else 'deterministic'}, ResNet-32, batch {flags.batch}, iCaRL with teacher"
-    )
+    mode = "fastest" if flags.search else "deterministic"
+    print(f"{name}, torch {torch.__version__}, {mode}, ResNet-32, batch {flags.batch}, iCaRL with teacher")
     print(f"{'precision':10} {'mode':14} {'images/s':>10} {'ratio':>7}")
     iterations = flags.iterations if device.type == "cuda" else 3
     for precision in flags.precision.split(","):
