@@ -120,6 +120,8 @@ def test_printed_yml_holds_every_value() -> None:
         "device": "auto",
         "pack": 1,
         "checkpoint_seconds": 60.0,
+        "cache": None,
+        "cache_limit": "2GB",
     }
 
 
@@ -289,6 +291,13 @@ REFUSED = [
     ("seed.runs=4294967296", ["seed.runs[0]", "4294967296", "less than 4294967296"]),
     ("seed.class_order=walk", ["seed.class_order", "walk", "run"]),
     ("place.runs=3", ["place.runs", "3", "string"]),
+    ("place.pack=0", ["place.pack", "0", "greater than or equal to 1"]),
+    ("place.checkpoint_seconds=-1", ["place.checkpoint_seconds", "-1", "greater than or equal to 0"]),
+    ("place.cache_limit=much", ["place.cache_limit", "'much'", "2GB"]),
+    ("place.cache_limit=-3", ["place.cache_limit", "-3"]),
+    ("place.cache_limit=true", ["place.cache_limit", "true"]),
+    ("training.precision=fp8", ["training.precision", "fp8", "fp32", "tf32", "bf16"]),
+    ("training.precison=fp32", ["training.precison", "did you mean 'precision'"]),
     ("sed.runs=3", ["section", "'sed'", "place", "did you mean 'seed'"]),
     ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
 ]

@@ -121,7 +121,7 @@ KNOWS = {
     "engine": COMMON | {"data", "nets"},
     "cil": COMMON | {"data", "nets", "engine"},
     "detectors": COMMON | {"data", "nets", "engine"},
-    "evaluation": COMMON | {"engine", "detectors"},
+    "evaluation": COMMON | {"data", "nets", "engine", "detectors"},
     "evaluation.metrics": COMMON,
     "registry": COMMON,
     "validation": {"errors"},
