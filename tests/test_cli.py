@@ -20,7 +20,8 @@ from opencil.config import Config, parse_yaml, resolve
 from opencil.runs.store import RunFolder
 
 RUN = "digits/k2/icarl/seed0"
-SHORT = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu", "--set", "cil.icarl.epochs=2"]
+PLACE = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu"]
+SHORT = [*PLACE, "--detector", "energy,msp,relation", "--set", "cil.icarl.epochs=2"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the end of a line
 
 
@@ -82,6 +83,13 @@ FLAGS = [
     (["--seed", "0, 1"], {"flags": {"seed": [0, 1]}}),
     (["--data-root", "d", "--runs", "r"], {"flags": {"place": {"data_root": "d", "runs": "r"}}}),
     (["--device", "cuda:1"], {"flags": {"place": {"device": "cuda:1"}}}),
+    (["--pack", "3"], {"settings": ["place.pack=3"]}),
+    (["--precision", "bf16"], {"settings": ["training.precision=bf16"]}),
+    (["--epochs-scale", "0.1"], {"settings": ["cil.*.epochs_scale=0.1"]}),
+    (
+        ["--outputs-limit", "5MB"],
+        {"settings": ["place.outputs_limit=5MB"]},
+    ),
     (["--set", "cil.icarl.epochs=5"], {"settings": ["cil.icarl.epochs=5"]}),
     (
         ["--set", "seed.runs=4", "--seed", "3", "--set", "benchmark.memory=16"],
@@ -95,6 +103,16 @@ def test_flags_are_the_library_s_values(flags: list[str], same: dict[str, Any]) 
     result = call("config", *flags)
     assert result.exit_code == 0, result.stderr
     assert resolve(parse_yaml(result.stdout, "printed")) == resolve(**same)
+
+
+def test_epochs_scale_scales_every_schedule_of_every_method() -> None:
+    plain, scaled = (
+        yaml.safe_load(call("config", "--cil", "icarl,foster", *flags).stdout)["cil"]
+        for flags in ([], ["--epochs-scale", "0.5"])
+    )
+    for cil, stage in (("icarl", "first"), ("icarl", "later"), ("foster", "boost"), ("foster", "compress")):
+        expected = round(plain[cil][stage]["epochs"] / 2)
+        assert scaled[cil][stage]["epochs"] == expected < plain[cil][stage]["epochs"]
 
 
 def test_flags_are_laid_on_a_yml(tmp_path: Path) -> None:
@@ -121,10 +139,10 @@ def test_the_environment_names_the_data_folder(tmp_path: Path) -> None:
 
 
 def test_a_printed_config_runs_as_its_flags_do(tmp_path: Path, finished: Path) -> None:
-    printed = call("config", *SHORT, "--detector", "all", "--runs", "from-yml")
+    printed = call("config", *SHORT, "--runs", "from-yml")
     (tmp_path / "my.yml").write_text(printed.stdout)
     from_yml = call("run", "my.yml")
-    from_flags = call("run", *SHORT, "--detector", "all", "--runs", "from-flags")
+    from_flags = call("run", *SHORT, "--runs", "from-flags")
     for result in (from_yml, from_flags):
         assert (result.exit_code, result.stderr) == (0, "")
     assert from_yml.stdout.replace("from-yml", "") == from_flags.stdout.replace("from-flags", "")
@@ -139,16 +157,20 @@ def test_run_is_quiet_away_from_a_terminal_and_ends_in_the_table(
     assert (started.returncode, err) == (0, "")
     assert not CONTROL.search(out)
     lines = out.splitlines()
-    assert lines[0].strip() == "digits, 2 classes per step"
+    titles = [line.strip() for line in lines]
+    second = titles.index("digits, 2 classes per step: OOD detection")
+    assert titles[0] == "digits, 2 classes per step: accuracy"
     assert lines[-1] == "runs are stored in r"
-    cells = [line.split() for line in lines if line.startswith("icarl")]
+    (models,) = [line.split() for line in lines[:second] if line.startswith("icarl")]
+    cells = [line.split() for line in lines[second:] if line.startswith("icarl")]
     assert [line[:2] for line in cells] == [["icarl", "energy"], ["icarl", "msp"]]
     assert {len(line) for line in cells} == {2 + 1 + 3 * 3}
     assert not re.search(r"step \d|loss|left|all runs|━", out)
-    # The table is the rows' and nothing else's.
+    # The tables are the rows' and nothing else's.
     rows = opencil.read_rows(tmp_path / "r")
-    accuracy = rows[rows["metric"] == "accuracy"]["value"].mean()
-    assert {line[2] for line in cells} == {f"{100 * accuracy:.2f}"}
+    accuracy = rows[(rows["metric"] == "accuracy") & (rows["task"] == 0)].sort_values("step")["value"]
+    assert {line[2] for line in cells} == {f"{100 * accuracy.mean():.2f}"} == {models[1]}
+    assert models[2] == f"{100 * accuracy.iloc[-1]:.2f}"
 
 
 def test_run_again_answers_the_same(finished: Path) -> None:
@@ -161,7 +183,8 @@ def test_run_again_answers_the_same(finished: Path) -> None:
 
 def test_run_shows_only_the_detectors_that_were_asked_for(finished: Path) -> None:
     result = call("run", *SHORT, "--detector", "msp", "--runs", str(finished))
-    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("icarl")] == ["msp"]
+    _, _, detection = result.stdout.partition("OOD detection")
+    assert [line.split()[1] for line in detection.splitlines() if line.startswith("icarl")] == ["msp"]
 
 
 def test_a_changed_config_is_refused(finished: Path) -> None:
@@ -195,7 +218,7 @@ def test_interrupted_is_130_and_what_was_finished_stays(
 ) -> None:
     endless = ["cil.icarl.first.epochs=1", "cil.icarl.first.milestones=[]", "cil.icarl.later.epochs=100000"]
     settings = [word for setting in endless for word in ("--set", setting)]
-    started = process("run", *SHORT[:6], "--detector", "msp", "--runs", "r", *settings)
+    started = process("run", *PLACE, "--detector", "msp", "--runs", "r", *settings)
     mark = tmp_path / "r" / RUN / "step01" / "detectors" / "msp.parquet"
     for _ in range(1200):  # a minute at most
         if mark.exists() or started.poll() is not None:
@@ -229,7 +252,7 @@ def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subproces
     ours, theirs = os.openpty()
     env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
     settings = ["--set", "cil.icarl.epochs=25", "--classes-per-step", "4", "--detector", "msp", "--runs", "r"]
-    started = process("run", *SHORT[:6], *settings, stdout=theirs, stderr=theirs, env=env)
+    started = process("run", *PLACE, *settings, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     seen = b""
     while True:
@@ -252,7 +275,7 @@ def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subproces
 # --- bad input -------------------------------------------------------------------------------------
 
 BAD = [
-    (["--detector", "enrgy"], ["'enrgy'", "energy, maxlogit, msp", "did you mean 'energy'?"]),
+    (["--detector", "enrgy"], ["'enrgy'", ", ".join(opencil.list_detectors()), "did you mean 'energy'?"]),
     (["--cil", "icrl"], ["'icrl'", "did you mean 'icarl'?"]),
     (["--benchmark", "digit"], ["'digit'", "did you mean 'digits'?"]),
     (["--classes-per-step", "0"], ["benchmark.classes_per_step", "0", "greater than or equal to 1"]),
@@ -262,6 +285,10 @@ BAD = [
     (["--seed", ""], ["--seed ''", "whole numbers"]),
     (["--seed", "-1"], ["seed.runs[0] = -1"]),
     (["--cil", ","], ["--cil ','", "names nothing"]),
+    (["--precision", "fp8"], ["training.precision", "fp8", "fp32", "tf32", "bf16"]),
+    (["--pack", "0"], ["place.pack = 0", "greater than or equal to 1"]),
+    (["--epochs-scale", "0"], ["epochs_scale = 0", "greater than 0"]),
+    (["--outputs-limit", "much"], ["place.outputs_limit", "much"]),
     (["--set", "benchmark.memory=3"], ["benchmark.memory = 3", "8 classes"]),
     (["--set", "cil.icarl.epoch=3"], ["cil.icarl.epoch = 3", "did you mean 'epochs'?"]),
     (["--set", "cil.icarl.epochs"], ["'cil.icarl.epochs'", "key=value"]),
@@ -402,12 +429,11 @@ def test_report_saves_markdown(finished: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "report: new/report.md"
     text = (tmp_path / "new" / "report.md").read_text()
-    assert text.startswith("## digits, 2 classes per step\n")
-    assert [line.split()[3] for line in text.splitlines() if line.startswith("| icarl")] == [
-        "energy",
-        "maxlogit",
-        "msp",
-    ]
+    models, detection = text.split("## digits, 2 classes per step: OOD detection\n")
+    assert models.startswith("## digits, 2 classes per step: accuracy\n")
+    assert models.count("| icarl |") == 1
+    found = [line.split()[3] for line in detection.splitlines() if line.startswith("| icarl")]
+    assert found == ["energy", "msp", "relation"]
 
 
 def test_report_with_the_flipped_conventions(finished: Path) -> None:
@@ -439,6 +465,7 @@ def test_help_shows_an_example(command: str) -> None:
 def test_help_names_every_flag() -> None:
     text = call("run", "--help").stdout
     flags = ["benchmark", "cil", "detector", "classes-per-step", "seed", "data-root", "runs", "device", "set"]
+    flags += ["precision", "pack", "epochs-scale", "outputs-limit"]
     assert [flag for flag in flags if f"--{flag}" not in text] == []
     assert "OPENCIL_DATA" in text
 

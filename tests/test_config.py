@@ -98,6 +98,7 @@ def test_printed_yml_holds_every_value() -> None:
         "batch_size",
         "ood_order",
         "setup",
+        "datasets",
     }
     schedule = {"epochs", "lr", "decay", "milestones", "factor", "momentum", "weight_decay"}
     assert {n: set(v) for n, v in printed["cil"]["icarl"].items() if isinstance(v, dict)} == {
@@ -113,13 +114,19 @@ def test_printed_yml_holds_every_value() -> None:
         "data_order": "run",
         "ood_subset": "run",
     }
-    assert printed["training"] == {"precision": "tf32"}
+    assert printed["training"] == {"precision": "tf32", "deterministic": True}
     assert printed["place"] == {
         "data_root": None,
+        "cache": None,
+        "store": "auto",
+        "resident_mb": 1024,
+        "workers": None,
         "runs": "runs",
+        "outputs": None,
+        "outputs_limit": "2GB",
+        "checkpoint_seconds": 60.0,
         "device": "auto",
         "pack": 1,
-        "checkpoint_seconds": 60.0,
     }
 
 
@@ -289,6 +296,13 @@ REFUSED = [
     ("seed.runs=4294967296", ["seed.runs[0]", "4294967296", "less than 4294967296"]),
     ("seed.class_order=walk", ["seed.class_order", "walk", "run"]),
     ("place.runs=3", ["place.runs", "3", "string"]),
+    ("place.pack=0", ["place.pack", "0", "greater than or equal to 1"]),
+    ("place.checkpoint_seconds=-1", ["place.checkpoint_seconds", "-1", "greater than or equal to 0"]),
+    ("place.outputs_limit=much", ["place.outputs_limit", "'much'", "2GB"]),
+    ("place.outputs_limit=-3", ["place.outputs_limit", "-3"]),
+    ("place.outputs_limit=true", ["place.outputs_limit", "true"]),
+    ("training.precision=fp8", ["training.precision", "fp8", "fp32", "tf32", "bf16"]),
+    ("training.precison=fp32", ["training.precison", "did you mean 'precision'"]),
     ("sed.runs=3", ["section", "'sed'", "place", "did you mean 'seed'"]),
     ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
 ]
@@ -326,7 +340,7 @@ def test_a_setting_that_is_no_yml() -> None:
         ({"cil": ["iCarl2"]}, ["CIL method 'iCarl2'", "did you mean 'icarl'"]),
         ({"user": {"cil": {"zzz": {}}}}, ["CIL method 'zzz'", "icarl"]),
         ({"flags": {"benchmark": "digitz"}}, ["benchmark 'digitz'", "did you mean 'digits'"]),
-        ({"user": {"benchmark": "nothing-like-it"}}, ["benchmark 'nothing-like-it'", "allowed are digits"]),
+        ({"user": {"benchmark": "nothing-like-it"}}, ["benchmark 'nothing-like-it'", "digits"]),
         ({"user": {"benchmrk": {}}}, ["section 'benchmrk'", "place", "did you mean 'benchmark'"]),
         ({"user": {"cils": "icarl"}}, ["section 'cils'", "did you mean 'cil'"]),
         ({"user": {"benchmark": 5}}, ["benchmark = 5", "mapping"]),

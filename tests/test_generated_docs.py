@@ -37,6 +37,7 @@ def test_the_table_of_metrics() -> None:
 @pytest.mark.parametrize("name", DETECTORS.names())
 def test_a_detector_says_where_it_was_published(name: str) -> None:
     entry = DETECTORS.entry(name)
+    assert entry.about
     assert entry.paper
     assert 2010 < entry.paper.year < 2100
     assert entry.paper.title

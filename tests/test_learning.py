@@ -2,30 +2,30 @@
 
 from pathlib import Path
 
-import pytest
-
 import opencil
 
+METHODS = ["foster", "wa", "bic", "icarl"]
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_icarl_learns_digits_and_energy_tells_photographs_apart(seed: int, tmp_path: Path) -> None:
+
+def test_methods_lie_between_their_bounds_and_tell_photographs_apart(tmp_path: Path) -> None:
     config = opencil.resolve(
         {
             "benchmark": "digits",
-            "cil": "icarl",
-            "detector": "energy",
-            "seed": seed,
+            "cil": ["finetune", *METHODS, "joint"],
+            "detector": "msp",
             "place": {"runs": str(tmp_path), "device": "cpu"},
         }
     )
     for _ in opencil.execute(config):
         pass
     rows = opencil.read_rows(tmp_path)
-    accuracy = rows[rows["metric"] == "accuracy"]
-    auc = rows[(rows["metric"] == "auc") & (rows["ood"] == "photo-patches")]
-    assert list(accuracy["step"]) == list(auc["step"]) == [1, 2, 3, 4]
-    # Measured over seeds: accuracy .98, AUC .96.
-    assert accuracy["value"].mean() > 0.90
-    assert auc["value"].mean() > 0.90
-    # The task grows: the last step alone, over all eight classes, must hold too.
-    assert accuracy["value"].iloc[-1] > 0.90
+    rows = rows[rows["task"] == 0]
+    accuracy = rows[(rows["metric"] == "accuracy") & (rows["step"] == 4)].set_index("cil")["value"]
+    # Measured over all eight classes: joint .99, the methods .91 to .96, fine-tuning .24.
+    for method in METHODS:
+        assert accuracy["joint"] > accuracy[method] > accuracy["finetune"]
+        assert accuracy[method] > 0.80
+    # The last step's two classes are all that fine-tuning knows.
+    assert accuracy["finetune"] < 0.35
+    auc = rows[(rows["metric"] == "auc") & (rows["ood"] == "photo-patches")].groupby("cil")["value"].mean()
+    assert auc[METHODS].min() > 0.85  # measured: .93 to .97

@@ -19,6 +19,7 @@ from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
+from opencil.errors import OpenCILError
 from opencil.nets.model import Backbone, Model
 from opencil.registry import BACKBONES
 from opencil.validation import Count, Positive, Values
@@ -138,7 +139,7 @@ class Learner(Values, ABC):
                 continue
             resume = None
             if checkpoint and number == checkpoint.stage:
-                task.model.load_state_dict(checkpoint.weights, strict=True)
+                checkpoint.restore(task.model, stage)
                 resume = Resume(checkpoint.epoch, checkpoint.momentum)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             training = train(
@@ -164,6 +165,10 @@ class Learner(Values, ABC):
         return task.memory.updated(candidates)
 
 
+class BadCheckpoint(OpenCILError):
+    """Stored tensors are no checkpoint of the step at hand."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A step in the middle: the model and the optimiser after some epochs of one of its stages."""
@@ -186,9 +191,21 @@ class Checkpoint:
             | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
         )
 
+    def restore(self, model: Model, stage: Stage) -> None:
+        """Put the weights back into the model; they, and the optimiser's buffers, must fit."""
+        shapes = [p.shape for p in stage.module.parameters() if p.requires_grad]
+        try:
+            model.load_state_dict(self.weights, strict=True)
+        except RuntimeError:
+            raise BadCheckpoint("its weights are of another model") from None
+        if [m.shape for m in self.momentum] != shapes:
+            raise BadCheckpoint("its momentum is of other parameters")
+
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
         """The stored checkpoint again."""
+        if tensors.get("position", torch.empty(0)).shape != (2,):
+            raise BadCheckpoint("it does not say where it was taken")
         stage, epoch = tensors["position"].tolist()
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         momentum = [tensors[name] for name in sorted(tensors) if name.startswith("momentum.")]

@@ -27,8 +27,13 @@ class StreamedImages(Images):
     labels: Tensor
     size: int
     workers: int
-    fingerprint: str
+    key: str
     classes: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """The checksum of the files' names, sizes and times."""
+        return self.key
 
     @property
     def side(self) -> int:

@@ -94,7 +94,7 @@ class Detector(Values, ABC):
                 raise BadInput(
                     f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
                 )
-        return self.scores(outputs).float()
+        return self.scores(outputs).float().detach()
 
     def _checked(
         self,

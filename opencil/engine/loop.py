@@ -106,9 +106,8 @@ def train(
             yield Progress(
                 stage.name, epoch + 1, schedule.epochs, i + 1, iterations, lr, loss, iterate.momentum
             )
-    if not all(
-        torch.isfinite(p).all() for p in iterate.parameters
-    ):  # the last update has had no loss to show it
+    if not all(torch.isfinite(p).all() for p in iterate.parameters):  # the last update has no loss to show it
+        lr = schedule.lr_at(schedule.epochs - 1)
         raise Diverged(f"weights are not finite after stage {stage.name!r}, at learning rate {lr:g}")
     stage.module.eval()
     stage.module.zero_grad(set_to_none=True)

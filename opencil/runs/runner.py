@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opencil._version import __version__
-from opencil.cil.learner import Checkpoint, Learner, Setting
+from opencil.cil.learner import BadCheckpoint, Checkpoint, Learner, Setting
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.images import Access
@@ -231,9 +231,11 @@ class _Run:
         for step in self.stream:
             stored = self.folder.step(step.number)
             missing = [name for name in self.spec.detectors if not stored.detector_rows(name).exists()]
-            if stored.trained and not missing:
-                continue
-            if not stored.trained:
+            if stored.trained:
+                stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
+                if not missing:
+                    continue
+            else:
                 yield from self._train(step)
             yield from self._evaluate(step, missing)
 
@@ -242,14 +244,17 @@ class _Run:
         stored = self.folder.step(step.number)
         previous = self._model(step.number - 1) if step.number > 1 else None
         task = self.learner.begin(self.setting, step, self._memory(step.number - 1), previous)
-        checkpoint = None
-        if stored.checkpoint.exists():
-            checkpoint = Checkpoint.from_tensors(files.read_tensors(stored.checkpoint))
-        for progress in self.learner.learn(task, checkpoint):
-            if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
-                files.write_tensors(stored.checkpoint, Checkpoint.take(task, progress).tensors())
-                saved = time.monotonic()
-            yield Training(self.spec, step.number, step.steps, progress)
+        try:
+            checkpoint = None
+            if stored.checkpoint.exists():
+                checkpoint = Checkpoint.from_tensors(files.read_tensors(stored.checkpoint))
+            for progress in self.learner.learn(task, checkpoint):
+                if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
+                    files.write_tensors(stored.checkpoint, Checkpoint.take(task, progress).tensors())
+                    saved = time.monotonic()
+                yield Training(self.spec, step.number, step.steps, progress)
+        except BadCheckpoint as error:
+            raise files.damaged(stored.checkpoint, error) from None
         memory = self.learner.remember(task)
         test = self.evaluation.outputs_of_test(task.model, step)
         if not torch.isfinite(test.logits).all():
@@ -292,6 +297,8 @@ class _Run:
     def _setup(self, step: Step) -> Tensor:
         """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
         if self.spec.benchmark.setup == "memory":
+            if not self.learner.remembers:
+                raise BadInput(f"setup = 'memory' is not allowed with {self.spec.cil}: it keeps no memory")
             return self._memory(step.number).indices
         return self.learner.training_set(self.setting, step, self._memory(step.number - 1))
 

@@ -20,7 +20,7 @@ def bytes_of(*shape: int) -> Tensor:
     ids=["float", "grey", "channels last", "one image"],
 )
 def test_images_of_a_wrong_kind_are_refused(images: Tensor) -> None:
-    with pytest.raises(BadInput, match=r"images of 'toy' are .*uint8 \[N, 3, H, W\] is needed"):
+    with pytest.raises(BadInput, match=r"images of 'toy' are .*uint8 \[N, 3, H, H\] is needed"):
         ImageSet("toy", images, torch.zeros(len(images), dtype=torch.int64))
 
 

@@ -12,8 +12,8 @@ from opencil.data.digits import Digits
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
+from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.iteration import WARM_UP, Iteration
-from opencil.engine.precision import arithmetic
 from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
 
@@ -26,7 +26,7 @@ def iteration(
 ) -> Iteration:
     device = next(module.parameters()).device
     schedule = Schedule(epochs=1, lr=lr, weight_decay=1e-3)
-    return Iteration(module, loss, schedule, TRANSFORM, "fp32", device, capture)
+    return Iteration(module, loss, schedule, TRANSFORM, FULL, device, capture)
 
 
 def linear(device: str = "cpu") -> nn.Module:
@@ -80,19 +80,17 @@ def test_a_new_learning_rate_is_used_at_once() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_arithmetic_is_restored_after_the_block(precision: str) -> None:
-    def now() -> tuple[str, str, bool]:
-        backends = torch.backends
-        return (
-            backends.cuda.matmul.fp32_precision,
-            backends.cudnn.conv.fp32_precision,
-            backends.cudnn.benchmark,
-        )
+def test_arithmetic_holds_inside_the_block_and_nowhere_else(precision: str, deterministic: bool) -> None:
+    def now() -> tuple[str, str, bool, bool]:
+        cudnn = torch.backends.cudnn
+        rounding = torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision
+        return (*rounding, cudnn.deterministic, cudnn.benchmark)
 
     before, rounded = now(), "ieee" if precision == "fp32" else "tf32"
-    with arithmetic(precision, search=True):
-        assert now() == (rounded, rounded, True)
+    with Arithmetic(precision, deterministic).active():
+        assert now() == (rounded, rounded, deterministic, not deterministic)
     assert now() == before
 
 
@@ -102,7 +100,7 @@ def test_captured_and_eager_steps_agree(name: str) -> None:
     device = torch.device("cuda")
     train, test = (Digits().load(split, 8, None).to(device) for split in ("train", "test"))
     stream = Stream.create(train, test, 2)
-    setting = Setting(stream.train, stream.test, TRANSFORM, "resnet8", 32, 0, 0, "fp32")
+    setting = Setting(stream.train, stream.test, TRANSFORM, "resnet8", 32, 0, 0, FULL)
     memory = Memory(80, tuple((stream.train.labels == c).nonzero().flatten().cpu()[:40] for c in range(2)))
     models = []
     for capture in (False, True):

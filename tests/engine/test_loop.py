@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
-from opencil.engine.loop import Diverged, Progress, Stage, epoch_order, train
+from opencil.engine.loop import Diverged, Progress, Resume, Stage, epoch_order, train
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
 
@@ -230,6 +230,31 @@ def test_a_learning_rate_that_is_too_large_is_found_out(
 ) -> None:
     with pytest.raises(Diverged, match=r"learning rate 1e\+30"):
         run(model, images, plain, Schedule(epochs=50, lr=1e30))
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["at once", "from a checkpoint after it"])
+def test_weights_that_the_last_update_spoils_are_found_out(
+    images: ImageSet, model: Model, plain: Transform, resumed: bool
+) -> None:
+    """No loss comes after it to show it."""
+    updates = []
+
+    def loss(batch: Tensor, labels: Tensor) -> Tensor:
+        updates.append(batch)
+        total = model(batch).sum()
+        nothing = total - total.detach()
+        return nothing.sqrt() if len(updates) == 6 else nothing  # 0 both times, one with an infinite gradient
+
+    stage = Stage("train", model, loss, Schedule(epochs=2), torch.arange(10))
+    resume = None
+    if resumed:
+        parameters = list(model.parameters())
+        with torch.no_grad():
+            parameters[-1].fill_(math.nan)
+        resume = Resume(2, [torch.zeros_like(p) for p in parameters])
+    with pytest.raises(Diverged, match="weights are not finite after stage 'train'"):
+        list(train(stage, images, plain, 4, SEED, resume=resume))
+    assert len(updates) == (0 if resumed else 6)
 
 
 def test_images_are_not_changed(images: ImageSet, model: Model, plain: Transform) -> None:

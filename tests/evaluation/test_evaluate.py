@@ -73,7 +73,7 @@ def test_values_are_those_of_the_detectors_and_metrics_by_hand() -> None:
     assert rows["auc"] == expected.auc
     assert rows["fpr"] == expected.fpr
     (accuracy,) = table.loc[table["metric"] == "accuracy", "value"]
-    assert accuracy == opencil.accuracy(inside.logits, TEST.labels)
+    assert accuracy == opencil.accuracy(inside.logits.argmax(dim=1), TEST.labels)
 
 
 def test_one_pass_serves_all_detectors_that_read_outputs() -> None:

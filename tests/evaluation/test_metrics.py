@@ -14,7 +14,6 @@ from torch import Tensor
 
 from opencil.errors import BadInput
 from opencil.evaluation.metrics import (
-    DEFINITIONS,
     OODMetrics,
     accuracy,
     backward_transfer,
@@ -225,10 +224,6 @@ def test_scores_that_are_not_finite_are_refused(value: float) -> None:
         ood_metrics(bad, torch.ones(2))
     with pytest.raises(BadInput, match=f"^OOD score 1 is {value}"):
         ood_metrics(torch.ones(2), bad)
-
-
-def test_every_metric_has_its_definition() -> None:
-    assert list(DEFINITIONS) == list(asdict(ood_metrics(torch.ones(1), torch.ones(1))))
 
 
 @pytest.mark.parametrize(

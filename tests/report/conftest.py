@@ -14,7 +14,10 @@ OOD = {"n1": "near", "f1": "far", "f2": "far", "f3": "far"}
 
 @pytest.fixture
 def made_up() -> Callable[..., pd.DataFrame]:
-    """Random rows: one near set and three far ones, so that a mean of splits is not a mean of datasets."""
+    """Random rows: one near set and three far ones, so that a mean of splits is not a mean of datasets.
+
+    Among them rows of one task's samples, and a metric that begins at step 2.
+    """
 
     def make(
         benchmark: str = "b",
@@ -24,17 +27,22 @@ def made_up() -> Callable[..., pd.DataFrame]:
         steps: int = 4,
         detectors: tuple[str, ...] = ("msp", "energy"),
         entropy: int = 0,
+        others: tuple[str, ...] = (),
     ) -> pd.DataFrame:
         draw = np.random.default_rng(entropy)
         rows = []
         for seed in seeds:
             for step in range(1, steps + 1):
-                head = (benchmark, k, cil, seed, step)
-                rows.append((*head, "", "", "", "accuracy", draw.random()))
+                head, tasks = (benchmark, k, cil, seed, step), range(step + 1)
+                for metric in ("accuracy", *others):
+                    rows += [(*head, "", "", "", task, metric, draw.random()) for task in tasks]
                 for detector in detectors:
+                    rows += [(*head, detector, "", "", t, "confidence", draw.random()) for t in tasks[1:]]
                     for ood, distance in OOD.items():
-                        for metric in METRICS:
-                            rows.append((*head, detector, ood, distance, metric, draw.random()))
+                        place = (*head, detector, ood, distance)
+                        rows += [(*place, t, "confidence", draw.random()) for t in tasks[1:]]
+                        metrics = METRICS if step == 1 else (*METRICS, "auc_old")
+                        rows += [(*place, 0, metric, draw.random()) for metric in metrics]
         table = pd.DataFrame(rows, columns=COLUMNS)
         return table.sample(frac=1, random_state=entropy)  # their order has no say
 

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from opencil.report.averages import over_seeds, over_steps, per_step
+from opencil.report.averages import continual, over_seeds, over_steps, per_step
 
 Rows = Callable[..., pd.DataFrame]
 SPLITS = {"near": ("n1",), "far": ("f1", "f2", "f3"), "all": ("n1", "f1", "f2", "f3")}
@@ -16,12 +17,17 @@ def mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-Place = tuple[int, int, str, str, str]
+def deviation(values: list[float]) -> float:
+    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
+
+
+Place = tuple[int, int, str, str, int, str]
+STEPS = {"auc_old": (2, 3, 4)}  # it begins at step 2
 
 
 def by_place(rows: pd.DataFrame) -> dict[Place, float]:
-    """The value of each (seed, step, detector, OOD set, metric)."""
-    columns = ["seed", "step", "detector", "ood", "metric", "value"]
+    """The value of each (seed, step, detector, OOD set, task, metric)."""
+    columns = ["seed", "step", "detector", "ood", "task", "metric", "value"]
     found = {tuple(row[:-1]): row[-1] for row in rows[columns].itertuples(index=False)}
     assert len(found) == len(rows)
     return found
@@ -30,12 +36,22 @@ def by_place(rows: pd.DataFrame) -> dict[Place, float]:
 def naive_step(
     rows: dict[Place, float], seed: int, step: int, detector: str, split: str, metric: str
 ) -> float:
-    return mean([rows[seed, step, detector, ood, metric] for ood in SPLITS[split]])
+    return mean([rows[seed, step, detector, ood, 0, metric] for ood in SPLITS[split]])
+
+
+def naive_run(rows: dict[Place, float], seed: int, row: dict[str, Any]) -> float:
+    """Over the steps that have the metric; rows of all samples only."""
+    steps = STEPS.get(row["metric"], (1, 2, 3, 4))
+    if row["detector"]:
+        place = (row["detector"], row["split"], row["metric"])
+        return mean([naive_step(rows, seed, t, *place) for t in steps])
+    assert (row["split"], row["metric"]) == ("", "accuracy")
+    return mean([rows[seed, t, "", "", 0, "accuracy"] for t in steps])
 
 
 def test_per_step(made_up: Rows) -> None:
     table, rows = per_step(made_up()), by_place(made_up())
-    assert len(table) == 3 * 4 * 2 * 3 * 5
+    assert len(table) == 3 * 2 * 3 * (4 * 5 + 3)
     for row in table.to_dict("records"):
         expected = naive_step(rows, row["seed"], row["step"], row["detector"], row["split"], row["metric"])
         assert row["value"] == pytest.approx(expected, abs=1e-12)
@@ -51,34 +67,19 @@ def test_all_is_the_mean_over_datasets_not_over_splits(made_up: Rows) -> None:
 
 def test_over_steps(made_up: Rows) -> None:
     table, rows = over_steps(made_up()), by_place(made_up())
-    assert set(table["steps"]) == {4}
     for row in table.to_dict("records"):
-        seed, detector = row["seed"], row["detector"]
-        if detector:
-            values = [naive_step(rows, seed, t, detector, row["split"], row["metric"]) for t in (1, 2, 3, 4)]
-        else:
-            assert (row["split"], row["metric"]) == ("", "accuracy")
-            values = [rows[seed, t, "", "", "accuracy"] for t in (1, 2, 3, 4)]
-        assert row["value"] == pytest.approx(mean(values), abs=1e-12)
-    assert len(table) == 3 * (1 + 2 * 3 * 5)
+        assert row["value"] == pytest.approx(naive_run(rows, row["seed"], row), abs=1e-12)
+        assert row["steps"] == len(STEPS.get(row["metric"], (1, 2, 3, 4)))
+    assert len(table) == 3 * (1 + 2 * 3 * 6)
 
 
 def test_over_seeds(made_up: Rows) -> None:
     table, rows = over_seeds(made_up()), by_place(made_up())
-    assert len(table) == 1 + 2 * 3 * 5
+    assert len(table) == 1 + 2 * 3 * 6
     for row in table.to_dict("records"):
-        values = []
-        for seed in (0, 1, 2):
-            if row["detector"]:
-                place = (row["detector"], row["split"], row["metric"])
-                values.append(mean([naive_step(rows, seed, t, *place) for t in (1, 2, 3, 4)]))
-            else:
-                values.append(mean([rows[seed, t, "", "", "accuracy"] for t in (1, 2, 3, 4)]))
-        middle = mean(values)
-        deviation = math.sqrt(math.fsum((v - middle) ** 2 for v in values) / 2)  # n − 1
-        assert row["mean"] == pytest.approx(middle, abs=1e-12)
-        assert row["std"] == pytest.approx(deviation, abs=1e-12)
-        assert (row["seeds"], row["steps"]) == (3, 4)
+        values = [naive_run(rows, seed, row) for seed in (0, 1, 2)]
+        assert (row["mean"], row["std"]) == pytest.approx((mean(values), deviation(values)), abs=1e-12)
+        assert (row["seeds"], row["steps"]) == (3, len(STEPS.get(row["metric"], (1, 2, 3, 4))))
 
 
 def test_datasets_of_a_step_weigh_as_much_however_many_steps_there_are(made_up: Rows) -> None:
@@ -106,6 +107,66 @@ def test_methods_benchmarks_and_steps_sizes_stay_apart(made_up: Rows) -> None:
     together = over_seeds(pd.concat(parts, ignore_index=True))
     alone = pd.concat([over_seeds(part) for part in parts])
     keys = ["benchmark", "k", "cil", "detector", "split", "metric"]
+    pd.testing.assert_frame_equal(
+        together.sort_values(keys, ignore_index=True), alone.sort_values(keys, ignore_index=True)
+    )
+
+
+# --- the models themselves -------------------------------------------------------------------------
+
+
+def naive_continual(rows: dict[Place, float], seed: int) -> dict[str, float]:
+    """By loops over a_tj, the accuracy after step t on task j."""
+
+    def a(t: int, j: int) -> float:
+        return rows[seed, t, "", "", j, "accuracy"]
+
+    steps, old = (1, 2, 3, 4), (1, 2, 3)
+    return {
+        "average accuracy": mean([a(t, 0) for t in steps]),
+        "last accuracy": a(4, 0),
+        "forgetting": mean([max(a(t, j) for t in range(j, 4)) - a(4, j) for j in old]),
+        "backward transfer": mean([a(4, j) - a(j, j) for j in old]),
+    }
+
+
+def test_continual(made_up: Rows) -> None:
+    table, rows = continual(made_up()), by_place(made_up())
+    values = [naive_continual(rows, seed) for seed in (0, 1, 2)]
+    assert set(table["metric"]) == set(values[0])
+    for row in table.to_dict("records"):
+        of_metric = [value[row["metric"]] for value in values]
+        assert (row["benchmark"], row["k"], row["cil"]) == ("b", 2, "icarl")
+        assert (row["mean"], row["std"]) == pytest.approx((mean(of_metric), deviation(of_metric)), abs=1e-12)
+        assert (row["seeds"], row["steps"]) == (3, 4)
+
+
+def test_a_single_step_forgets_nothing_to_speak_of(made_up: Rows) -> None:
+    table = continual(made_up(steps=1, seeds=(0,)))
+    assert set(table["metric"]) == {"average accuracy", "last accuracy"}
+    assert table["mean"].nunique() == 1
+    assert table["std"].isna().all()
+
+
+def test_another_accuracy_of_the_model_is_averaged_beside_it(made_up: Rows) -> None:
+    rows = made_up(others=("accuracy_nearest_mean",))
+    table = continual(rows).set_index("metric")["mean"]
+    place = by_place(rows)
+    found = {t: [place[s, t, "", "", 0, "accuracy_nearest_mean"] for s in (0, 1, 2)] for t in (1, 2, 3, 4)}
+    assert table["last accuracy_nearest_mean"] == pytest.approx(mean(found[4]), abs=1e-12)
+    over_all = mean([v for values in found.values() for v in values])
+    assert table["average accuracy_nearest_mean"] == pytest.approx(over_all, abs=1e-12)
+    assert set(table.index) == {
+        *continual(made_up())["metric"],
+        "average accuracy_nearest_mean",
+        "last accuracy_nearest_mean",
+    }
+
+
+def test_methods_are_averaged_apart(made_up: Rows) -> None:
+    parts = [made_up(entropy=1), made_up(cil="wa", entropy=2), made_up(k=5, steps=2, entropy=3)]
+    together, alone = continual(pd.concat(parts)), pd.concat([continual(part) for part in parts])
+    keys = ["benchmark", "k", "cil", "metric"]
     pd.testing.assert_frame_equal(
         together.sort_values(keys, ignore_index=True), alone.sort_values(keys, ignore_index=True)
     )

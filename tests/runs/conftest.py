@@ -48,12 +48,12 @@ def results(contents: Callable[[Path], dict[str, bytes]]) -> Callable[[Path], di
     return read
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
     """Start a Python process in which ``config`` is a config, and the code given runs."""
 
     def begin(config: Config, code: str) -> subprocess.Popen[str]:
-        yml = tmp_path / "started.yml"
+        yml = tmp_path_factory.mktemp("started") / "config.yml"
         yml.write_text(config.to_yaml(), encoding="utf-8")
         setting = """
             import os, signal, sys

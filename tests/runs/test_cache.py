@@ -96,8 +96,9 @@ def test_whatever_decides_the_outputs_is_in_the_key(
 def test_one_changed_pixel_is_noticed(tmp_path: Path) -> None:
     cache, model, images = OutputsCache(tmp_path, 10**6), Counting(), image_set()
     cache.outputs("w", inputs(model, images=images))
-    images.images[11, 2, 7, 7] ^= 1
-    cache.outputs("w", inputs(model, images=images))
+    pixels = images.images.clone()
+    pixels[11, 2, 7, 7] ^= 1
+    cache.outputs("w", inputs(model, images=ImageSet(images.name, pixels, images.labels)))
     assert model.seen == 40
 
 

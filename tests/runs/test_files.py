@@ -1,5 +1,6 @@
 """Files are whole or absent."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -25,8 +26,8 @@ def test_a_file_appears_complete_and_alone(tmp_path: Path) -> None:
 
 def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    flush, replace = files.os.fsync, Path.replace
-    monkeypatch.setattr(files.os, "fsync", lambda handle: (order.append("flush"), flush(handle)))
+    flush, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("flush"), flush(handle)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
     files.write_text(tmp_path / "a.txt", "x")
     assert order == ["flush", "rename", "flush"], "the file, its name, the folder"

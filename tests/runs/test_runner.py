@@ -1,11 +1,9 @@
-"""The order of work: the same again, interrupted or not; failures; what each step sees."""
+"""The order of work: the same again, interrupted or not; failures; the accuracies of the models."""
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,8 +11,8 @@ import torch
 import opencil
 from opencil import BadInput
 from opencil.config import Config
-from opencil.runs import runner
 from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.store import RunFolder
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -74,7 +72,7 @@ def test_events_tell_the_whole_story(tmp_path: Path, tiny: Make, run_all: RunAll
         assert [(p.epoch, p.iteration) for p in of_step] == places
         assert all(torch.isfinite(p.loss) for p in of_step)
     evaluated = [(event.step, event.detector) for event in events if isinstance(event, Evaluated)]
-    assert evaluated == [(t, d) for t in (1, 2, 3, 4) for d in ("energy", "maxlogit", "msp")]
+    assert evaluated == [(t, d) for t in (1, 2, 3, 4) for d in ("energy", "msp", "relation")]
     assert events[-1] == Finished(events[0].run, already=False)
 
 
@@ -156,14 +154,14 @@ def test_stopped_again_and_again_equals_never_stopped(
 
 def test_only_what_is_missing_is_done(finished: Path, tiny: Make, run_all: RunAll, results: Results) -> None:
     before = results(finished)
-    (finished / RUN / "step03" / "detectors" / "maxlogit.parquet").unlink()
+    (finished / RUN / "step03" / "detectors" / "relation.parquet").unlink()
     (finished / RUN / "step04" / "step.json").unlink()
     (finished / RUN / "step04" / "model.safetensors.part").write_bytes(b"half")
     (finished / RUN / "step04" / "detectors" / "msp.parquet.part").write_bytes(b"half")
     events = run_all(tiny(finished))
     assert {event.step for event in events if isinstance(event, Training)} == {4}
     evaluated = [(e.step, e.detector) for e in events if isinstance(e, Evaluated)]
-    assert evaluated[0] == (3, "maxlogit")
+    assert evaluated[0] == (3, "relation")
     assert {step for step, _ in evaluated[1:]} <= {4}
     assert results(finished) == before
 
@@ -185,7 +183,8 @@ def test_a_run_that_diverges_fails_alone_and_keeps_its_steps(
     kept = results(tmp_path / "digits/k4/icarl/seed0")
     assert "step01/detectors/msp.parquet" in kept
     assert not any(name.startswith("step02") for name in kept)
-    assert len(opencil.read_rows(tmp_path)) == 2 * (1 + 3 * 5)
+    rows = opencil.read_rows(tmp_path)
+    assert set(zip(rows["k"], rows["step"], strict=True)) == {(4, 1), (8, 1)}
 
     again = run_all(config)
     assert [type(event) for event in again if not isinstance(event, Training)] == [Failed, Finished]
@@ -195,9 +194,12 @@ def test_a_run_that_diverges_fails_alone_and_keeps_its_steps(
 def test_a_run_that_diverges_at_the_end_fails_alone_too(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
     # One iteration a step: the loss is finite, the weights after it are not.
     settings = ["cil.icarl.epochs=1", "benchmark.batch_size=10000", "cil.icarl.first.lr=1e38"]
-    events = run_all(tiny(tmp_path, *settings, detector="msp"))
-    assert [type(event) for event in events if not isinstance(event, Training)] == [Failed]
-    assert not (tmp_path / RUN / "step01" / "step.json").exists()
+    config = tiny(tmp_path, *settings, "place.checkpoint_seconds=0", detector="msp")
+    for _ in ("at first", "from what that left"):
+        events = run_all(config)
+        assert [type(event) for event in events if not isinstance(event, Training)] == [Failed]
+        assert "not finite" in str(events[-1].error)
+        assert not (tmp_path / RUN / "step01" / "step.json").exists()
 
 
 def test_bad_places_are_refused_before_anything_is_written(tmp_path: Path, tiny: Make) -> None:
@@ -211,101 +213,51 @@ def test_bad_places_are_refused_before_anything_is_written(tmp_path: Path, tiny:
     assert not runs.exists()
 
 
-# --- what a step sees ------------------------------------------------------------------------------
+# --- the models themselves --------------------------------------------------------------------------
 
 
-def test_ood_data_grow_and_are_nested(tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[list[int]]] = {}
-    real = runner.forward
-
-    def forward(model: Any, images: Any, transform: Any, indices: torch.Tensor) -> Any:
-        outputs = real(model, images, transform, indices)
-        assert len(outputs) == len(indices)
-        assert outputs.logits.shape[1] == model.head.out_features
-        seen.setdefault(images.name, []).append(indices.tolist())
-        return outputs
-
-    monkeypatch.setattr(runner, "forward", forward)
-    for _ in opencil.execute(tiny(tmp_path, "cil.icarl.epochs=1")):
-        pass
-    counts = {name: [len(indices) for indices in steps] for name, steps in seen.items()}
-    assert counts["noise"] == [125, 250, 375, 500], "once for all detectors"
-    assert counts["photo-patches"] == [130, 260, 390, 520]
-    assert counts["digits-held-out"] == [88, 177, 266, 354]
-    for name in ("noise", "photo-patches", "digits-held-out"):
-        for fewer, more in zip(seen[name], seen[name][1:], strict=False):
-            assert set(fewer) < set(more)
-        assert len(set(seen[name][-1])) == counts[name][-1]
-        assert seen[name][0] != sorted(seen[name][0]), "a permutation, not the list's own order"
-    test = opencil.benchmark("digits").stream(2)
-    assert sorted(set(counts["digits"])) == [len(step.test) for step in test]
-
-
-@pytest.mark.parametrize("order", ["permutation", "list"])
-def test_the_order_of_ood_data(
-    order: str, tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    real = runner.ood_subset
-    monkeypatch.setattr(runner, "ood_subset", lambda *a: seen.append(real(*a)) or seen[-1])
-    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=8", f"benchmark.ood_order={order}"]
-    for _ in opencil.execute(tiny(tmp_path, *settings, "seed.ood_subset=3", detector="msp")):
-        pass
-    assert len(seen) == 3
-    assert all((list(s) == sorted(s)) == (order == "list") for s in seen)
-
-
-@pytest.mark.parametrize(
-    ("setup", "sizes"),
-    [
-        # The memory holds 80 // seen images of each class; train+ is a step's own and the memory before it.
-        ("train+", lambda step: len(step.train) + (80 // step.old * step.old if step.old else 0)),
-        ("memory", lambda step: 80 // step.seen * step.seen),
-    ],
-)
-def test_detectors_are_set_up_on_training_images(
-    setup: str, sizes: Callable[[opencil.Step], int], tmp_path: Path, tiny: Make
-) -> None:
-    fitted = []
-
-    @opencil.register_detector("probe")
-    @dataclass
-    class Probe(opencil.LogitDetector):
-        """Notes what it is set up on."""
-
-        needs_setup: ClassVar[bool] = True
-
-        def set_up(self, outputs: opencil.Outputs) -> None:
-            assert outputs.labels is not None
-            fitted.append((len(outputs), outputs.labels.unique().tolist(), outputs.logits.shape[1]))
-
-        def scores(self, outputs: opencil.Outputs) -> torch.Tensor:
-            return outputs.logits[:, 0]
-
-    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=3", f"benchmark.setup={setup}"]
-    for _ in opencil.execute(tiny(tmp_path, *settings, detector=["probe", "msp"])):
-        pass
-    stream = opencil.benchmark("digits").stream(3)
-    assert [step.seen for step in stream] == [3, 6, 8], "the last step takes the remainder"
-    assert fitted == [(sizes(step), list(range(step.seen)), step.seen) for step in stream]
-
-
-def test_accuracy_is_that_of_the_stored_model(finished: Path) -> None:
-    data = opencil.benchmark("digits")
-    stream = data.stream(2)
+def test_the_accuracy_matrix_is_that_of_the_stored_models(finished: Path) -> None:
+    """Image by image: all seen classes (task 0), and the two that came with each step."""
+    stream = opencil.benchmark("digits").stream(2)
     rows = opencil.read_rows(finished)
-    stored = rows[rows["metric"] == "accuracy"].set_index("step")["value"]
+    stored = rows[rows["metric"] == "accuracy"].set_index(["step", "task"])["value"]
     for step in stream:
         model = opencil.Model(opencil.create_backbone("resnet8"), step.seen)
-        weights = runner.RunFolder(finished / RUN).step(step.number).weights()
-        model.load_state_dict(weights)
+        model.load_state_dict(RunFolder(finished / RUN).step(step.number).weights())
         model.eval()
-        right = 0
+        right: dict[int, list[bool]] = {task: [] for task in range(step.number + 1)}
         with torch.no_grad():
             for i in step.test.tolist():
                 pixels = (stream.test.images[i : i + 1].float() / 255 - 0.31) / 0.38
-                right += int(model(pixels).argmax()) == int(stream.test.labels[i])
-        assert stored[step.number] == pytest.approx(right / len(step.test), abs=1e-12)
+                label = int(stream.test.labels[i])
+                for task in (0, label // 2 + 1):
+                    right[task].append(int(model(pixels).argmax()) == label)
+        expected = {task: sum(answers) / len(answers) for task, answers in right.items()}
+        assert stored.loc[step.number].to_dict() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_accuracy_of_nearest_means(finished: Path) -> None:
+    """iCaRL's own accuracy, in float64: the class whose exemplars' mean direction is nearest."""
+    data = opencil.benchmark("digits")
+    stream = data.stream(2)
+    rows = opencil.read_rows(finished)
+    folder, step = RunFolder(finished / RUN).step(4), stream[3]
+    model = opencil.Model(opencil.create_backbone("resnet8"), 8)
+    model.load_state_dict(folder.weights())
+
+    def directions(images: opencil.ImageSet, indices: torch.Tensor) -> torch.Tensor:
+        features = opencil.forward(model, images, data.transform, indices).features.double()
+        return features / features.norm(dim=1, keepdim=True)
+
+    means = [directions(stream.train, kept).mean(dim=0) for kept in folder.memory(80).per_class]
+    middle = torch.stack([mean / mean.norm() for mean in means])
+    nearest = torch.cdist(directions(stream.test, step.test), middle).argmin(dim=1)
+    labels = stream.test.labels[step.test]
+    found = rows[(rows["metric"] == "accuracy_nearest_mean") & (rows["step"] == 4)]
+    assert list(found["task"]) == [0, 1, 2, 3, 4]
+    for task, value in zip(found["task"], found["value"], strict=True):
+        of_task = labels >= 0 if task == 0 else labels // 2 + 1 == task
+        assert value == pytest.approx(float((nearest == labels)[of_task].double().mean()), abs=1e-12)
 
 
 def test_the_public_benchmark_is_the_configs_data() -> None:

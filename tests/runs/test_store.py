@@ -39,40 +39,43 @@ def unfinish(runs: Path, *steps: int) -> Path:
 # --- rows ------------------------------------------------------------------------------------------
 
 
+OOD = {"digits-held-out": "near", "photo-patches": "far", "noise": "far"}
+ALWAYS = ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_new", "fpr_new", "oscr"]
+ALWAYS += ["accuracy_with_rejection", "ood_as_new"]
+
+
 def test_rows_are_the_documented_ones(finished: Path) -> None:
     rows = opencil.read_rows(finished)
-    assert list(rows.columns) == [
-        "benchmark",
-        "k",
-        "cil",
-        "seed",
-        "step",
-        "detector",
-        "ood",
-        "distance",
-        "metric",
-        "value",
-    ]
-    # Four steps; one accuracy each, and three detectors × three OOD sets × five metrics.
-    assert len(rows) == 4 * (1 + 3 * 3 * 5)
-    assert (rows["benchmark"].unique(), rows["k"].unique(), rows["seed"].unique()) == ("digits", 2, 0)
-    assert rows["value"].between(0, 1).all()
+    run = ["benchmark", "k", "cil", "seed"]
+    place = ["step", "detector", "ood", "distance", "task", "metric"]
+    assert list(rows.columns) == [*run, *place, "value"]
+    assert rows[run].drop_duplicates().to_numpy().tolist() == [["digits", 2, "icarl", 0]]
     assert rows["value"].dtype == np.float64
-    model = rows[rows["detector"] == ""]
-    assert list(model["step"]) == [1, 2, 3, 4]
-    assert set(model["metric"]) == {"accuracy"}
-    assert set(model["ood"]) == set(model["distance"]) == {""}
-    measured = rows[rows["detector"] != ""]
-    sets = {("digits-held-out", "near"), ("photo-patches", "far"), ("noise", "far")}
-    assert set(zip(measured["ood"], measured["distance"], strict=True)) == sets
-    assert set(measured["metric"]) == {"auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive"}
-    assert not rows.duplicated(subset=rows.columns[:-1].tolist()).any()
+    expected = set()
+    for step in (1, 2, 3, 4):
+        tasks = range(1, step + 1)
+        for metric in ("accuracy", "accuracy_nearest_mean"):
+            expected |= {(step, "", "", "", task, metric) for task in (0, *tasks)}
+        for detector in ("energy", "msp", "relation"):
+            expected |= {(step, detector, "", "", task, "confidence") for task in tasks}
+            for ood, distance in OOD.items():
+                metrics = ALWAYS if step == 1 else [*ALWAYS, "auc_old", "fpr_old"]
+                expected |= {(step, detector, ood, distance, 0, metric) for metric in metrics}
+    assert not rows.duplicated(subset=[*run, *place]).any()
+    # An OOD set has a confidence for each task that any of its images is predicted into: at least one.
+    of_ood = (rows["metric"] == "confidence") & (rows["ood"] != "")
+    assert set(rows[~of_ood][place].itertuples(index=False, name=None)) == expected
+    assert rows[of_ood].groupby(["step", "detector", "ood", "distance"]).ngroups == 4 * 3 * 3
+    assert (rows[of_ood]["task"].between(1, rows[of_ood]["step"])).all()
+    assert rows[rows["metric"] != "confidence"]["value"].between(0, 1).all()
+    assert not rows["value"].isna().any()
 
 
 def test_rows_of_one_run_and_of_several(finished: Path) -> None:
+    one = len(opencil.read_rows(str(finished / RUN)))
     shutil.copytree(finished / RUN, finished / "digits/k2/icarl/seed1")
-    assert len(opencil.read_rows(finished)) == 2 * 184
-    assert len(opencil.read_rows(str(finished / RUN))) == 184
+    assert len(opencil.read_rows(str(finished / RUN))) == one
+    assert len(opencil.read_rows(finished)) == 2 * one
 
 
 def test_rows_of_nothing(tmp_path: Path) -> None:
@@ -92,8 +95,11 @@ def test_a_step_without_its_mark_gives_no_rows(finished: Path) -> None:
 
 def test_layout(finished: Path, contents: Contents) -> None:
     step = ["accuracy.parquet", "memory.safetensors", "model.safetensors", "step.json"]
-    detectors = [f"detectors/{name}.parquet" for name in ("energy", "maxlogit", "msp")]
-    assert set(contents(finished)) == {
+    detectors = [f"detectors/{name}.parquet" for name in ("energy", "msp", "relation")]
+    found = contents(finished)
+    outputs = {name for name in found if name.startswith(".outputs/")}
+    assert len(outputs) == 4 * (1 + 3 + 1), "of each step: test images, three OOD sets, the set-up"
+    assert found.keys() - outputs == {
         f"{RUN}/{name}"
         for name in [
             "config.yml",

@@ -1,0 +1,134 @@
+"""A step that is killed in its middle goes on from its last checkpoint, and ends as if it had not been."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import opencil
+from opencil.config import Config
+from opencil.runs.runner import Event, Failed, Finished, Training
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[Event]]
+Results = Callable[[Path], dict[str, object]]
+
+RUN = "digits/k4/foster/seed0"
+SETTINGS = ["benchmark.classes_per_step=4", "cil.foster.epochs=3"]
+#: In epoch 2 of the second of step 2's stages.
+KILLED_IN_COMPRESSION = """
+for event in opencil.execute(config):
+    if isinstance(event, Training) and event.step == 2:
+        if (event.progress.stage, event.progress.epoch, event.progress.iteration) == ("compress", 2, 2):
+            die()
+"""
+KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED = """
+unlink = Path.unlink
+def unlink_but(path, missing_ok=False):
+    if path.name == "checkpoint.safetensors" and (path.parent / "step.json").exists():
+        die()
+    unlink(path, missing_ok)
+Path.unlink = unlink_but
+for event in opencil.execute(config):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny: Make, run_all: RunAll, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a checkpoint."""
+    runs = tmp_path_factory.mktemp("uninterrupted")
+    config = tiny(runs, *SETTINGS, "place.checkpoint_seconds=1000000", cil="foster", detector="msp")
+    assert isinstance(run_all(config)[-1], Finished)
+    return runs
+
+
+def with_checkpoints(tiny: Make, runs: Path) -> Config:
+    """The same with a checkpoint after every epoch."""
+    return tiny(runs, *SETTINGS, "place.checkpoint_seconds=0", cil="foster", detector="msp")
+
+
+@pytest.fixture
+def config(tiny: Make, tmp_path: Path) -> Config:
+    return with_checkpoints(tiny, tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def _killed_once(
+    tiny: Make, start: Callable[..., subprocess.Popen[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    runs = tmp_path_factory.mktemp("killed") / "runs"
+    with start(with_checkpoints(tiny, runs), KILLED_IN_COMPRESSION) as process:
+        _, errors = process.communicate()
+    assert process.returncode == -9, errors
+    return runs
+
+
+@pytest.fixture
+def killed(_killed_once: Path, config: Config) -> Path:
+    """The folder of ``config``'s run, which was killed in the middle of step 2."""
+    return Path(shutil.copytree(_killed_once, config.place.runs)) / RUN
+
+
+def test_a_killed_step_goes_on_from_its_checkpoint(
+    config: Config, killed: Path, uninterrupted: Path, run_all: RunAll, results: Results
+) -> None:
+    assert not list(killed.rglob("step01/checkpoint*")), "a stored step needs none"
+    assert load_file(killed / "step02" / "checkpoint.safetensors")["position"].tolist() == [1, 1]
+    events = run_all(config)
+    first = events[0]
+    assert isinstance(first, Training)
+    assert (first.step, first.progress.stage) == (2, "compress")
+    assert (first.progress.epoch, first.progress.iteration) == (2, 1)
+    assert isinstance(events[-1], Finished)
+    assert list(killed.rglob("checkpoint*")) == []
+    assert results(killed.parents[3]) == results(uninterrupted)
+
+
+def test_checkpoints_change_nothing_and_are_gone_at_the_end(
+    config: Config, uninterrupted: Path, results: Results
+) -> None:
+    runs, present = Path(config.place.runs), set()
+    for event in opencil.execute(config):
+        if isinstance(event, Training):
+            present |= {path.parent.name for path in runs.rglob("checkpoint.safetensors")}
+    assert present == {"step01", "step02"}
+    assert results(runs) == results(uninterrupted)
+
+
+def test_none_is_taken_before_its_time(tiny: Make, tmp_path: Path) -> None:
+    settings = ["benchmark.classes_per_step=8", "cil.icarl.epochs=1"]
+    for _ in opencil.execute(tiny(tmp_path, *settings, detector="msp")):  # 60 seconds apart
+        assert list(tmp_path.rglob("checkpoint.safetensors")) == []
+
+
+def test_killed_between_storing_a_step_and_deleting_its_checkpoint(
+    config: Config,
+    uninterrupted: Path,
+    run_all: RunAll,
+    results: Results,
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    with start(config, KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED) as process:
+        _, errors = process.communicate()
+    assert process.returncode == -9, errors
+    assert isinstance(run_all(config)[-1], Finished)
+    assert results(Path(config.place.runs)) == results(uninterrupted)
+
+
+@pytest.mark.parametrize("damage", ["junk", "other tensors", "other weights"])
+def test_a_damaged_checkpoint_is_named(config: Config, killed: Path, run_all: RunAll, damage: str) -> None:
+    path = killed / "step02" / "checkpoint.safetensors"
+    tensors = load_file(path)
+    if damage == "junk":
+        path.write_bytes(b"junk")
+    elif damage == "other tensors":
+        save_file({"other": tensors["position"]}, path)
+    else:
+        save_file({name: t for name, t in tensors.items() if not name.startswith("model.student")}, path)
+    (failed,) = run_all(config)
+    assert isinstance(failed, Failed)
+    assert str(path) in str(failed.error)

@@ -1,0 +1,216 @@
+"""The evaluation of a run's steps: the images that are read, the rows, and the cache behind them."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import opencil
+from opencil.config import Config
+from opencil.detectors.detector import Reads
+from opencil.nets.resnet import ResNet
+from opencil.runs.runner import Event, Finished
+from opencil.runs.store import RunFolder
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[Event]]
+
+RUN = "digits/k2/icarl/seed0"
+
+
+@pytest.fixture
+def images_seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many images the backbone has seen since."""
+    seen, inner = [0], ResNet.forward
+
+    def forward(self: ResNet, images: Tensor) -> Tensor:
+        seen[0] += len(images)
+        return inner(self, images)
+
+    monkeypatch.setattr(ResNet, "forward", forward)
+    return lambda: seen[0]
+
+
+def forget(runs: Path) -> None:
+    """Take all rows of detectors away."""
+    for rows in runs.rglob("detectors/*.parquet"):
+        rows.unlink()
+
+
+# --- what a step sees ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["permutation", "list"])
+def test_ood_data_grow_and_are_nested(order: str, finished: Path, tiny: Make, run_all: RunAll) -> None:
+    seen: dict[str, list[list[int]]] = {}
+
+    @opencil.register_detector("probe")
+    @dataclass
+    class Probe(opencil.Detector):
+        """Notes what it scores."""
+
+        reads: ClassVar[frozenset[Reads]] = frozenset({"logits", "images"})
+
+        def scores(self, outputs: opencil.Outputs) -> Tensor:
+            assert outputs.inputs is not None
+            assert isinstance(outputs.inputs.images, opencil.ImageSet)
+            assert outputs.inputs.indices is not None
+            indices = outputs.inputs.indices.tolist()
+            assert len(outputs) == len(indices)
+            seen.setdefault(outputs.inputs.images.name, []).append(indices)
+            return outputs.logits[:, 0]
+
+    settings = ["cil.icarl.epochs=1", f"benchmark.ood_order={order}"]
+    run_all(tiny(finished.with_name("probed"), *settings, detector=["probe"]))
+    counts = {name: [len(indices) for indices in steps] for name, steps in seen.items()}
+    stream = opencil.benchmark("digits").stream(2)
+    assert counts == {
+        "digits": [len(step.test) for step in stream],
+        "noise": [125, 250, 375, 500],
+        "photo-patches": [130, 260, 390, 520],
+        "digits-held-out": [88, 177, 266, 354],
+    }
+    for name in ("noise", "photo-patches", "digits-held-out"):
+        for fewer, more in zip(seen[name], seen[name][1:], strict=False):
+            assert more[: len(fewer)] == fewer
+        assert len(set(seen[name][-1])) == counts[name][-1]
+        assert (seen[name][0] == sorted(seen[name][0])) == (order == "list")
+
+
+@pytest.mark.parametrize(
+    ("setup", "sizes"),
+    [
+        # The memory holds 80 // seen images of each class; train+ is a step's own and the memory before it.
+        ("train+", lambda step: len(step.train) + (80 // step.old * step.old if step.old else 0)),
+        ("memory", lambda step: 80 // step.seen * step.seen),
+    ],
+)
+def test_detectors_are_set_up_on_training_images(
+    setup: str, sizes: Callable[[opencil.Step], int], tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    fitted = []
+
+    @opencil.register_detector("probe")
+    @dataclass
+    class Probe(opencil.LogitDetector):
+        """Notes what it is set up on."""
+
+        needs_setup: ClassVar[bool] = True
+
+        def set_up(self, outputs: opencil.Outputs) -> None:
+            assert outputs.labels is not None
+            fitted.append((len(outputs), outputs.labels.unique().tolist(), outputs.logits.shape[1]))
+
+        def scores(self, outputs: opencil.Outputs) -> Tensor:
+            return outputs.logits[:, 0]
+
+    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=3", f"benchmark.setup={setup}"]
+    run_all(tiny(tmp_path, *settings, detector=["probe", "msp"]))
+    stream = opencil.benchmark("digits").stream(3)
+    assert [step.seen for step in stream] == [3, 6, 8], "the last step takes the remainder"
+    assert fitted == [(sizes(step), list(range(step.seen)), step.seen) for step in stream]
+
+
+def test_a_method_without_a_memory_cannot_be_set_up_on_it(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    settings = ["benchmark.setup=memory", "benchmark.classes_per_step=8"]
+    failed = run_all(tiny(tmp_path, *settings, cil="finetune", detector=["relation"]))[-1]
+    assert isinstance(failed, opencil.runs.runner.Failed)
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+def test_rows_are_what_evaluate_gives_for_the_stored_model(
+    finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    """The last step by hand, where every OOD image is seen; detectors that read all there is to read."""
+    names = ["msp", "odin", "react", "relation"]
+    assert isinstance(run_all(tiny(finished, detector=names))[-1], Finished)
+    rows = opencil.read_rows(finished)
+    data = opencil.benchmark("digits")
+    stream = data.stream(2)
+    folder = RunFolder(finished / RUN)
+    model = opencil.Model(opencil.create_backbone("resnet8"), 8)
+    model.load_state_dict(folder.step(4).weights())
+    train_plus = torch.cat([stream[3].train, folder.step(3).memory(80).indices])
+    by_hand = opencil.evaluate(
+        model,
+        stream.test,
+        {name: ood.images for name, ood in data.ood.items()},
+        setup=opencil.ImageSet("train+", stream.train.images[train_plus], stream.train.labels[train_plus]),
+        detectors=names,
+        transform=data.transform,
+        tasks=[1, 1, 2, 2, 3, 3, 4, 4],
+    )
+    key = ["detector", "ood", "task", "metric"]
+    stored = rows[(rows["step"] == 4) & rows["detector"].isin(names)].set_index(key)["value"]
+    expected = by_hand[by_hand["detector"] != ""].set_index(key)["value"]
+    pd.testing.assert_series_equal(stored.sort_index(), expected.sort_index(), rtol=1e-4, atol=1e-4)
+    (accuracy,) = by_hand.loc[by_hand["metric"] == "accuracy", "value"]
+    of_model = rows[(rows["step"] == 4) & (rows["metric"] == "accuracy") & (rows["task"] == 0)]
+    assert of_model["value"].item() == pytest.approx(accuracy, abs=1e-12)
+
+
+# --- the cache -------------------------------------------------------------------------------------
+
+
+def test_one_forward_pass_serves_all_detectors(
+    finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
+) -> None:
+    """Without a cache: test, OOD and set-up images once each, however many detectors there are."""
+    forget(finished)
+    run_all(tiny(finished, "place.outputs_limit=0"))
+    stream = opencil.benchmark("digits").stream(2)
+    ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
+    kept = [80 // step.old * step.old if step.old else 0 for step in stream]
+    setup = sum(len(step.train) + memory for step, memory in zip(stream, kept, strict=True))
+    assert images_seen() == sum(len(step.test) for step in stream) + ood + setup
+
+
+def test_a_detector_that_is_added_later_needs_no_forward_pass(
+    finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
+) -> None:
+    run_all(tiny(finished, detector=["gen", "klm"]))
+    assert images_seen() == 0
+    assert set(opencil.read_rows(finished)["detector"]) == {"", "energy", "gen", "klm", "msp", "relation"}
+
+
+def test_evaluating_again_from_the_cache_gives_the_same_rows(
+    finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
+) -> None:
+    before = opencil.read_rows(finished)
+    forget(finished)
+    run_all(tiny(finished))
+    pd.testing.assert_frame_equal(opencil.read_rows(finished), before)
+    assert images_seen() == 0
+
+
+def test_without_a_cache_the_rows_are_the_same_and_nothing_is_kept(
+    finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    before = opencil.read_rows(finished)
+    forget(finished)
+    shutil.rmtree(finished / ".outputs")
+    run_all(tiny(finished, "place.outputs_limit=0"))
+    pd.testing.assert_frame_equal(opencil.read_rows(finished), before)
+    assert not (finished / ".outputs").exists()
+
+
+def test_the_cache_can_lie_elsewhere_and_keeps_to_its_limit(
+    finished: Path, tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    forget(finished)
+    shutil.rmtree(finished / ".outputs")
+    run_all(tiny(finished, f"place.outputs={tmp_path / 'kept'}", "place.outputs_limit=200kB"))
+    entries = list((tmp_path / "kept").glob("*.safetensors"))
+    assert entries
+    assert sum(entry.stat().st_size for entry in entries) <= 200_000
+    assert not (finished / ".outputs").exists()
