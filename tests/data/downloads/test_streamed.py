@@ -33,7 +33,9 @@ def source() -> ArraySource:
 
 
 def streamed(source: Source, workers: int = 2, side: int = 8) -> StreamedImages:
-    return StreamedImages("toy", source, torch.from_numpy(source.labels), side, workers, "key", source.classes)
+    return StreamedImages(
+        "toy", source, torch.from_numpy(source.labels), side, workers, "key", source.classes
+    )
 
 
 def resident(source: Source, side: int = 8) -> ImageSet:
