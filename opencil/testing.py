@@ -31,7 +31,10 @@ _EXTREME = 1e4
 def check_detector(detector: str | Detector) -> None:
     """Run every check on a detector: a registered name, or one that has been made but not set up."""
     for check in DETECTOR_CHECKS.values():
-        check(detector)
+        try:
+            check(detector)
+        except BadInput as error:
+            raise AssertionError(f"{_name(detector)} refuses good samples: {error}") from error
 
 
 class _Network(nn.Module):
@@ -147,6 +150,14 @@ def _name(detector: str | Detector) -> str:
     return detector if isinstance(detector, str) else type(detector).__name__
 
 
+def _scored(detector: str | Detector, made: Detector, outputs: Outputs, where: str = "") -> Tensor:
+    """Scores of samples that every detector must be able to score."""
+    try:
+        return made.score(outputs)
+    except BadInput as error:
+        raise AssertionError(f"{_name(detector)} cannot score good samples{where}: {error}") from error
+
+
 def check_larger_is_id(detector: str | Detector) -> None:
     """ID samples near the set-up samples score higher than noise."""
     samples, made = _samples(), _fitted(detector)
@@ -158,15 +169,14 @@ def check_larger_is_id(detector: str | Detector) -> None:
 
 
 def check_result(detector: str | Detector) -> None:
-    """Scores are float32, one for each sample, finite, without a gradient."""
+    """Scores are finite, float32, one for each sample, without a gradient."""
     test = _samples().test
-    scores = _fitted(detector).score(test)
+    scores = _scored(detector, _fitted(detector), test)
     assert scores.dtype == torch.float32, f"{_name(detector)} scores in {scores.dtype}: float32 is promised"
     assert scores.shape == (len(test),), (
         f"{_name(detector)} gives scores of shape {list(scores.shape)} for {len(test)} samples: "
         f"[{len(test)}] is promised"
     )
-    assert torch.isfinite(scores).all(), f"{_name(detector)} gives scores that are not finite"
     assert not scores.requires_grad, f"{_name(detector)} gives scores that keep a gradient graph alive"
 
 
@@ -221,7 +231,16 @@ def check_inputs_unchanged(detector: str | Detector) -> None:
     made = _fresh(detector)
     samples = _samples(made.fewest)
     before = copy.deepcopy([_tensors(samples.setup), _tensors(samples.test), samples.network.state_dict()])
+    samples.network.train()
+    samples.network.norm.eval()  # modes are the user's own, module by module
+    modes, random = _modes(samples.network), torch.get_rng_state()
     made.fit(samples.setup).score(samples.test)
+    assert _modes(samples.network) == modes, (
+        f"{_name(detector)} leaves the network in another mode, or with other parameters frozen"
+    )
+    assert torch.equal(torch.get_rng_state(), random), (
+        f"{_name(detector)} changes torch's global random state: use a generator of its own"
+    )
     after = [_tensors(samples.setup), _tensors(samples.test), samples.network.state_dict()]
     places = ("the set-up samples'", "the scored samples'", "the network's")
     for place, old, new in zip(places, before, after, strict=True):
@@ -229,6 +248,10 @@ def check_inputs_unchanged(detector: str | Detector) -> None:
             assert torch.equal(tensor, new[key]), f"{_name(detector)} changes {place} {key}"
     for key, parameter in samples.network.named_parameters():
         assert parameter.grad is None, f"{_name(detector)} leaves a gradient on the network's {key}"
+
+
+def _modes(network: nn.Module) -> list[bool]:
+    return [m.training for m in network.modules()] + [p.requires_grad for p in network.parameters()]
 
 
 def _tensors(outputs: Outputs) -> dict[str, Tensor]:
@@ -243,6 +266,38 @@ def _tensors(outputs: Outputs) -> dict[str, Tensor]:
     }
 
 
+def check_reads(detector: str | Detector) -> None:
+    """What the detector says it reads is enough: given nothing else, it scores the same."""
+    made = _fitted(detector)
+    names = {"head": "classify", "images": "inputs"}
+    given = {names.get(read, read) for read in made.reads}
+
+    def only(outputs: Outputs) -> dict[str, Any]:
+        return {name: value for name, value in _plain(outputs).items() if name in given}
+
+    samples, setup = _samples(), _samples(made.fewest).setup
+    try:
+        found = _fresh(detector).fit(**only(setup), labels=setup.labels).score(**only(samples.test))
+    except Exception as error:
+        raise AssertionError(
+            f"{_name(detector)} fails on {', '.join(sorted(made.reads))} alone, which it says is all it reads: {error}"
+        ) from error
+    assert _same(found, made.score(samples.test)), (
+        f"{_name(detector)} scores differently when it is given only what it says it reads"
+    )
+
+
+def check_refit(detector: str | Detector) -> None:
+    """A second set-up replaces the first."""
+    made = _fitted(detector)
+    samples = _samples(made.fewest)
+    once = made.score(samples.test)
+    made.fit(_chosen(samples.setup, torch.arange(len(samples.setup) - 1, -1, -1))).fit(samples.setup)
+    assert _same(made.score(samples.test), once), (
+        f"{_name(detector)} scores differently after it has been set up again on the same samples"
+    )
+
+
 def check_extreme_logits(detector: str | Detector) -> None:
     """Scores stay finite on logits of ±1e4, in the scored samples and in the set-up samples."""
     made = _fresh(detector)
@@ -254,12 +309,12 @@ def check_extreme_logits(detector: str | Detector) -> None:
     extreme = forward(network, _images(samples.test))
     for what, setup in (
         ("", samples.setup),
-        (" after a set-up on such logits", forward(network, _images(samples.setup))),
+        (
+            " after a set-up on such logits",
+            replace(forward(network, _images(samples.setup)), labels=samples.setup.labels),
+        ),
     ):
-        scores = _fitted(detector, setup).score(extreme)
-        assert torch.isfinite(scores).all(), (
-            f"{_name(detector)} gives scores that are not finite on logits of ±{_EXTREME:g}{what}"
-        )
+        _scored(detector, _fitted(detector, setup), extreme, f" with logits of ±{_EXTREME:g}{what}")
 
 
 def _images(outputs: Outputs) -> Tensor:
@@ -350,14 +405,11 @@ def check_fewest(detector: str | Detector) -> None:
         fewer = _chosen(setup, torch.arange(made.fewest - 1))
         _refused(f"{made.fewest - 1} set-up samples", _name(detector), _fitted, detector, fewer)
     try:
-        scores = _fitted(detector, _chosen(setup, torch.arange(made.fewest))).score(_samples().test)
+        _fitted(detector, _chosen(setup, torch.arange(made.fewest))).score(_samples().test)
     except Exception as error:
         raise AssertionError(
             f"{_name(detector)} says that {made.fewest} set-up samples are enough, and fails on them: {error}"
         ) from error
-    assert torch.isfinite(scores).all(), (
-        f"{_name(detector)} says that {made.fewest} set-up samples are enough, and its scores are not finite"
-    )
 
 
 #: Every check of the detectors' contract, by name.
@@ -370,6 +422,8 @@ DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
         check_order,
         check_repeatable,
         check_plain_tensors,
+        check_reads,
+        check_refit,
         check_inputs_unchanged,
         check_extreme_logits,
         check_not_a_number,

@@ -124,6 +124,35 @@ class Snob(Right):
 
 
 @dataclass
+class Undeclared(Right):
+    """Uses features and does not say so."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return outputs.logits.amax(dim=1) + outputs.features.sum(dim=1)
+
+
+@dataclass
+class Hoarder(Near):
+    """Counts what it was ever set up on."""
+
+    def set_up(self, outputs: Outputs) -> None:
+        self.count = getattr(self, "count", 0) + len(outputs)
+        super().set_up(outputs)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return super().scores(outputs) * self.count
+
+
+@dataclass
+class Seeder(Right):
+    """Seeds everybody's random numbers."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        torch.manual_seed(0)
+        return super().scores(outputs)
+
+
+@dataclass
 class Vandal(Right):
     """Writes into what it reads."""
 
@@ -229,17 +258,20 @@ WRONG = [
     ("larger_is_id", Upside(), "larger score must mean more in-distribution"),
     ("result", Halves(), "float32 is promised"),
     ("result", Column(), r"shape \[60, 1\] for 60 samples"),
-    ("result", Nowhere(), "scores that are not finite"),
+    ("result", Nowhere(), "cannot score good samples: Nowhere has no finite score"),
     ("result", Graph(), "gradient graph"),
     ("batch_size", Company(), "must not depend on the other samples"),
     ("order", Queue(), "in another order"),
     ("repeatable", Dice(), "differently a second time"),
     ("repeatable", LuckyBank(), "random choices need a seed of their own"),
     ("plain_tensors", Snob(), "plain tensors differently"),
+    ("reads", Undeclared(), "given only what it says it reads"),
+    ("refit", Hoarder(), "after it has been set up again"),
+    ("inputs_unchanged", Seeder(), "global random state"),
     ("inputs_unchanged", Vandal(), "Vandal changes the scored samples' logits"),
-    ("inputs_unchanged", Trainer(), "Trainer changes the network's norm"),
+    ("inputs_unchanged", Trainer(), "Trainer leaves the network in another mode"),
     ("inputs_unchanged", Backward(), "leaves a gradient on the network's layer.weight"),
-    ("extreme_logits", Overflow(), r"not finite on logits of ±10000"),
+    ("extreme_logits", Overflow(), r"with logits of ±10000: Overflow has no finite score"),
     ("not_a_number", Careless(), "should refuse logits with nan with BadInput, and takes it"),
     ("missing_setup", Forward(), "should refuse samples before it is set up with BadInput, and takes it"),
     ("missing_setup", Mute(), "without a word"),

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
 from opencil.validation import Values
@@ -70,7 +71,8 @@ class Detector(Values, ABC):
                 f"{type(self).__name__} needs at least {self.fewest} samples to be set up on: "
                 f"{len(outputs)} are not enough"
             )
-        self.set_up(outputs)
+        with FULL.active():
+            self.set_up(outputs)
         self._classify, self._widths = outputs.classify, _widths(outputs)
         return self
 
@@ -87,14 +89,21 @@ class Detector(Values, ABC):
         known: dict[str, int] | None = getattr(self, "_widths", None)
         if self.needs_setup and known is None:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
-        classify = classify or getattr(self, "_classify", None)
+        classify = getattr(self, "_classify", None) if classify is None else classify
         outputs = self._checked(self.reads, features, logits, None, classify, inputs)
         for name, width in _widths(outputs).items():
             if known and name in self.reads and width != known[name]:
                 raise BadInput(
                     f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
                 )
-        return self.scores(outputs).float().detach()
+        with FULL.active():
+            scores = self.scores(outputs).float().detach()
+        if not torch.isfinite(scores).all():
+            bad = int((~torch.isfinite(scores)).nonzero()[0])
+            raise BadInput(
+                f"{type(self).__name__} has no finite score for sample {bad}: {float(scores[bad])}"
+            )
+        return scores
 
     def _checked(
         self,
@@ -109,7 +118,7 @@ class Detector(Values, ABC):
         if isinstance(features, Outputs):
             given = features
             features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
-            classify = given.classify or classify
+            classify = classify if given.classify is None else given.classify
         present: dict[Reads, object] = {
             "features": features,
             "logits": logits,
@@ -118,8 +127,11 @@ class Detector(Values, ABC):
         }
         for read in sorted(reads):
             if present[read] is None:
-                raise BadInput(f"{type(self).__name__} reads {read}, which are missing")
+                raise BadInput(f"{type(self).__name__} reads the {read}: missing here")
         matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
+        for name, given_as in {**matrices, "labels": labels}.items():
+            if given_as is not None and not isinstance(given_as, Tensor):
+                raise BadInput(f"{name} are a {type(given_as).__name__}: a torch tensor is needed")
         counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
         rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
         for name, tensor in matrices.items():
@@ -129,8 +141,8 @@ class Detector(Values, ABC):
                     f"{name} are {tensor.dtype} {shape}: a floating-point matrix is needed, "
                     f"with the same number of rows, at least 1, for features, logits, labels and images"
                 )
-            if name in reads and not torch.isfinite(tensor).all():
-                bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+            if name in reads and not torch.isfinite(tensor.float()).all():
+                bad = int((~torch.isfinite(tensor.float())).any(dim=1).nonzero()[0])
                 raise BadInput(
                     f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
                 )

@@ -1,6 +1,7 @@
 """One forward pass of a model over images: what herding, detectors and accuracy all read."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ class Inputs:
         if isinstance(self.images, Images):
             if self.transform is None:
                 raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")
+            if not len(self.images):
+                raise BadInput(f"{self.images.name!r} has no images: at least one is needed")
         elif self.images.ndim != 4 or not self.images.is_floating_point() or not len(self.images):
             raise BadInput(
                 f"images are {self.images.dtype} {list(self.images.shape)}: floating-point "
@@ -101,14 +104,26 @@ def forward(
     return outputs_of(Inputs(model, images, transform, indices, batch_size))
 
 
+@contextmanager
+def evaluating(model: Classifier) -> Iterator[None]:
+    """The model in eval mode inside the block, each of its modules in its own mode again after it."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    before = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, before, strict=True):
+            module.training = mode
+
+
 @torch.no_grad()
 def outputs_of(inputs: Inputs) -> Outputs:
     """One pass over the inputs: model in eval mode, full float32 whatever the training's precision."""
     model = inputs.model
-    if isinstance(model, nn.Module):
-        model.eval()
     features, logits = [], []
-    with FULL.active():
+    with FULL.active(), evaluating(model):
         for batch in inputs.batches():
             f = model.features(batch)
             features.append(f.float())

@@ -48,8 +48,8 @@ def evaluate(
     needing = [name for name, detector in chosen.items() if detector.needs_setup]
     if setup is None and needing:
         raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
-    if not ood:
-        raise BadInput("ood is empty: at least one OOD set is needed")
+    if not isinstance(ood, Mapping) or not ood or not all(ood):
+        raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
 
     def outputs(images: Images | Tensor) -> Outputs:
         return forward(model, images, transform, batch_size=batch_size)
@@ -58,6 +58,8 @@ def evaluate(
     if labels is not None:
         of_test = replace(of_test, labels=labels.to(of_test.logits.device))
     _check_labels(of_test)
+    if of_test.labels is not None:
+        of_test = replace(of_test, labels=of_test.labels.long())
     task_of = _tasks(tasks, of_test)
     of_setup = outputs(setup) if needing and setup is not None else None
     rows: list[tuple[str, Measurement]] = []
@@ -81,7 +83,7 @@ def _check_labels(test: Outputs) -> None:
     labels, classes = test.labels, test.logits.shape[1]
     if labels is None:
         return
-    if labels.shape != (len(test),) or labels.is_floating_point():
+    if labels.shape != (len(test),) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise BadInput(
             f"labels are {labels.dtype} {list(labels.shape)}: integers [{len(test)}] are needed, "
             "one for each test image"
@@ -98,7 +100,7 @@ def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
     if tasks is None:
         return None
     classes = test.logits.shape[1]
-    if len(tasks) != classes or min(tasks) < 1:
+    if len(tasks) != classes or not all(type(task) is int for task in tasks) or min(tasks) < 1:
         raise BadInput(
             f"tasks has {len(tasks)} numbers from {min(tasks, default=0)} on: "
             f"one for each of the {classes} classes is needed, from 1 on"

@@ -87,8 +87,8 @@ def joint_metrics(
     ranking = _Ranking(id_scores, ood_scores)
     found = ranking.detection(recall)
     for name, chosen in (subsets or {}).items():
+        accepted = ranking.accepted(chosen)
         if size := int(chosen.sum()):
-            accepted = ranking.accepted(chosen)
             found[f"auc_{name}"] = ranking.wins(accepted) / (2 * size * ranking.oods)
             found[f"fpr_{name}"] = (
                 ranking.accepted_ood[_reaching(accepted, size, recall)].double() / ranking.oods
@@ -143,6 +143,8 @@ class _Ranking:
 
     def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
         for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
+            if not isinstance(scores, Tensor) or scores.is_complex():
+                raise BadInput(f"{name} scores are no tensor of real numbers: one is needed")
             if scores.ndim != 1 or not len(scores):
                 raise BadInput(
                     f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed"
@@ -158,6 +160,11 @@ class _Ranking:
 
     def accepted(self, chosen: Tensor) -> Tensor:
         """How many of the chosen ID samples, bool [ids], are accepted."""
+        if chosen.shape != (self.ids,) or chosen.dtype != torch.bool:
+            raise BadInput(
+                f"samples are chosen by {chosen.dtype} {list(chosen.shape)}: bool [{self.ids}] is needed, "
+                "one for each ID score"
+            )
         return self._counted(F.pad(chosen, (0, self.oods))[self._order])
 
     def wins(self, accepted: Tensor) -> Tensor:
@@ -194,8 +201,9 @@ class _Ranking:
 
 def _descending_keys(scores: Tensor) -> Tensor:
     """Integers that ascend as scores descend: on a CPU they sort ten times as fast as floats do."""
-    kind, top = (torch.int64, 63) if scores.dtype == torch.float64 else (torch.int32, 31)
-    scores = scores if scores.dtype == torch.float64 else scores.float()
+    exact = scores.is_floating_point() and scores.dtype != torch.float64  # in float32; integers may not be
+    kind, top = (torch.int32, 31) if exact else (torch.int64, 63)
+    scores = scores.float() if exact else scores.double()
     bits = (scores + 0.0).view(kind)  # −0.0 becomes 0.0
     # The bits of a float ascend with it where it is positive and descend where it is negative.
     return ~(bits ^ ((bits >> top) & torch.iinfo(kind).max))

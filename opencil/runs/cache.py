@@ -7,6 +7,7 @@ its limit.
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from opencil.runs import files
 from opencil.validation import plain
 
 _NAMES = ("features", "logits")
+_FORMAT = 1  # raised whenever outputs come to be computed differently
+_log = logging.getLogger("opencil.runs")
 
 
 class OutputsCache:
@@ -32,35 +35,46 @@ class OutputsCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
 
-    def outputs(self, weights: str, inputs: Inputs) -> Outputs:
-        """Outputs of the inputs, from the cache or by a forward pass; ``weights`` identifies their model."""
+    def trim(self) -> None:
+        """Make what is kept already fit the limit, which may have been lowered."""
+        if self.folder.is_dir():
+            with FileLock(self.folder / ".lock"):
+                self._make_room(0)
+
+    def outputs(self, weights: str, inputs: Inputs, computed: Outputs | None = None) -> Outputs:
+        """Outputs of the inputs, from the cache or by a forward pass; ``weights`` identifies their model.
+
+        Where they have just been ``computed``, they are only kept.
+        """
         if not self.limit:
-            return outputs_of(inputs)
+            return computed or outputs_of(inputs)
         path = self.folder / f"{_key(weights, inputs)}.safetensors"
-        device = inputs.images.device
         stored = _read(path)
         if stored is None:
-            outputs = outputs_of(inputs)
-            self._write(path, dict(zip(_NAMES, (outputs.features, outputs.logits), strict=True)))
+            outputs = computed or outputs_of(inputs)
+            try:
+                self._write(path, dict(zip(_NAMES, (outputs.features, outputs.logits), strict=True)))
+            except OSError as error:  # a full disk must not cost a run
+                _log.warning("outputs are not kept in %s: %s", self.folder, error)
             return outputs
-        features, logits = (stored[name].to(device) for name in _NAMES)
+        features, logits = (stored[name].to(inputs.images.device) for name in _NAMES)
         return Outputs(features, logits, inputs.labels, inputs.model.classify, inputs)
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Store an entry, if it fits at all, after others have made room for it."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        if sum(tensor.nbytes for tensor in tensors.values()) > self.limit:
-            return
         content = save(tensors, metadata={"sha256": _digest(tensors)})
+        if len(content) > self.limit:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             files.remove_temporary(self.folder)
             path.unlink(missing_ok=True)
-            if self._make_room(len(content)):
-                files.write(path, lambda temporary: _fill(temporary, content))
+            self._make_room(len(content))
+            files.write(path, lambda temporary: _fill(temporary, content))
 
-    def _make_room(self, size: int) -> bool:
-        """Remove the least recently used entries until ``size`` more bytes fit; whether they do."""
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used entries until ``size`` more bytes fit."""
         entries = sorted(
             (e.stat().st_mtime_ns, e.stat().st_size, e) for e in self.folder.glob("*.safetensors")
         )
@@ -70,18 +84,18 @@ class OutputsCache:
                 break
             entry.unlink(missing_ok=True)
             total -= entry_size
-        return total + size <= self.limit
 
 
 def _key(weights: str, inputs: Inputs) -> str:
     """Name of an entry: a digest of all that decides its content."""
     transform = plain(inputs.transform) if inputs.transform else {}
     device = inputs.images.device.type  # devices round differently
-    digest = hashlib.sha256(json.dumps([weights, transform, device, len(inputs)]).encode())
     if isinstance(inputs.images, Tensor):
-        digest.update(_bytes(inputs.images))
+        pixels = [list(inputs.images.shape), str(inputs.images.dtype), _digest({"": inputs.images})]
     else:
-        digest.update(inputs.images.fingerprint.encode())
+        pixels = [inputs.images.fingerprint]
+    parts = [_FORMAT, weights, transform, device, len(inputs), *pixels]
+    digest = hashlib.sha256(json.dumps(parts).encode())
     if inputs.indices is not None:
         digest.update(_bytes(inputs.indices))
     return digest.hexdigest()

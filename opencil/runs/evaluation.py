@@ -13,6 +13,7 @@ from opencil.data.stream import Step, Stream, ood_subset
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.seeding import derive
+from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement, measure
 from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
@@ -35,27 +36,36 @@ class Evaluation:
         return forward(model, self.stream.test, self.data.transform, step.test)
 
     def detect(
-        self, model: Classifier, weights: str, step: Step, setup: Tensor, names: list[str]
-    ) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Rows of each detector on a step's model, as they are found.
+        self,
+        model: Classifier,
+        weights: str,
+        step: Step,
+        setup: Tensor,
+        names: list[str],
+        computed: Outputs | None = None,
+    ) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
+        """Rows of each detector on a step's model, as they are found, or why it has none.
 
         ``weights`` is the digest of the model's weights; ``setup`` indexes the training images that detectors
-        are set up on.
+        are set up on; ``computed`` are the outputs of the test images, where they are at hand.
         """
 
-        def outputs(images: Images, indices: Tensor) -> Outputs:
+        def outputs(images: Images, indices: Tensor, computed: Outputs | None = None) -> Outputs:
             # The method's values decide with the weights what its model computes.
             identity = f"{weights} {self.spec.cil} {self.spec.values}"
-            return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices))
+            return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices), computed)
 
         detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
-        test = outputs(self.stream.test, step.test)
+        test = outputs(self.stream.test, step.test, computed)
         ood = {name: outputs(o.images, self._seen(name, step)) for name, o in self.data.ood.items()}
         needed = any(detector.needs_setup for detector in detectors.values())
         of_setup = outputs(self.stream.train, setup) if needed else None
         tasks = torch.arange(step.seen, device=test.logits.device) // self.stream.per_step + 1
         for name, detector in detectors.items():
-            yield name, self.rows(step, name, measure(detector, of_setup, test, ood, tasks))
+            try:
+                yield name, self.rows(step, name, measure(detector, of_setup, test, ood, tasks))
+            except BadInput as error:  # one detector's trouble is not the others'
+                yield name, error
 
     def rows(self, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:
         """Rows of measurements; ``detector`` is empty where they are of the CIL model itself."""

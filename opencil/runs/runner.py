@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -21,6 +21,7 @@ from opencil.data.images import Access
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes
 from opencil.engine.device import resolve_device
+from opencil.engine.forward import Outputs
 from opencil.engine.loop import Diverged, Progress
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
@@ -90,6 +91,7 @@ def execute(config: Config) -> Iterator[Event]:
     for spec in specs:
         RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
     outputs = OutputsCache(config.place.outputs_folder, parse_size(config.place.outputs_limit))
+    outputs.trim()
     waiting = iter(specs)
     lanes: list[_Lane] = []
     while True:
@@ -225,6 +227,8 @@ class _Run:
             arithmetic=spec.training,
         )
         self.evaluation = Evaluation(spec, data, self.stream, outputs)
+        self.test: Outputs | None = None  # of the step just trained
+        self.problems: dict[str, str] = {}  # of detectors that could not be evaluated, the first of each
 
     def advance(self) -> Iterator[Event]:
         """Train and evaluate what is missing, step by step."""
@@ -236,10 +240,14 @@ class _Run:
                 if not missing:
                     continue
             else:
-                yield from self._train(step)
+                self.test = yield from self._train(step)
             yield from self._evaluate(step, missing)
+            self.test = None
+        if self.problems:
+            raise OpenCILError("; ".join(f"{name} has no rows: {why}" for name, why in self.problems.items()))
 
-    def _train(self, step: Step) -> Iterator[Event]:
+    def _train(self, step: Step) -> Generator[Event, None, Outputs]:
+        """Train and store a step; the outputs of its test images are handed on."""
         started = saved = time.monotonic()
         stored = self.folder.step(step.number)
         previous = self._model(step.number - 1) if step.number > 1 else None
@@ -269,13 +277,18 @@ class _Run:
             accuracy=self.evaluation.rows(step, "", found),
             info={"step": step.number, "steps": step.steps, "classes": step.seen, "seconds": seconds},
         )
+        return test
 
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
         if not names:
             return
         model, stored = self._model(step.number), self.folder.step(step.number)
         weights = str(stored.info()["weights_sha256"])
-        for name, rows in self.evaluation.detect(model, weights, step, self._setup(step), names):
+        found = self.evaluation.detect(model, weights, step, self._setup(step), names, self.test)
+        for name, rows in found:
+            if isinstance(rows, BadInput):
+                self.problems.setdefault(name, f"step {step.number}: {rows}")
+                continue
             files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
 

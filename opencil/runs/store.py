@@ -115,7 +115,7 @@ class RunFolder:
         stored = self._stored()
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return []
-        both = set(stored["detector"]) & set(spec.detectors)
+        both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
         then, now = _flat(_with_detectors(stored, both)), _flat(_with_detectors(spec.record(), both))
         return [
             f"{key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
@@ -123,12 +123,18 @@ class RunFolder:
             if then.get(key, ...) != now.get(key, ...)
         ]
 
+    def _evaluated(self, detector: str) -> bool:
+        return any(self.path.glob(f"step*/detectors/{detector}.parquet"))
+
     def check(self, spec: RunSpec) -> None:
         """Refuse to go on with a run under another config than its own."""
         if differences := self.differences(spec):
+            detectors = {key.split(".")[1] for key in differences if key.startswith("detector.")}
+            only = len(detectors) == 1 and all(d.startswith("detector.") for d in differences)
+            what = f"{self.path}/step*/detectors/{detectors.pop()}.parquet" if only else str(self.path)
             raise BadInput(
-                f"run {spec} exists with another config: use another --runs folder or seed, or delete "
-                f"{self.path}\n  " + "\n  ".join(differences)
+                f"run {spec} exists with another config: use another --runs folder or seed, or delete {what}"
+                + "".join(f"\n  {difference}" for difference in differences)
             )
 
     @contextmanager

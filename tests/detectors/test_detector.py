@@ -103,8 +103,8 @@ def test_what_a_detector_does_not_read_may_be_anything_finite_or_not() -> None:
 @pytest.mark.parametrize(
     ("tensors", "sentence"),
     [
-        ({}, "First reads logits, which are missing"),
-        ({"features": Z}, "First reads logits, which are missing"),
+        ({}, "First reads the logits: missing here"),
+        ({"features": Z}, "First reads the logits: missing here"),
         ({"logits": torch.zeros(4)}, r"logits are torch.float32 \[4\]: a floating-point matrix is needed"),
         ({"logits": torch.zeros(4, 3, 2)}, r"logits are torch.float32 \[4, 3, 2\]: .* matrix is needed"),
         ({"logits": Z.long()}, r"logits are torch.int64 \[4, 3\]: a floating-point matrix is needed"),

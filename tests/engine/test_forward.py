@@ -45,9 +45,11 @@ def test_the_test_transform_is_used(images: ImageSet, model: Model) -> None:
 
 def test_the_model_is_only_read(images: ImageSet, model: Model, plain: Transform) -> None:
     model.train()
+    model.head.eval()  # modes are the user's own, module by module
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     outputs = forward(model, images, plain)
-    assert not model.training
+    assert model.training
+    assert not model.head.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not outputs.logits.requires_grad
     assert not outputs.features.requires_grad

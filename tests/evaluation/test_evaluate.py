@@ -105,7 +105,7 @@ FLOATS = torch.zeros(5, 3, 8, 8)
     [
         ({"detectors": ["react", "msp"]}, "react need set-up images: give setup="),
         ({"detectors": ["mps"]}, "did you mean 'msp'"),
-        ({"ood": {}}, "ood is empty"),
+        ({"ood": {}}, "at least one OOD set is needed"),
         ({"tasks": [1, 1, 2]}, "one for each of the 4 classes"),
         ({"tasks": [0, 1, 1, 2]}, "from 1 on"),
         ({"labels": torch.zeros(4, dtype=torch.int64)}, r"integers \[5\] are needed"),

@@ -44,6 +44,6 @@ class KLM(Detector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         """−min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""
-        log_p = outputs.logits.log_softmax(dim=1)
-        p = log_p.exp()
-        return (p @ self._log_q.T).amax(dim=1) - (p * log_p).sum(dim=1)
+        p = outputs.logits.softmax(dim=1)
+        entropy: Tensor = torch.special.entr(p).sum(dim=1)
+        return (p @ self._log_q.T).amax(dim=1) + entropy

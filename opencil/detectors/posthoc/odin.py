@@ -5,15 +5,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from opencil.detectors.detector import Detector, Reads
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Outputs, evaluating
 from opencil.nets.model import Classifier
 from opencil.registry import Paper, register_detector
-from opencil.validation import NonNegative, Positive
-
-_AT_A_TIME = 256  # images: a gradient needs what every layer gave, about 2.5 MB an image for ResNet-32
+from opencil.validation import Count, NonNegative, Positive
 
 
 @register_detector(
@@ -30,6 +28,7 @@ class ODIN(Detector):
 
     temperature: Positive = 1000.0
     epsilon: NonNegative = 0.0014
+    batch_size: Count = 256  #: a gradient needs what every layer gave: 2.5 MB an image for ResNet-32
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"images"})
 
@@ -37,11 +36,10 @@ class ODIN(Detector):
         """Max softmax(z' / T) of the images so moved, [N]."""
         inputs = outputs.inputs
         assert inputs is not None
-        if isinstance(inputs.model, nn.Module):
-            inputs.model.eval()
         step = self.epsilon / inputs.std  # ε is meant for pixels in [0, 1], the images are normalised
-        parts = (part for images in inputs.batches() for part in torch.split(images, _AT_A_TIME))
-        return torch.cat([self._score(inputs.model, part, step) for part in parts])
+        parts = (part for images in inputs.batches() for part in torch.split(images, self.batch_size))
+        with evaluating(inputs.model):
+            return torch.cat([self._score(inputs.model, part, step) for part in parts])
 
     def _score(self, model: Classifier, images: Tensor, step: Tensor) -> Tensor:
         with torch.enable_grad():
