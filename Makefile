@@ -9,9 +9,11 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: demo test check clean
 
+# One thread: the network is so small that several only wait for each other.
 demo: $(VENV)/.installed
-	$(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs runs/demo
-	@$(BIN)/opencil report runs/demo --save runs/demo/report.md | tail -n 1
+	OMP_NUM_THREADS=1 $(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs runs/demo
+	@$(BIN)/opencil report runs/demo --save runs/demo/report.md > /dev/null
+	@echo "report: runs/demo/report.md"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto

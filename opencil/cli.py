@@ -149,25 +149,22 @@ def run(config: "Config") -> None:
     Started again, it goes on where it stopped; a finished run answers at once.
     """
     from opencil.runs.plan import plan
-    from opencil.runs.runner import Evaluated, Failed, Finished, Training, execute
+    from opencil.runs.runner import Failed, execute
 
     screen, failures = Console(), 0
     with _progress(screen, len(plan(config))) as show:
         for event in execute(config):
-            if isinstance(event, (Training, Evaluated)):
-                show(event)
-            elif isinstance(event, Failed):
+            show(event)
+            if isinstance(event, Failed):
                 failures += 1
                 _problem(f"run {event.run} stopped: {event.error}")
-            elif isinstance(event, Finished):
-                show(event)
     folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
     rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
     if rows is not None:
         _print_summaries(screen, rows[rows["detector"].isin(["", *config.detector])])
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
-        raise OpenCILError(f"{failures} of {len(folders)} runs failed; the others are complete")
+        raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")
 
 
 @app.command(
@@ -334,7 +331,7 @@ def _print_summaries(screen: Console, rows: "pd.DataFrame", extra: bool = False)
 @contextmanager
 def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
     """A function that shows events: two bars on a terminal (all runs, this step), nothing elsewhere."""
-    from opencil.runs.runner import Evaluated, Finished, Training
+    from opencil.runs.runner import Evaluated, Failed, Finished, Training
 
     columns = (
         TextColumn("{task.description}"),
@@ -345,13 +342,17 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
     )
     with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
         whole, part = bars.add_task("all runs", total=runs), bars.add_task("")
-        done = 0
+        shares: dict[str, float] = {}  # of each run that is done; packed runs advance together
 
         def show(event: "Event") -> None:
-            nonlocal done
-            if isinstance(event, Finished):
-                done += 1
-                bars.update(whole, completed=done)
+            name = str(event.run)
+
+            def reached(share: float) -> None:  # a step's later stages begin again at 0: the bar does not
+                shares[name] = max(shares.get(name, 0.0), share)
+                bars.update(whole, description=name, completed=sum(shares.values()))
+
+            if isinstance(event, (Finished, Failed)):
+                reached(1.0)
             elif isinstance(event, Evaluated):
                 bars.update(
                     part,
@@ -359,7 +360,7 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
                     completed=1,
                     total=1,
                 )
-                bars.update(whole, description=str(event.run), completed=done + event.step / event.steps)
+                reached(event.step / event.steps)
             elif isinstance(event, Training):
                 p = event.progress
                 share = (p.epoch - 1 + p.iteration / p.iterations) / p.epochs
@@ -367,9 +368,7 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
                     where = f"step {event.step}/{event.steps} · {p.stage} {p.epoch}/{p.epochs}"
                     bars.update(part, description=f"{where} · loss {float(p.loss):.3f}")
                 bars.update(part, completed=share, total=1)
-                bars.update(
-                    whole, description=str(event.run), completed=done + (event.step - 1 + share) / event.steps
-                )
+                reached((event.step - 1 + share) / event.steps)
 
         yield show
 

@@ -50,8 +50,11 @@ class BenchmarkConfig(Values):
             raise ValueError(f"name = {self.name!r} is not allowed: letters, digits, - and _ are")
         if not self.near + self.far:
             raise ValueError("near and far are both empty: at least one OOD dataset is needed")
-        if not self.classes_per_step:
-            raise ValueError("classes_per_step is empty: at least one number is needed")
+        steps = self.classes_per_step
+        if not steps or len(set(steps)) < len(steps):
+            raise ValueError(
+                f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once"
+            )
         twice = {name for name in self.near + self.far if (self.near + self.far).count(name) > 1}
         if twice:
             raise ValueError(
@@ -105,8 +108,8 @@ class SeedConfig(Values):
     ood_subset: Seed | Literal["run"] = "run"
 
     def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError("runs = [] is not allowed: at least one seed is needed")
+        if not self.runs or len(set(self.runs)) < len(self.runs):
+            raise ValueError(f"runs = {list(self.runs)} is not allowed: seeds are needed, each of them once")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class PlaceConfig(Values):
     pack: Count = 1  #: runs that advance together on one GPU
 
     def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs = '' is not allowed: it should name a folder")
         try:
             parse_size(self.outputs_limit)
         except BadInput as error:
@@ -178,6 +183,9 @@ def resolve(
     written, top = _normal(user or {}), _normal(_overlay(settings))
     layers = [written, _normal(flags or {}), top]
     name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
+    written_name = written.get("benchmark", {}).get("name", name)
+    if written_name != name and set(written["benchmark"]) > {"name"}:
+        raise BadInput(f"benchmark {name!r} is asked for, and the YML describes {written_name!r}: choose one")
     if name in list_benchmarks():
         layers.insert(
             0, _normal(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name))
@@ -191,7 +199,7 @@ def resolve(
             values = merge(values, layer.get(key, {}))
         return build(cls, values, where=key)
 
-    return Config(
+    config = Config(
         benchmark=section(BenchmarkConfig, "benchmark"),
         cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
         detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
@@ -199,6 +207,14 @@ def resolve(
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
     )
+    needing = [name for name in config.detector if DETECTORS.entry(name).make.needs_setup]  # type: ignore[attr-defined]
+    for method in config.cil if config.benchmark.setup == "memory" and needing else ():
+        if not LEARNERS.entry(method).make.remembers:  # type: ignore[attr-defined]
+            raise BadInput(
+                f"benchmark.setup = 'memory' is not allowed with {method}, which keeps no memory, and "
+                f"{', '.join(needing)}, which would be set up on it: choose 'train+', or other methods"
+            )
+    return config
 
 
 def _methods(
@@ -263,6 +279,8 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in content.items():
         if key not in SECTIONS:
             raise unknown("config section", str(key), SECTIONS)
+        if value is None:
+            continue
         if key in ("cil", "detector"):
             names = value.replace(",", " ").split() if isinstance(value, str) else value
             if isinstance(names, list) and all(isinstance(n, str) for n in names):
@@ -280,8 +298,6 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             value = {"name": value}
         elif key == "seed" and not isinstance(value, dict):
             value = {"runs": value}
-        if value is None:
-            continue
         if not isinstance(value, dict):
             raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
         for listed in {"benchmark": ("classes_per_step",), "seed": ("runs",)}.get(key, ()):

@@ -280,7 +280,7 @@ def check_reads(detector: str | Detector) -> None:
         found = _fresh(detector).fit(**only(setup), labels=setup.labels).score(**only(samples.test))
     except Exception as error:
         raise AssertionError(
-            f"{_name(detector)} fails on {', '.join(sorted(made.reads))} alone, which it says is all it reads: {error}"
+            f"{_name(detector)} fails where it is given only {', '.join(sorted(made.reads))}: {error}"
         ) from error
     assert _same(found, made.score(samples.test)), (
         f"{_name(detector)} scores differently when it is given only what it says it reads"

@@ -39,6 +39,7 @@ class Bound:
 Positive = Annotated[float, Bound(gt=0)]
 NonNegative = Annotated[float, Bound(ge=0)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
+BelowOne = Annotated[float, Bound(ge=0, lt=1)]
 Count = Annotated[int, Bound(ge=1)]
 Whole = Annotated[int, Bound(ge=0)]
 
@@ -62,7 +63,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
     # JSON mode is strict about scalars and yet takes a list where a tuple is asked for.
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
+        text = json.dumps(values, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{where} cannot be used: {error}") from None
+    try:
+        return TypeAdapter(cls).validate_json(text, strict=True)
     except ValidationError as error:
         raise BadInput(
             "\n".join(_sentence(cls, e, where) for e in _plain_errors(cls, error.errors()))

@@ -201,7 +201,7 @@ def test_a_run_that_fails_is_1_and_the_others_are_shown(tmp_path: Path) -> None:
     assert result.exit_code == 1
     stopped, total = result.stderr.splitlines()
     assert stopped.startswith("error: run digits/k4/icarl/seed0 stopped: ICaRL, step 2: the loss is nan")
-    assert total == "error: 1 of 2 runs failed; the others are complete"
+    assert total == "error: 1 of 2 runs failed; what they had finished is stored"
     assert "digits, 8 classes per step" in result.stdout
     assert "digits, 4 classes per step" in result.stdout, "with the step that it has"
 

@@ -12,9 +12,10 @@ from opencil.data.stream import Step
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
+from opencil.errors import BadInput
 from opencil.nets.model import Backbone, Model
 from opencil.registry import Paper, register_learner
-from opencil.validation import Fraction, Positive
+from opencil.validation import BelowOne, Positive
 
 
 @register_learner("bic", paper=Paper("Large Scale Incremental Learning", 2019, "1905.13260"))
@@ -24,7 +25,7 @@ class BiC(Learner):
 
     train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
-    held_out: Fraction = 0.1
+    held_out: BelowOne = 0.1
     temperature: Positive = 2.0
 
     def blank(self, setting: Setting, step: Step) -> Model:
@@ -55,8 +56,13 @@ class BiC(Learner):
 
     def split(self, task: Task) -> tuple[Tensor, Tensor]:
         """Indices to train on, and those held out: floor(share · M / old) of every class, at least one."""
-        count = max(1, int(self.held_out * task.memory.size / task.step.old))
         labels = task.setting.images.labels.cpu()[task.train_plus]
+        fewest = int(labels.bincount().min())
+        count = min(max(1, int(self.held_out * task.memory.size / task.step.old)), fewest - 1)
+        if count < 1:
+            raise BadInput(
+                f"memory = {task.memory.size} is too small for BiC: 2 images of every class are needed"
+            )
         order = torch.randperm(
             len(labels), generator=generator(task.setting.data_seed, "held out", task.step.number)
         )

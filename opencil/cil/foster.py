@@ -17,7 +17,7 @@ from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Head, Model
 from opencil.registry import Paper, register_learner
-from opencil.validation import Fraction, Positive
+from opencil.validation import BelowOne, Positive
 
 
 @register_learner(
@@ -33,8 +33,8 @@ class FOSTER(Learner):
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
     boost: Schedule = Schedule(epochs=170, lr=0.1, decay="cosine", weight_decay=5e-4)
     compress: Schedule = Schedule(epochs=130, lr=0.1, decay="cosine", weight_decay=0.0)
-    boost_beta: Fraction = 0.96
-    compress_beta: Fraction = 0.97
+    boost_beta: BelowOne = 0.96
+    compress_beta: BelowOne = 0.97
     temperature: Positive = 2.0
     evaluate: Literal["boosted", "compressed"] = "boosted"
 
@@ -83,12 +83,13 @@ class FOSTER(Learner):
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
         """Those of whichever of the two models is not the evaluated one."""
-        if task.teacher is None:
-            return {}
+        name = "compressed" if self.evaluate == "boosted" else "boosted"
+        if task.teacher is None:  # one model, both at once
+            return {f"accuracy_{name}": test.logits.argmax(dim=1)}
         other = copy.copy(task.model)
-        other.evaluate = "compressed" if self.evaluate == "boosted" else "boosted"
+        other.evaluate = name
         outputs = forward(other, task.setting.test_images, task.setting.transform, task.step.test)
-        return {f"accuracy_{other.evaluate}": outputs.logits.argmax(dim=1)}
+        return {f"accuracy_{name}": outputs.logits.argmax(dim=1)}
 
     def _counts(self, task: Task) -> Tensor:
         """Training images of each class: the memory's quota for old classes, all there are for new ones."""

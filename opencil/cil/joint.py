@@ -1,6 +1,6 @@
 """Joint training, the upper bound of Fig. 1a."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class Joint(Replay):
 
     remembers: ClassVar[bool] = False
 
-    later: Schedule = replace(Replay.first)
+    later: Schedule = Replay.first
 
     def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
         """All training images of all classes seen."""

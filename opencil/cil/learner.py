@@ -61,11 +61,10 @@ class Task:
     memory: Memory
     model: Any  #: the method's own kind of ``Model``
     teacher: Any  #: likewise, frozen and in eval mode; None at step 1
-
-    @property
-    def train_plus(self) -> Tensor:
-        """Indices of T_t^train+: the new classes' training images and the whole memory."""
-        return torch.cat([self.step.train, self.memory.indices])
+    train_plus: Tensor  #: indices of T_t^train+, the images to learn from
+    ended: list[dict[str, Tensor]] = field(
+        default_factory=list
+    )  #: the model's weights after each stage so far
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class Learner(Values, ABC):
 
     A subclass is a frozen dataclass whose fields are its config values, and says in ``stages`` what is
     trained. Where its model is more than a backbone and a head it also says how to make one (``blank``,
-    ``successor``).
-    All that a stage changes must be part of ``task.model``: that is what checkpoints and stored steps hold.
+    ``successor``). All that a stage changes must be part of ``task.model``: that is what checkpoints and
+    stored steps hold.
 
     ``epochs`` and ``epochs_scale`` are shorthands that every method takes: they stretch or shorten all its
     schedules, milestones along with them.
@@ -91,7 +90,7 @@ class Learner(Values, ABC):
         for f in fields(self):
             schedule = getattr(self, f.name)
             if isinstance(schedule, Schedule) and (epochs or epochs_scale != 1):
-                length = epochs or max(1, round(schedule.epochs * epochs_scale))
+                length = epochs or max(1, round(min(schedule.epochs * epochs_scale, 1e9)))
                 object.__setattr__(self, f.name, schedule.lasting(length))
 
     @abstractmethod
@@ -117,25 +116,31 @@ class Learner(Values, ABC):
         return {}
 
     def load(self, setting: Setting, step: Step) -> Model:
-        """``blank``, seeded and on the images' device."""
+        """``blank``, seeded, on the images' device, in eval mode."""
         with seeded(setting.initialisation_seed, "backbone"):
-            return setting.placed(self.blank(setting, step))
+            return setting.placed(self.blank(setting, step)).eval()
 
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
         """A step's task; the teacher is a frozen copy of ``previous``."""
+        train_plus = self.training_set(setting, step, memory)
         if previous is None:
-            return Task(setting, step, memory, self.load(setting, step), teacher=None)
+            return Task(setting, step, memory, self.load(setting, step), None, train_plus)
         with seeded(setting.initialisation_seed, "step", step.number):
-            model = setting.placed(self.successor(setting, step, previous)).requires_grad_(True)
+            model = setting.placed(self.successor(setting, step, previous)).requires_grad_(True).eval()
         teacher = copy.deepcopy(previous).eval().requires_grad_(False)
-        return Task(setting, step, memory, model, teacher)
+        return Task(setting, step, memory, model, teacher, train_plus)
 
     def learn(self, task: Task, checkpoint: "Checkpoint | None" = None) -> Iterator[Progress]:
-        """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration."""
-        setting = task.setting
+        """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration.
+
+        Where a stage was finished before the checkpoint, the model gets its weights of then, so that the
+        method's code between the stages sees what it saw.
+        """
+        setting, number = task.setting, -1
         for number, stage in enumerate(self.stages(task)):
             if checkpoint and number < checkpoint.stage:
-                stage.module.eval()  # as training it would have left it
+                checkpoint.restore_end(task.model, number)
+                task.ended.append(checkpoint.ended[number])
                 continue
             resume = None
             if checkpoint and number == checkpoint.stage:
@@ -150,6 +155,9 @@ class Learner(Values, ABC):
                     yield replace(progress, stage_number=number)
             except Diverged as error:
                 raise Diverged(f"{type(self).__name__}, step {task.step.number}: {error}") from None
+            task.ended.append({name: tensor.clone() for name, tensor in task.model.state_dict().items()})
+        if checkpoint and checkpoint.stage > number:
+            raise BadCheckpoint(f"it is of stage {checkpoint.stage}, and there are {number + 1}")
 
     def remember(self, task: Task) -> Memory:
         """The memory after a step: the new classes herded by the trained model's features."""
@@ -177,11 +185,19 @@ class Checkpoint:
     epoch: int
     weights: dict[str, Tensor]
     momentum: list[Tensor]
+    ended: list[dict[str, Tensor]]  #: the weights after each stage before this one
 
     @classmethod
     def take(cls, task: Task, progress: Progress) -> "Checkpoint":
         """The state at the end of an epoch."""
-        return cls(progress.stage_number, progress.epoch, task.model.state_dict(), progress.momentum())
+        weights, momentum = task.model.state_dict(), progress.momentum()
+        return cls(progress.stage_number, progress.epoch, weights, momentum, task.ended)
+
+    @property
+    def finite(self) -> bool:
+        """Whether training can go on from it."""
+        tensors = (*self.weights.values(), *self.momentum)
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """What to store."""
@@ -189,17 +205,19 @@ class Checkpoint:
             {"position": torch.tensor([self.stage, self.epoch])}
             | {f"model.{name}": tensor for name, tensor in self.weights.items()}
             | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
+            | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
         )
 
     def restore(self, model: Model, stage: Stage) -> None:
         """Put the weights back into the model; they, and the optimiser's buffers, must fit."""
         shapes = [p.shape for p in stage.module.parameters() if p.requires_grad]
-        try:
-            model.load_state_dict(self.weights, strict=True)
-        except RuntimeError:
-            raise BadCheckpoint("its weights are of another model") from None
+        _load(model, self.weights)
         if [m.shape for m in self.momentum] != shapes:
             raise BadCheckpoint("its momentum is of other parameters")
+
+    def restore_end(self, model: Model, stage: int) -> None:
+        """Put back the weights that the model had after a stage."""
+        _load(model, self.ended[stage])
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
@@ -207,9 +225,19 @@ class Checkpoint:
         if tensors.get("position", torch.empty(0)).shape != (2,):
             raise BadCheckpoint("it does not say where it was taken")
         stage, epoch = tensors["position"].tolist()
-        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        momentum = [tensors[name] for name in sorted(tensors) if name.startswith("momentum.")]
-        return cls(stage, epoch, weights, momentum)
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
+
+        ended = [under(f"ended.{i}.") for i in range(stage)]
+        return cls(stage, epoch, under("model."), list(under("momentum.").values()), ended)
+
+
+def _load(model: Model, weights: dict[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(weights, strict=True)
+    except RuntimeError:
+        raise BadCheckpoint("its weights are of another model") from None
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

@@ -22,5 +22,4 @@ class Replay(Learner):
     def stages(self, task: Task) -> Iterator[Stage]:
         """One training with CE."""
         model, schedule = task.model, self.later if task.teacher else self.first
-        indices = self.training_set(task.setting, task.step, task.memory)
-        yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, indices)
+        yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, task.train_plus)

@@ -12,7 +12,7 @@ from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.iteration import Iteration
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError
 
 
 class Diverged(OpenCILError):
@@ -82,6 +82,8 @@ def train(
     an epoch, to see whether the loss is finite.
     """
     schedule, device = stage.schedule, images.device
+    if not len(stage.indices):
+        raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
     batch = min(batch_size, len(stage.indices))
     iterations = -(-len(stage.indices) // batch)
     iterate = Iteration(stage.module, stage.loss, schedule, transform, arithmetic, device)
@@ -108,7 +110,10 @@ def train(
             )
     if not all(torch.isfinite(p).all() for p in iterate.parameters):  # the last update has no loss to show it
         lr = schedule.lr_at(schedule.epochs - 1)
-        raise Diverged(f"weights are not finite after stage {stage.name!r}, at learning rate {lr:g}")
+        raise Diverged(
+            f"weights are not finite after stage {stage.name!r}, epoch {schedule.epochs}, "
+            f"at learning rate {lr:g}: a smaller one may help"
+        )
     stage.module.eval()
     stage.module.zero_grad(set_to_none=True)
 

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from opencil.validation import Count, Fraction, NonNegative, Positive, Values
+from opencil.validation import Bound, Count, Fraction, NonNegative, Values
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Schedule(Values):
     """SGD with momentum; the learning rate falls in steps (``milestones``) or along a half cosine to 0."""
 
     epochs: Count
-    lr: Positive = 0.1
+    lr: Annotated[float, Bound(gt=0, le=1e38)] = 0.1  #: what float32 can hold
     decay: Literal["steps", "cosine"] = "steps"
     milestones: tuple[Count, ...] = ()
     factor: Fraction = 0.1

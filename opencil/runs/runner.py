@@ -131,6 +131,8 @@ def _advance(
             yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
     except OpenCILError as error:
         yield Failed(spec, error)
+    except (OSError, RuntimeError) as error:  # a full disk, a GPU's memory: the other runs can go on
+        yield Failed(spec, OpenCILError(f"{type(error).__name__}: {error}"))
     else:
         yield Finished(spec, already=False)
 
@@ -258,7 +260,9 @@ class _Run:
                 checkpoint = Checkpoint.from_tensors(files.read_tensors(stored.checkpoint))
             for progress in self.learner.learn(task, checkpoint):
                 if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
-                    files.write_tensors(stored.checkpoint, Checkpoint.take(task, progress).tensors())
+                    taken = Checkpoint.take(task, progress)
+                    if taken.finite:  # else the last good one stays
+                        files.write_tensors(stored.checkpoint, taken.tensors())
                     saved = time.monotonic()
                 yield Training(self.spec, step.number, step.steps, progress)
         except BadCheckpoint as error:
@@ -310,8 +314,6 @@ class _Run:
     def _setup(self, step: Step) -> Tensor:
         """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
         if self.spec.benchmark.setup == "memory":
-            if not self.learner.remembers:
-                raise BadInput(f"setup = 'memory' is not allowed with {self.spec.cil}: it keeps no memory")
             return self._memory(step.number).indices
         return self.learner.training_set(self.setting, step, self._memory(step.number - 1))
 

@@ -163,6 +163,8 @@ class RunFolder:
     def _stored(self) -> dict[str, Any]:
         path = self.path / "config.yml"
         if not path.exists():
+            if any(self.path.glob("step*/*.safetensors")):
+                raise OpenCILError(f"{path} is missing: delete the folder {self.path} to compute it again")
             return {}
         record = read_yaml(path)
         if not all(
@@ -185,6 +187,8 @@ def read_rows(root: str | Path) -> pd.DataFrame:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        raise files.damaged(path, "it is missing")
     try:
         table = pd.read_parquet(path)
     except (OSError, ValueError) as error:

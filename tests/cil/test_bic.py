@@ -77,8 +77,8 @@ def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
         data_seed, number, seen = 0, 2, old + 10
 
     Numbers.images, Numbers.old = images, old
-    task = Task(Numbers, Numbers, memory, None, None)  # type: ignore[arg-type]
-    Numbers.train = (~is_old).nonzero().flatten()
+    new = (~is_old).nonzero().flatten()
+    task = Task(Numbers, Numbers, memory, None, None, torch.cat([new, memory.indices]))  # type: ignore[arg-type]
     kept, held_out = BiC().split(task)
     assert labels[held_out].bincount().tolist() == [count] * (old + 10)
     assert sorted(torch.cat([kept, held_out]).tolist()) == list(range(len(labels)))

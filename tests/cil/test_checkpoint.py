@@ -1,12 +1,19 @@
 """A step that is interrupted after any epoch of any stage ends as if it had not been."""
 
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Checkpoint, Learner, Setting, Task
+from opencil.cil.learner import BadCheckpoint, Checkpoint, Learner, Setting, Task, distillation
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
 
 
@@ -37,3 +44,43 @@ def test_going_on_from_a_checkpoint_changes_nothing(name: str, setting: Setting,
             assert events == [], "all was done"
         found = task.model.state_dict()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@dataclass(frozen=True)
+class Keeps(Learner):
+    """Distils, in its second stage, from a copy of the model that its first stage has trained."""
+
+    schedule: Schedule = Schedule(epochs=2, lr=0.05)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        model = task.model
+        yield Stage("one", model, lambda x, y: F.cross_entropy(model(x), y), self.schedule, task.train_plus)
+        kept = copy.deepcopy(model).eval().requires_grad_(False)
+        yield Stage(
+            "two", model, lambda x, y: distillation(model(x), kept(x), 2.0), self.schedule, task.train_plus
+        )
+
+
+def test_a_method_may_keep_something_between_its_stages(setting: Setting, stream: Stream) -> None:
+    whole, checkpoint = begun(Keeps(), setting, stream), {}
+    for progress in Keeps().learn(whole):
+        if progress.stage == "two" and progress.epoch == 1 and progress.epoch_ends:
+            taken = Checkpoint.take(whole, progress).tensors()
+            checkpoint = {key: tensor.clone() for key, tensor in taken.items()}
+    task = begun(Keeps(), setting, stream)
+    assert {p.stage for p in Keeps().learn(task, Checkpoint.from_tensors(checkpoint))} == {"two"}
+    expected = whole.model.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
+
+
+def test_a_checkpoint_of_a_stage_that_is_not_there_is_refused(setting: Setting, stream: Stream) -> None:
+    task = begun(Keeps(), setting, stream)
+    weights = task.model.state_dict()
+    with pytest.raises(BadCheckpoint, match="it is of stage 2, and there are 2"):
+        list(Keeps().learn(task, Checkpoint(2, 1, weights, [], [weights, weights])))
+
+
+def test_a_state_that_is_not_finite_is_known_as_such(setting: Setting, stream: Stream) -> None:
+    weights = begun(Keeps(), setting, stream).model.state_dict()
+    assert Checkpoint(0, 1, weights, [], []).finite
+    assert not Checkpoint(0, 1, weights, [torch.tensor([1.0, torch.nan])], []).finite

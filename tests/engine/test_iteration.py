@@ -110,7 +110,7 @@ def test_captured_and_eager_steps_agree(name: str) -> None:
             for stage in learner.stages(task):
                 stage.module.train()
                 iterate = Iteration(
-                    stage.module, stage.loss, stage.schedule, TRANSFORM, "fp32", device, capture
+                    stage.module, stage.loss, stage.schedule, TRANSFORM, FULL, device, capture
                 )
                 iterate.set_lr(0.01)
                 for i in range(WARM_UP + 3):

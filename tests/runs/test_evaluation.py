@@ -117,12 +117,24 @@ def test_detectors_are_set_up_on_training_images(
     assert fitted == [(sizes(step), list(range(step.seen)), step.seen) for step in stream]
 
 
-def test_a_method_without_a_memory_cannot_be_set_up_on_it(
+def test_a_method_without_a_memory_cannot_be_set_up_on_it(tmp_path: Path, tiny: Make) -> None:
+    with pytest.raises(
+        opencil.BadInput, match="not allowed with finetune, which keeps no memory, and relation"
+    ):
+        tiny(tmp_path, "benchmark.setup=memory", cil="finetune", detector=["msp", "relation"])
+    tiny(tmp_path, "benchmark.setup=memory", cil="finetune", detector="msp")  # needs no set-up
+
+
+def test_a_detector_that_cannot_be_evaluated_does_not_stop_the_others(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    settings = ["benchmark.setup=memory", "benchmark.classes_per_step=8"]
-    failed = run_all(tiny(tmp_path, *settings, cil="finetune", detector=["relation"]))[-1]
-    assert isinstance(failed, opencil.runs.runner.Failed)
+    """NNGuide wants 100 set-up samples, and the memory has 80."""
+    events = run_all(tiny(tmp_path, "benchmark.setup=memory", detector=["nnguide", "relation"]))
+    assert isinstance(events[-1], opencil.runs.runner.Failed)
+    assert "nnguide has no rows: step 1: NNGuide needs at least 100 samples" in str(events[-1].error)
+    rows = opencil.read_rows(tmp_path)
+    assert set(rows.loc[rows["detector"] == "relation", "step"]) == {1, 2, 3, 4}
+    assert "nnguide" not in set(rows["detector"])
 
 
 # --- rows ------------------------------------------------------------------------------------------
