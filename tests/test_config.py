@@ -49,8 +49,8 @@ def test_printed_yml_gives_the_same_config(command: dict[str, Any]) -> None:
     epochs=st.integers(1, 10**6),
     lr=st.floats(0, 1e38, exclude_min=True),
     temperature=st.floats(0, 1e308, exclude_min=True),
-    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1),
-    steps=st.lists(st.integers(1, 8), min_size=1),
+    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, unique=True),
+    steps=st.lists(st.integers(1, 8), min_size=1, unique=True),
     memory=st.integers(8, 10**9),
 )
 def test_printed_yml_gives_the_same_config_whatever_the_values(
