@@ -220,7 +220,9 @@ def show_list(
             "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
         )
         return
-    table = Table(*lines[0])
+    table = Table()
+    for column in lines[0]:
+        table.add_column(column, overflow="fold")  # a name or a link is of no use without its end
     for line in lines:
         table.add_row(*map(escape, line.values()))
     Console().print(table)
