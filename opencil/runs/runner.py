@@ -32,7 +32,7 @@ from opencil.runs import files
 from opencil.runs.cache import OutputsCache
 from opencil.runs.evaluation import Evaluation
 from opencil.runs.plan import RunSpec, plan
-from opencil.runs.store import RunFolder
+from opencil.runs.store import RunFolder, StepFolder
 from opencil.validation import parse_size
 
 
@@ -238,6 +238,7 @@ class _Run:
             stored = self.folder.step(step.number)
             missing = [name for name in self.spec.detectors if not stored.detector_rows(name).exists()]
             if stored.trained:
+                self._check_images(stored)
                 stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
                 if not missing:
                     continue
@@ -279,7 +280,13 @@ class _Run:
             weights=task.model.state_dict(),
             memory=memory,
             accuracy=self.evaluation.rows(step, "", found),
-            info={"step": step.number, "steps": step.steps, "classes": step.seen, "seconds": seconds},
+            info={
+                "step": step.number,
+                "steps": step.steps,
+                "classes": step.seen,
+                "seconds": seconds,
+                "images": self.stream.train.fingerprint,
+            },
         )
         return test
 
@@ -295,6 +302,14 @@ class _Run:
                 continue
             files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
+
+    def _check_images(self, stored: StepFolder) -> None:
+        """The memory is indices into the training images: other images would be other exemplars."""
+        if stored.info().get("images") != self.stream.train.fingerprint:
+            raise OpenCILError(
+                f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
+                f"bring them back, or delete {self.folder.path} to begin anew"
+            )
 
     def _model(self, number: int) -> Model:
         """θ of a stored step."""

@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import opencil
 from opencil import BadInput
 from opencil.config import Config
+from opencil.runs import runner
 from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder
 
@@ -269,3 +271,20 @@ def test_the_public_benchmark_is_the_configs_data() -> None:
     }
     with pytest.raises(BadInput, match="did you mean 'digits'"):
         opencil.benchmark("digit")
+
+
+def test_a_run_does_not_go_on_with_other_images(
+    finished: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is indices: they would name other exemplars."""
+    config = tiny(finished, detector=["msp", "gen"])
+    loaded = runner.load(config)
+    pixels = loaded.train.images.clone()
+    pixels[0, 0, 0, 0] ^= 1
+    other = replace(loaded, train=replace(loaded.train, images=pixels))
+    monkeypatch.setattr(runner, "load", lambda _: other)
+    (failed,) = run_all(config)
+    assert isinstance(failed, Failed)
+    assert "was trained on other images than those of 'digits' now" in str(failed.error)
+    monkeypatch.undo()
+    assert isinstance(run_all(config)[-1], Finished)
