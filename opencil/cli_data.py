@@ -244,8 +244,8 @@ def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
     """What the table has no room for: differences, damage, and where to get what is missing."""
     if other := [f"{r.asked.name} ({r.asked.split})" for r in results if r.checksum == "differs"]:
         yield (
-            f"[yellow]differs:[/] the files of {escape(', '.join(other))} are not byte for byte the published "
-            "ones; their images may still be"
+            f"[yellow]differs:[/] the files of {escape(', '.join(other))} are not byte for byte the "
+            "published ones; their images may still be"
         )
     for r in results:
         name = escape(f"{r.asked.name} ({r.asked.split})")
