@@ -34,7 +34,7 @@ ConfigFile = Annotated[
 Cache = Annotated[
     str | None,
     typer.Option(
-        help="Folder of prepared images; ROOT/.opencil-cache.", envvar="OPENCIL_CACHE", metavar="DIR"
+        help="Folder of prepared images; place.cache, $OPENCIL_CACHE or ROOT/.opencil-cache.", metavar="DIR"
     ),
 ]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per processor.", min=1)]
@@ -90,10 +90,12 @@ def prepare(
     from dataclasses import replace
 
     from opencil.data.cache import cache_folder
+    from opencil.data.files import usable
     from opencil.runs.runner import access as access_of
 
     resolved = _config(root, benchmark, config)
-    place = replace(resolved.place, cache=cache, workers=workers)
+    place = resolved.place
+    place = replace(place, cache=cache or place.cache, workers=workers or place.workers)
     access, size = access_of(place), resolved.benchmark.image_size
     screen = Console()
     total = 0
@@ -102,20 +104,19 @@ def prepare(
             with bar(f"{asked.name} {asked.split}") as progress:
                 found = asked.dataset.locate(asked.name, asked.split, root)
                 kept = asked.dataset.cache_file(asked.name, asked.split, size, access, found)
-                if not kept.path.is_file() and access.streams(len(found.source), size):
+                done = usable(kept, access)
+                if done is None and access.streams(len(found.source), size):
                     bad = kept.survey(access.workers or _processors(), progress) if skip_corrupt else []
                     many = f"{len(found.source) - len(bad):,} images{_left_out(len(bad))}"
-                    screen.print(
-                        f"{asked.name} {asked.split}: {many}, streamed from {found.place}", soft_wrap=True
-                    )
+                    _say(screen, f"{asked.name} {asked.split}: {many}, streamed from {found.place}")
                     continue
-                done = kept.prepare(access.workers or _processors(), skip_corrupt, progress)
+                done = done or kept.renew(access.workers or _processors(), skip_corrupt, progress)
             total += kept.path.stat().st_size
             many = f"{len(done.labels):,} images{_left_out(len(done.skipped))}"
-            screen.print(f"{asked.name} {asked.split}: {many}", highlight=False)
+            _say(screen, f"{asked.name} {asked.split}: {many}")
             for name in done.skipped[:10]:
-                screen.print(f"  left out: {escape(name)}", highlight=False, soft_wrap=True)
-    screen.print(f"{total / 2**20:,.0f} MiB in {cache_folder(root, cache)}", highlight=False, soft_wrap=True)
+                _say(screen, f"  left out: {name}")
+    _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(root, access.cache)}")
 
 
 def show(
@@ -150,9 +151,16 @@ def show(
     else:
         images = source.load(part, size or 8, root)
     save = save or Path(f"{dataset}-{split}.png")
+    if save.is_dir():
+        raise BadInput(f"--save {save} is a folder: name a file, such as {save / f'{dataset}-{split}.png'}")
     picture = contact_sheet(images, f"{dataset}, {split} images", count)
     write(save, lambda path: picture.save(path, "PNG"))
     typer.echo(f"contact sheet: {save} ({picture.width} × {picture.height} pixels)")
+
+
+def _say(screen: Console, line: str) -> None:
+    """Print a line as it is: names of files may look like markup."""
+    screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _left_out(count: int) -> str:
@@ -201,7 +209,7 @@ def _asked(config: "Config") -> "list[Asked]":
 
 
 def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
-    table = Table(title=f"{config.benchmark.name} in {root}", title_justify="left")
+    table = Table(title=escape(f"{config.benchmark.name} in {root}"), title_justify="left")
     for column in ("dataset", "split", "role", "found", "layout"):
         table.add_column(column, overflow="fold")
     table.add_column("images", justify="right")
@@ -228,7 +236,7 @@ def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
             }
             place = escape(_short(r.found.place, root))
             cells = [place, r.found.layout, images, expected, checksum[r.checksum], decodable]
-        table.add_row(r.asked.name, r.asked.split, r.asked.role, *cells)
+        table.add_row(escape(r.asked.name), r.asked.split, r.asked.role, *cells)
     return table
 
 
@@ -236,11 +244,11 @@ def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
     """What the table has no room for: differences, damage, and where to get what is missing."""
     if other := [f"{r.asked.name} ({r.asked.split})" for r in results if r.checksum == "differs"]:
         yield (
-            f"[yellow]differs:[/] the files of {', '.join(other)} are not byte for byte the published ones; "
-            "their images may still be"
+            f"[yellow]differs:[/] the files of {escape(', '.join(other))} are not byte for byte the "
+            "published ones; their images may still be"
         )
     for r in results:
-        name = f"{r.asked.name} ({r.asked.split})"
+        name = escape(f"{r.asked.name} ({r.asked.split})")
         if r.differs:
             yield f"[yellow]differs:[/] {name} has {r.images:,} of {r.expected:,} images; usable"
         for message in [*([r.problem] if r.problem else []), *r.corrupt[:5]]:
@@ -267,7 +275,12 @@ def _print(screen: Console, table: Table) -> None:
 def _bars() -> Iterator[Callable[[str], "_Bar"]]:
     """Makes a progress bar per dataset, on a terminal; elsewhere they show nothing."""
     screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         yield lambda name: _Bar(progress, name)
 

@@ -33,6 +33,7 @@ _BATCH = 256
 #: Side for decoding images only to see whether they can be: any does, and a small one costs the least.
 SURVEY_SIDE = 32
 _ENDING = ".images"
+_FOOTER = frozenset({"key", "shape", "sha256", "labels_sha256", "classes", "skipped"})
 _log = logging.getLogger("opencil.data")
 
 #: Told the number of images done and of all.
@@ -83,47 +84,64 @@ class CacheFile:
         return cls(folder / f"{dataset}-{split}-{side}px-{place}{_ENDING}", found, side)
 
     def key(self) -> str:
-        """A checksum of what the images are made from: the files' names, sizes and times; the side."""
+        """A checksum of what the images are made from: the files' names, sizes and times; the side.
+
+        Names are relative to the place, so that it does not matter how the data root is spelled.
+        """
         parts = [f"{self.found.layout}:{self.side}"]
+        place, folders = self.found.place.resolve(), dict[Path, str]()
         for path in self.found.files():
             try:
                 state = path.stat()
             except OSError as error:
                 raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-            parts.append(f"{path}:{state.st_size}:{state.st_mtime_ns}")
+            if path.parent not in folders:
+                folders[path.parent] = os.path.relpath(path.parent.resolve(), place)
+            parts.append(f"{folders[path.parent]}/{path.name}:{state.st_size}:{state.st_mtime_ns}")
         return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
-    def load(self) -> Prepared | None:
-        """The prepared images, or None where they are absent, damaged, or made from other files."""
+    def load(self, quiet: bool = False) -> Prepared | None:
+        """The prepared images, or None where they are absent, damaged, or made from other files.
+
+        Why a file cannot be used is logged, unless ``quiet``.
+        """
+        level = logging.DEBUG if quiet else logging.WARNING
         if not self.path.is_file():
             return None
         try:
-            footer, labels = _read_end(self.path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("cache %s is damaged (%s): it is prepared again", self.path, error)
+            footer, labels = _read_end(self.path, self.side)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            _log.log(level, "cache %s is damaged (%s): it is prepared again", self.path, error)
             return None
         if footer["key"] != self.key():
-            _log.warning("cache %s was made from other files: it is prepared again", self.path)
+            _log.log(level, "cache %s was made from other files: it is prepared again", self.path)
             return None
         # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
         images = np.memmap(self.path, np.uint8, mode="c", shape=tuple(footer["shape"]))
         if hashlib.sha256(images.reshape(-1).data).hexdigest() != footer["sha256"]:
-            _log.warning("cache %s is damaged (its checksum differs): it is prepared again", self.path)
+            _log.log(level, "cache %s is damaged (its checksum differs): it is prepared again", self.path)
             return None
         return Prepared(images, labels, tuple(footer["classes"]), tuple(footer["skipped"]))
 
     def prepare(
         self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
     ) -> Prepared:
-        """The prepared images, made now if need be; one process makes them, others wait for it."""
+        """The prepared images, made now if need be."""
+        prepared = self.load() or self.renew(workers, skip_corrupt, progress)
+        progress(len(prepared.labels), len(prepared.labels))
+        return prepared
+
+    def renew(
+        self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
+    ) -> Prepared:
+        """The prepared images where there were none; one process makes them, others wait for it."""
         with self._alone():
-            prepared = self.load()
+            prepared = self.load(quiet=True)  # another process may have made them meanwhile
             if prepared is None:
                 self._make(workers, skip_corrupt, progress)
                 prepared = self.load()
         if prepared is None:
             raise OpenCILError(f"cache {self.path} cannot be read back: the disk may be failing")
-        progress(len(prepared.labels), len(prepared.labels))
         return prepared
 
     def survey(self, workers: int, progress: ProgressBar = no_progress) -> list[int]:
@@ -151,7 +169,7 @@ class CacheFile:
             noted = json.loads(self._note.read_text(encoding="utf-8"))
             if noted["key"] == self.key():
                 return [int(index) for index in noted["corrupt"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             pass
         _log.warning("the survey %s is damaged or of other files: it is not used", self._note)
         return []
@@ -224,7 +242,7 @@ class CacheFile:
         )
 
 
-def _read_end(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.int64]]]:
+def _read_end(path: Path, side: int) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.int64]]]:
     """Footer and labels of a file; a ValueError says why it cannot be one of ours."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -234,7 +252,11 @@ def _read_end(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.i
             raise ValueError("it does not end as it should")
         file.seek(size - 16 - length)
         footer = json.loads(file.read(length))
+        if absent := _FOOTER - footer.keys():
+            raise ValueError(f"its footer lacks {min(absent)!r}")
         count = int(footer["shape"][0])
+        if footer["shape"] != [count, 3, side, side]:
+            raise ValueError(f"its images are {footer['shape']}")
         if size != int(np.prod(footer["shape"])) + 8 * count + length + 16:
             raise ValueError("its size is wrong")
         file.seek(size - 16 - length - 8 * count)

@@ -80,6 +80,8 @@ def check(
                 progress(done, _tries(result.found, full))
     except BadInput as error:
         result.problem = str(error)
+    except OSError as error:  # of this split alone: the others are still looked at
+        result.problem = f"{error.filename or asked.name} cannot be read: {error.strerror or error}"
     return result
 
 

@@ -1,5 +1,6 @@
 """Datasets that lie in files: found in a folder of downloads, prepared once, served resident or streamed."""
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from opencil.data.cache import CacheFile, ProgressBar, cache_folder, no_progress
+from opencil.data.cache import CacheFile, Prepared, ProgressBar, cache_folder, no_progress
 from opencil.data.decoding import workers_here
 from opencil.data.images import Access, Dataset, Images, ImageSet, Split
 from opencil.data.streamed import StreamedImages
@@ -74,21 +75,24 @@ class FileDataset(Dataset):
     ) -> ImageSet:
         """Images of a split in memory, decoded now or before."""
         file = self.cache_file(name, split, size, access, self.locate(name, split, access.root))
-        return _resident(name, split, file, access, skip_corrupt, progress)
+        prepared = file.load() or _renewed(name, split, file, access, skip_corrupt, progress)
+        return _in_memory(name, split, prepared)
 
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
         """Images of a split, resident or streamed as the access says."""
         found = self.locate(name, split, access.root)
         file = self.cache_file(name, split, size, access, found)
-        kept = access.store == "auto" and file.path.is_file()
-        if kept or access.store == "resident" or not access.streams(len(found.source), size):
-            return _resident(name, split, file, access)
-        source = found.source
+        prepared = usable(file, access)
+        if prepared is not None or not access.streams(len(found.source), size):
+            prepared = prepared or _renewed(name, split, file, access)
+            return _in_memory(name, split, prepared)
+        source, key = found.source, file.key()
         if left_out := file.left_out():
             _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
             source = _without(source, left_out)
+            key = hashlib.sha256(f"{key} without {left_out}".encode()).hexdigest()
         labels, workers = torch.from_numpy(source.labels), access.workers or workers_here()
-        return StreamedImages(name, source, labels, size, workers, file.key(), source.classes)
+        return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
     def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
         """The file that keeps the split's images of a size."""
@@ -101,18 +105,24 @@ def _without(source: "Source", left_out: list[int]) -> "Source":
     return Subset.without(source, left_out)
 
 
-def _resident(
+def usable(file: CacheFile, access: Access) -> Prepared | None:
+    """What was prepared before and still holds, however large; nothing where streaming is asked for."""
+    return None if access.store == "streamed" else file.load()
+
+
+def _renewed(
     name: str,
     split: Split,
     file: CacheFile,
     access: Access,
     skip_corrupt: bool = False,
     progress: ProgressBar = no_progress,
-) -> ImageSet:
-    prepared = file.load()
-    if prepared is None:
-        _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
-        prepared = file.prepare(access.workers or workers_here(), skip_corrupt, progress)
+) -> Prepared:
+    _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+    return file.renew(access.workers or workers_here(), skip_corrupt, progress)
+
+
+def _in_memory(name: str, split: Split, prepared: Prepared) -> ImageSet:
     if prepared.skipped:
         _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.skipped), split)
     images, labels = torch.from_numpy(prepared.images), torch.from_numpy(prepared.labels)
@@ -120,17 +130,25 @@ def _resident(
 
 
 def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":
-    """The first layout that is there, in a folder of downloads or in one of the folders in it."""
+    """The first layout that is there, in a folder of downloads or in one of the folders in it.
+
+    A folder that may not be read is passed over, as it may be somebody else's; but where nothing else is
+    found either, it is named.
+    """
     if root is None:
         return None
+    closed: PermissionError | None = None
     for base in _bases(root):
         for layout in layouts:
             try:
                 found = layout.find(base)
-            except PermissionError:  # somebody else's folder beside the downloads
+            except PermissionError as error:
+                closed = closed or error
                 continue
             if found is not None:
                 return found
+    if closed is not None:
+        raise BadInput(f"{closed.filename or root} cannot be read: {closed.strerror}; it may be there")
     return None
 
 

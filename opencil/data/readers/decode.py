@@ -3,6 +3,10 @@
 Pillow is imported where it is used: listing the registered datasets should cost nothing.
 """
 
+import io
+import lzma
+import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,6 +21,10 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: Endings of the files that count as images.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+#: The formats of those files: Pillow knows others, and one of them (EPS) would start another program.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+#: The largest image file that is read.
+_LARGEST = 2**30
 
 
 class CorruptImage(BadInput):
@@ -27,16 +35,35 @@ def read_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     """Decode a whole image file as RGB; ``name`` is what an error calls it."""
     from PIL import Image, UnidentifiedImageError
 
+    content = _content(file, name)
     try:
-        with Image.open(file) as image:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             image.load()
             return as_rgb(image)
-    # Pillow's decoders answer broken files with many kinds of errors, SyntaxError among them.
-    except (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError) as error:
-        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise CorruptImage(f"image {name} cannot be decoded: {reason}") from None
+    except MemoryError:
+        raise
     except Image.DecompressionBombError as error:
         raise CorruptImage(f"image {name} is refused: {error}") from None
+    except Exception as error:  # Pillow's decoders answer broken files with errors of many kinds
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise CorruptImage(f"image {name} cannot be decoded: {reason}") from None
+
+
+def _content(file: Path | IO[bytes], name: str) -> bytes:
+    """A file's bytes. What the disk or a permission withholds is no corrupt image: it is not left out."""
+    try:
+        if isinstance(file, Path):
+            with file.open("rb") as opened:
+                content = opened.read(_LARGEST + 1)
+        else:
+            content = file.read(_LARGEST + 1)
+    except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise BadInput(f"image {name} cannot be read: {error.strerror}") from None
+        raise CorruptImage(f"image {name} cannot be decoded: {error}") from None
+    if len(content) > _LARGEST:
+        raise CorruptImage(f"image {name} is refused: it has more than {_LARGEST:,} bytes")
+    return content
 
 
 def as_rgb(image: "Image.Image") -> "Image.Image":
@@ -46,9 +73,10 @@ def as_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255 instead of scaling
-        return Image.fromarray(
-            (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        ).convert("RGB")
+        values = np.asarray(image).astype(np.int64)
+        # A TIFF of 32-bit integers may hold plain bytes; all other kinds are scaled to 16 bits.
+        bits = 0 if image.mode == "I" and image.format == "TIFF" and values.max() <= 255 else 8
+        return Image.fromarray((values >> bits).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers without a known range")
     if image.mode in ("P", "PA"):
@@ -56,10 +84,11 @@ def as_rgb(image: "Image.Image") -> "Image.Image":
     return image.convert("RGB")
 
 
-def fit(image: "Image.Image", side: int) -> Pixels:
+def fit(image: "Image.Image", side: int, name: str) -> Pixels:
     """An RGB image with its shorter side resized to ``side`` and its centre cropped: uint8 [3, side, side].
 
     Bilinear with anti-aliasing, and rounded as torchvision's Resize and CenterCrop do, as in the peers' code.
+    ``name`` is what an error calls the image: one too long and thin to be enlarged in memory is refused.
     """
     from PIL import Image
 
@@ -68,6 +97,12 @@ def fit(image: "Image.Image", side: int) -> Pixels:
         short = min(width, height)
         if short != side:
             width, height = int(side * width / short), int(side * height / short)
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit and short < side and width * height > limit:
+                raise CorruptImage(
+                    f"image {name} is refused: with its shorter side at {side} pixels it has "
+                    f"{width} x {height} of them, more than {limit:,}"
+                )
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = round((width - side) / 2), round((height - side) / 2)
         image = image.crop((left, top, left + side, top + side))

@@ -26,28 +26,50 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122
 
 
-def images_below(folder: Path) -> Iterator[Path]:
-    """The image files in a folder and its sub-folders, sorted within each."""
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from images_below(Path(entry.path))
-        elif is_image(entry.name):
-            yield Path(entry.path)
+def images_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """The image files in a folder and its sub-folders, sorted within each.
+
+    ``above`` are the device and number of the folders that led here: a link back to one of them is refused.
+    """
+    folders, files = contents(folder)
+    state = folder.stat()
+    here = state.st_dev, state.st_ino
+    if here in above:
+        raise BadInput(
+            f"folder {folder} is a link to a folder that it lies in: images would repeat endlessly"
+        )
+    images = {name for name in files if is_image(name)}
+    for name in sorted(images.union(folders)):
+        if name in images:
+            yield folder / name
+        else:
+            yield from images_below(folder / name, above | {here})
 
 
-def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+def contents(folder: Path) -> tuple[list[str], list[str]]:
+    """Sorted names of the folders and of the regular files in a folder; no pipes, devices or dotted names.
+
+    A link to nowhere counts as a file, so that it is named when it is read and not silently left out.
+    """
+    folders, files = [], []
     try:
         with os.scandir(folder) as found:
-            return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+            for entry in found:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110
+                    files.append(entry.name)
     except OSError as error:
         raise BadInput(f"folder {folder} cannot be read: {error.strerror}") from None
+    return sorted(folders), sorted(files)
 
 
 def class_folders(folder: Path) -> FileSource:
     """A folder per class: labels follow the sorted names of the folders."""
-    entries = _entries(folder)
-    names = [entry.name for entry in entries if entry.is_dir()]
-    stray = [entry.name for entry in entries if not entry.is_dir() and is_image(entry.name)]
+    names, files = contents(folder)
+    stray = [name for name in files if is_image(name)]
     if not names:
         raise BadInput(f"{folder} has no folders of classes")
     if stray:

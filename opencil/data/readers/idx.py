@@ -30,6 +30,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
                 )
             shape = struct.unpack(f">{dimensions}I", header[4:])
             size = int(np.prod(shape, dtype=np.float64))
+            if not size:
+                raise BadInput(f"{path} is empty: its dimensions are {list(shape)}")
             if size > _LARGEST:
                 raise BadInput(f"{path} is refused: it announces {size:,} bytes, more than {_LARGEST:,}")
             content = file.read(size + 1)

@@ -3,15 +3,20 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from opencil.data.readers.archives import points_outside
-from opencil.data.readers.folders import listing
+from opencil.data.readers.folders import contents
 from opencil.data.readers.source import FileSource, Found, Layout
 from opencil.errors import BadInput
+
+_BLANK = " \t\r"
+_LABELS = 2**31
+#: Bytes of a file's name and of a path, as Linux has them.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000
 
 
 class Line(NamedTuple):
@@ -29,27 +34,30 @@ def read_list(path: Path) -> list[Line]:
     except UnicodeDecodeError as error:
         raise BadInput(f"list {path} is not UTF-8 text: {error}") from None
     lines: list[Line] = []
-    seen: dict[str, int] = {}
-    for number, content in enumerate(text.splitlines(), 1):
-        if not content.strip():
+    seen: dict[tuple[str, ...], int] = {}
+    # Not splitlines(), to which some characters that a file name may have end a line too.
+    for number, content in enumerate(text.split("\n"), 1):
+        content = content.strip(_BLANK)
+        if not content:
             continue
-        name, _, last = content.strip().rpartition(" ")
-        if not name and "\t" in content.strip():
-            name, _, last = content.strip().rpartition("\t")
+        cut = max(map(content.rfind, _BLANK)) + 1
         try:
-            name, label = name.strip(), int(last)
+            name, label = content[:cut].strip(_BLANK), int(content[cut:])
         except ValueError:
-            name, label = content.strip(), -1
-        if not name or label < -1:
+            name, label = content, -1
+        if not name or not -1 <= label < _LABELS:
             raise BadInput(
-                f"list {path}, line {number}: {content!r} is not understood: allowed is a path, then a "
-                "label, 0 or more, or -1 for none"
+                f"list {path}, line {number}: {content[:200]!r} is not understood: allowed is a path, then a "
+                f"label from 0 to {_LABELS - 1}, or -1 for none"
             )
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        if any(len(part.encode()) > _LONGEST_NAME for part in parts) or len(name.encode()) > _LONGEST_PATH:
+            raise BadInput(f"list {path}, line {number}: the name {name[:40]!r}… is too long for a file")
         if points_outside(name):
             raise BadInput(f"list {path}, line {number}: {name!r} points outside the folder of images")
-        if name in seen:
-            raise BadInput(f"list {path} names {name!r} twice: in lines {seen[name]} and {number}")
-        seen[name] = number
+        if parts in seen:
+            raise BadInput(f"list {path} names {name!r} twice: in lines {seen[parts]} and {number}")
+        seen[parts] = number
         lines.append(Line(number, name, None if label == -1 else label))
     if not lines:
         raise BadInput(f"list {path} names no images")
@@ -84,7 +92,7 @@ def _present(path: Path, lines: list[Line], folders: tuple[Path, ...]) -> list[P
         parent, _, name = line.path.replace("\\", "/").rpartition("/")
         if parent not in present:
             where = folder / parent
-            present[parent] = frozenset(listing(where)) if where.is_dir() else frozenset()
+            present[parent] = frozenset(contents(where)[1]) if where.is_dir() else frozenset()
         if name not in present[parent]:
             absent.append(line)
         paths.append(folder / parent / name)

@@ -1,11 +1,13 @@
 """SVHN's MATLAB file."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from opencil.data.readers.archives import LARGEST_MEMBER
 from opencil.data.readers.source import ArraySource, Found, Layout
 from opencil.errors import BadInput
 
@@ -28,14 +30,19 @@ class Mat(Layout):
 
 
 def _source(place: Path) -> ArraySource:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
+        for name, shape, kind in whosmat(place):  # read from the headers: nothing large is decompressed
+            if name in ("X", "y") and math.prod(shape) * np.dtype(kind).itemsize > LARGEST_MEMBER:
+                raise ValueError(f"its {name} has more than {LARGEST_MEMBER:,} bytes")
         content = loadmat(place, variable_names=["X", "y"])
     except Exception as error:  # scipy answers damaged files with many kinds of errors
         raise BadInput(f"{place} cannot be read as a MATLAB file: {error}") from None
     images, labels = content.get("X"), content.get("y")
-    if images is None or labels is None or images.ndim != 4 or images.dtype != np.uint8:
+    if images is None or labels is None or images.ndim != 4 or images.dtype != np.uint8 or not images.size:
         raise BadInput(f"{place} has no X of bytes [H, W, 3, N] with y: it is not SVHN's")
+    if labels.dtype.kind not in "iuf" or not np.isin(labels, range(11)).all():
+        raise BadInput(f"{place} has a y with other values than the digits 0 to 10: it is not SVHN's")
     digits = labels.reshape(-1).astype(np.int64) % 10
     return ArraySource(digits, tuple("0123456789"), place, images.transpose(3, 0, 1, 2))

@@ -5,6 +5,7 @@ A pickle is a program, and these come from the internet.
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from opencil.data.readers.archives import tar_member
+from opencil.data.readers.archives import LARGEST_MEMBER, NoMember, tar_member
 from opencil.data.readers.source import ArraySource, Found, Layout
 from opencil.errors import BadInput
 
@@ -52,6 +53,21 @@ def _filled(content: Any, numbers: Any, shape: Any, order: Any) -> np.ndarray[An
     return np.frombuffer(content, numbers.dtype).reshape(shape, order=order)
 
 
+class _Maker:
+    """A function that a pickle may call and cannot change: it has no attributes, and refuses a state."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it asks to change a function")
+
+
 def _empty_array(*_: Any) -> _Array:
     """What numpy's pickles ask for before they fill the array."""
     return _Array()
@@ -72,11 +88,11 @@ def _bytes_from_text(text: str, encoding: str = "latin1") -> bytes:
 
 #: All that a pickle of arrays, dicts, lists, text and numbers needs, under the names of old and new numpy.
 _ALLOWED: dict[tuple[str, str], Callable[..., Any] | type] = {
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty_array for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Maker(_empty_array) for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _Maker(_array_from_buffer) for core in ("core", "_core")},
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Numbers,
-    ("_codecs", "encode"): _bytes_from_text,
+    ("_codecs", "encode"): _Maker(_bytes_from_text),
 }
 
 
@@ -91,9 +107,17 @@ class _PlainUnpickler(pickle.Unpickler):
             ) from None
 
 
+def _refuse_far_memo(content: bytes) -> None:
+    """The unpickler makes room for the largest index of its memo: a few bytes could ask for all memory."""
+    for operation, index, _ in pickletools.genops(content):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (index or 0) > len(content):
+            raise pickle.UnpicklingError(f"it asks for a memo of {index} values")
+
+
 def load_plain(content: bytes, name: str) -> Any:
     """The value of a pickle, Python 2's text as bytes; one that asks for anything but data is refused."""
     try:
+        _refuse_far_memo(content)
         value = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
         if isinstance(value, dict):
             return {key: part.array if isinstance(part, _Array) else part for key, part in value.items()}
@@ -125,7 +149,7 @@ class Pickles(Layout):
         names = (*self.batches, self.meta)
         if all((folder / name).is_file() for name in self.batches):
             files = [folder / name for name in names if (folder / name).is_file()]
-            read: Callable[[str], bytes] = lambda name: (folder / name).read_bytes()  # noqa: E731
+            read: Callable[[str], bytes] = lambda name: _content(folder / name)  # noqa: E731
             place = folder / self.batches[0]
             return Found("CIFAR pickle", place, lambda: self._source(place, read), tuple(files))
         if archive.is_file():
@@ -162,7 +186,7 @@ class Pickles(Layout):
         name = f"{place.parent}: {self.meta}"
         try:
             given = _mapping(load_plain(read(self.meta), name), name).get(self.names)
-        except FileNotFoundError:
+        except (FileNotFoundError, NoMember):
             given = None
         if (
             isinstance(given, list)
@@ -171,6 +195,12 @@ class Pickles(Layout):
         ):
             return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in given)
         return tuple(map(str, range(count)))
+
+
+def _content(path: Path) -> bytes:
+    if path.stat().st_size > LARGEST_MEMBER:
+        raise BadInput(f"pickle {path} is refused: it has more than {LARGEST_MEMBER:,} bytes")
+    return path.read_bytes()
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:

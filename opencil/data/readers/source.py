@@ -69,7 +69,7 @@ class ArraySource(Source):
             return turned
         from PIL import Image
 
-        return fit(Image.fromarray(array).convert("RGB"), side)
+        return fit(Image.fromarray(array).convert("RGB"), side, self.name(index))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class FileSource(Source):
 
     def pixels(self, index: int, side: int) -> Pixels:
         """The decoded file."""
-        return fit(read_image(self.paths[index], self.name(index)), side)
+        name = self.name(index)
+        return fit(read_image(self.paths[index], name), side, name)
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,12 @@ class ZipSource(Source):
         name = self.name(index)
         try:
             member: IO[bytes] = self._zip.open(self.members[index])  # zipfile takes turns between threads
+        except OSError as error:
+            raise BadInput(f"archive {self.archive} cannot be read: {error.strerror or error}") from None
         except Exception as error:
             raise CorruptImage(f"image {name} cannot be decoded: {error}") from None
         with member:
-            return fit(read_image(member, name), side)
+            return fit(read_image(member, name), side, name)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Prepared images: the same bytes, made once, made again when need be, never half-written."""
 
 import errno
+import json
 import logging
 import os
 import threading
@@ -259,3 +260,48 @@ def test_a_registered_dataset_loads_through_it(cifar: Callable[..., Path], tmp_p
     served = CIFAR100().serve("cifar100", "train", 32, Access(root))
     assert torch.equal(next(served.batches(torch.arange(6), 6)), images.images)
     assert len(files_in(root / ".opencil-cache")) == 1
+
+
+def test_the_spelling_of_the_root_does_not_matter(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path_factory.mktemp("links") / "downloads"
+    link.symlink_to(root)
+    monkeypatch.chdir(root.parent)
+    spellings = [root, link, Path(root.name), root / "dtd" / ".."]
+    keys = {cache_file(spelling).key() for spelling in spellings}
+    assert len(keys) == 1
+    (root / "dtd" / "images" / "banded").rename(root / "dtd" / "images" / "barred")
+    assert cache_file(root).key() not in keys, "names count"
+
+
+@pytest.mark.parametrize("lacking", ["key", "sha256", "classes", "skipped", "shape"])
+def test_a_footer_that_lacks_something_is_damaged(
+    root: Path, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = cache_file(root)
+    file.prepare(workers=1)
+    content = file.path.read_bytes()
+    length = int.from_bytes(content[-16:-8], "little")
+    footer = json.loads(content[-16 - length : -16])
+    del footer[lacking]
+    end = json.dumps(footer).encode()
+    file.path.write_bytes(content[: -16 - length] + end + len(end).to_bytes(8, "little") + content[-8:])
+    assert len(cache_file(root).prepare(workers=1).labels) == 5
+    assert f"is damaged (its footer lacks {lacking!r})" in caplog.text
+
+
+def test_a_stale_file_is_told_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Texture().load("test", 8, root)
+    touch(root)
+    Texture().load("test", 8, root)
+    assert caplog.text.count("was made from other files") == 1
+
+
+def test_files_that_cannot_be_read_are_not_skipped_as_corrupt(root: Path) -> None:
+    file = cache_file(root)
+    assert len(file.found.source) == 5
+    (root / "dtd" / "images" / "banded" / "1.png").unlink()
+    (root / "dtd" / "images" / "banded" / "1.png").mkdir()
+    with pytest.raises(BadInput, match=r"banded/1\.png cannot be read: Is a directory"):
+        file.prepare(workers=1, skip_corrupt=True)

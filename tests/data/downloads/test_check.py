@@ -84,3 +84,20 @@ def test_the_published_file_is_recognised(
     assert check(asked, root).checksum == "canonical"
     path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), protocol=4))
     assert check(asked, root).checksum == "differs"
+
+
+def test_what_may_not_be_read_is_that_rows_problem(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 3})
+
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied", "a file")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("opencil.data.check._checksum", refuse)
+        assert checked(tmp_path).problem == "a file cannot be read: Permission denied"
+    monkeypatch.setattr(Path, "is_dir", lambda path: bool(refuse()) if path.name == "images" else True)
+    result = checked(tmp_path)
+    assert "a file cannot be read: Permission denied" in result.problem
+    assert not result.usable

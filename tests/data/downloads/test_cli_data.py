@@ -1,7 +1,8 @@
 """``opencil data``: what it prints, writes and answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from opencil.cli import app
+from opencil.data.decoding import decoded
+from opencil.data.readers.source import Source
 
 Tree = Callable[[Path, Mapping[str, int]], Path]
 
@@ -149,3 +152,41 @@ def test_bad_input_is_a_sentence_and_exit_2(root: Path, words: list[str], reason
     result = data(*(word.replace("ROOT", str(root)) for word in words))
     assert (result.exit_code, reason in result.stderr) == (2, True), result.output
     assert "Traceback" not in result.output
+
+
+def test_prepare_takes_the_place_of_the_yml_where_no_flag_says_otherwise(
+    root: Path, yml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(yml).write_text(YML + f"place: {{cache: {tmp_path / 'kept'}, workers: 3}}\n")
+    monkeypatch.setenv("OPENCIL_CACHE", str(tmp_path / "env"))
+    used = set()
+
+    def noted(source: Source, indices: Sequence[int], side: int, size: int, workers: int) -> Any:
+        used.add(workers)
+        return decoded(source, indices, side, size, workers)
+
+    monkeypatch.setattr("opencil.data.cache.decoded", noted)
+    result = data("prepare", root, "--config", yml)
+    assert f"MiB in {tmp_path / 'kept'}" in result.stdout
+    assert (used, (tmp_path / "kept").is_dir(), (tmp_path / "env").exists()) == ({3}, True, False)
+    result = data("prepare", root, "--config", yml, "--cache", tmp_path / "flag", "--workers", 2)
+    assert f"MiB in {tmp_path / 'flag'}" in result.stdout
+    assert used == {2, 3}
+
+
+def test_paths_that_look_like_markup_are_printed_as_they_are(root: Path, yml: str, tmp_path: Path) -> None:
+    (tmp_path / "d[").mkdir()
+    root = root.rename(tmp_path / "d[" / "x] [red]")
+    assert f"toys in {root}" in data("check", root, "--config", yml).stdout
+    assert f"MiB in {root / '.opencil-cache'}" in data("prepare", root, "--config", yml).stdout
+    (root / "dtd").rename(root / "gone")
+    assert f"expected at {root}/benchmark_imglist" in data("check", root, "--config", yml).stdout
+    Path(yml).write_text(YML + "place: {store: streamed}\n")
+    (root / "gone").rename(root / "dtd")
+    assert f"streamed from {root}" in data("prepare", root, "--config", yml).stdout
+
+
+def test_show_says_that_it_needs_a_file(root: Path, tmp_path: Path) -> None:
+    result = data("show", root, "texture", "--save", tmp_path)
+    assert result.exit_code == 2
+    assert f"--save {tmp_path} is a folder: name a file" in result.stderr

@@ -1,5 +1,6 @@
 """One image: every kind of file ends as a square of RGB bytes, or as an error that names it."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from opencil.data.readers.decode import CorruptImage, fit, read_image
+from opencil.data.readers.source import ZipSource
+from opencil.errors import BadInput
 
 Picture = Callable[..., Path]
 
@@ -101,11 +104,61 @@ def test_the_shorter_side_is_resized_and_the_centre_kept(width: int, height: int
     resized = np.asarray(image)
     top, left = round((resized.shape[0] - side) / 2), round((resized.shape[1] - side) / 2)
     expected = resized[top : top + side, left : left + side].transpose(2, 0, 1)
-    fitted = fit(Image.fromarray(pixels), side)
+    fitted = fit(Image.fromarray(pixels), side, "a")
     assert fitted.shape == (3, side, side)
     np.testing.assert_array_equal(fitted, expected)
 
 
 def test_an_image_of_the_right_size_is_not_touched(picture: Picture, tmp_path: Path) -> None:
     image = read_image(picture(tmp_path / "a.png", 1, 8, 8), "a")
-    np.testing.assert_array_equal(fit(image, 8), np.asarray(image).transpose(2, 0, 1))
+    np.testing.assert_array_equal(fit(image, 8, "a"), np.asarray(image).transpose(2, 0, 1))
+
+
+def test_a_file_that_cannot_be_read_is_no_corrupt_image(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"image a\.png cannot be read: No such file") as raised:
+        read(tmp_path / "a.png")
+    assert not isinstance(raised.value, CorruptImage)
+
+
+def test_long_thin_images_are_refused_before_they_are_enlarged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (8_000_000, 1)).save(tmp_path / "thread.png")
+    image = read_image(tmp_path / "thread.png", "thread.png")
+    monkeypatch.setattr(Image.Image, "resize", None)
+    with pytest.raises(CorruptImage, match=r"image thread\.png is refused: .* 256000000 x 32 of them"):
+        fit(image, 32, "thread.png")
+
+
+def test_formats_that_start_other_programs_are_no_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "page.eps")
+    (tmp_path / "page.eps").rename(tmp_path / "page.png")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", None)
+    with pytest.raises(CorruptImage, match=r"image page\.png cannot be decoded: it is no image"):
+        read(tmp_path / "page.png")
+
+
+def test_wide_integers_that_hold_bytes_are_not_scaled(tmp_path: Path) -> None:
+    values = np.arange(64, dtype=np.int32).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / "a.tiff")
+    np.testing.assert_array_equal(read(tmp_path / "a.tiff")[..., 0], values)
+    Image.fromarray(values * 256).save(tmp_path / "b.tiff")
+    np.testing.assert_array_equal(read(tmp_path / "b.tiff")[..., 0], values)
+
+
+@pytest.mark.parametrize(
+    "how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_damaged_members_of_a_zip_are_named(picture: Picture, tmp_path: Path, how: int) -> None:
+    image = picture(tmp_path / "a.png", 0, 64, 64).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", how) as archive:
+        archive.writestr("in/a.png", image)
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for at in range(60, 3000):
+        content[at] ^= 255
+    (tmp_path / "a.zip").write_bytes(content)
+    source = ZipSource(np.zeros(1, np.int64), ("a",), tmp_path / "a.zip", ["in/a.png"])
+    with pytest.raises(CorruptImage, match=r"a\.zip:in/a\.png cannot be decoded"):
+        source.pixels(0, 8)

@@ -309,3 +309,75 @@ def test_a_download_that_lacks_images_is_refused(
     picture(tmp_path / "tiny-imagenet-200" / "val" / "images" / "val_0.png")
     with pytest.raises(BadInput, match=r"has no 'val_9\.png': 2 of the 3"):
         TIN().locate("tin", "test", tmp_path).source  # noqa: B018
+
+
+# --- strange files ---------------------------------------------------------------------------------
+
+
+def test_a_folder_that_links_to_one_above_it_is_refused(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path, {"cat": 1})
+    (tmp_path / "cat" / "again").symlink_to(tmp_path / "cat")
+    for read in (class_folders, flat_folder):
+        with pytest.raises(BadInput, match=r"folder .*cat/again.* is a link to a folder that it lies in"):
+            read(tmp_path)
+
+
+def test_a_link_to_itself_is_refused_and_a_link_elsewhere_is_followed(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "other", {"dog": 2})
+    tree(tmp_path / "images", {"cat": 1})
+    (tmp_path / "images" / "dog").symlink_to(tmp_path / "other" / "dog")
+    assert len(class_folders(tmp_path / "images").paths) == 3
+    (tmp_path / "images" / "self").symlink_to(tmp_path / "images" / "self")
+    with pytest.raises(BadInput, match="cannot be read"):
+        class_folders(tmp_path / "images")
+
+
+def test_pipes_are_no_images_and_links_to_nowhere_are_not_lost(tree: Tree, tmp_path: Path) -> None:
+    folder = tree(tmp_path / "images", {"cat": 1})
+    os.mkfifo(folder / "cat" / "pipe.png")
+    assert [path.name for path in class_folders(folder).paths] == ["0.png"]
+    with pytest.raises(BadInput, match=r"line 2 names 'cat/pipe\.png', which is not in"):
+        listed_source(write_list(tmp_path, "cat/0.png", "cat/pipe.png"), (folder,))
+    (folder / "cat" / "gone.png").symlink_to(tmp_path / "gone.png")
+    source = class_folders(folder)
+    assert [path.name for path in source.paths] == ["0.png", "gone.png"]
+    with pytest.raises(BadInput, match=r"gone\.png cannot be read: No such file"):
+        source.pixels(1, 8)
+
+
+def test_names_with_spaces_before_a_tab_and_with_odd_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes("a b.png\t3\nc\u2028d.png 4\r\n".encode())
+    assert [tuple(line) for line in read_list(path)] == [(1, "a b.png", 3), (2, "c\u2028d.png", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a.jpg 0\n./a.jpg 0\n", "names './a.jpg' twice: in lines 1 and 2"),
+        ("b/a.jpg 0\nb//a.jpg 0\n", "names 'b//a.jpg' twice"),
+        (f"a.png {2**31}\n", "is not understood"),
+        (f"a.png {2**70}\n", "is not understood"),
+        (f"{'n' * 256}.png 0\n", "line 1: the name 'nnn.* is too long"),
+        ("d/" * 2500 + "a.png\n", "line 1: the name 'd/d.* is too long"),
+    ],
+    ids=["dot", "slashes", "label", "huge label", "name", "path"],
+)
+def test_stranger_lists_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=f"list .*list.txt.*{reason}"):
+        listed_source(path, (tmp_path,))
+
+
+def test_a_folder_that_may_not_be_read_is_named_where_nothing_else_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        if path.name == "images":
+            raise PermissionError(13, "Permission denied", str(path))
+        return False
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(BadInput, match=r"dtd/images cannot be read: Permission denied"):
+        Texture().find("test", tmp_path)

@@ -4,6 +4,7 @@ import gzip
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,4 +76,48 @@ def test_a_mat_file_that_is_none_or_another_is_refused(tmp_path: Path) -> None:
         SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
     savemat(path, {"Z": np.zeros(3)})
     with pytest.raises(BadInput, match="it is not SVHN's"):
+        SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
+
+
+@pytest.mark.parametrize("shape", [(0, 28, 28), (5, 0, 28), (5, 28, 0)])
+def test_idx_files_without_pixels_are_refused(mnist: Mnist, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images_file(mnist(tmp_path), struct.pack(">IIII", 2051, *shape))
+    with pytest.raises(BadInput, match=r"idx3-ubyte\.gz is empty: its dimensions are"):
+        MNIST().locate("mnist", "test", tmp_path).source  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "reason"),
+    [
+        ((32, 32, 3, 0), np.zeros((0, 1)), "no X of bytes"),
+        ((0, 32, 3, 2), [[1], [2]], "no X of bytes"),
+        ((32, 32, 3, 2), [[1], [11]], "other values than the digits"),
+        ((32, 32, 3, 2), [[1], [-1]], "other values than the digits"),
+        ((32, 32, 3, 2), [[1.0], [np.nan]], "other values than the digits"),
+        ((32, 32, 3, 2), [[1.0], [2.5]], "other values than the digits"),
+        ((32, 32, 3, 2), ["a", "b"], ""),
+        ((32, 32, 3, 2), np.array([[{"a": 1}], [2]], object), "cannot be read as a MATLAB file"),
+    ],
+    ids=["no images", "no rows", "eleven", "negative", "nan", "half", "text", "objects"],
+)
+def test_mat_files_of_something_else_are_refused(
+    tmp_path: Path, shape: tuple[int, ...], labels: Any, reason: str
+) -> None:
+    path = tmp_path / "test_32x32.mat"
+    savemat(path, {"X": np.zeros(shape, np.uint8), "y": labels})
+    with pytest.raises(BadInput, match=f"test_32x32.mat .*{reason}"):
+        SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
+
+
+def test_mat_files_are_measured_before_they_are_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    savemat(
+        tmp_path / "test_32x32.mat",
+        {"X": np.zeros((8, 8, 3, 9), np.uint8), "y": [1] * 9},
+        do_compression=True,
+    )
+    monkeypatch.setattr("opencil.data.readers.mat.LARGEST_MEMBER", 8 * 8 * 3 * 9 - 1)
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    with pytest.raises(BadInput, match="its X has more than 1,727 bytes"):
         SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018

@@ -227,3 +227,57 @@ def test_cifar10_trains_on_five_batches(tmp_path: Path) -> None:
     assert [int(source.pixels(i, 32)[0, 0, 0]) for i in range(10)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     (folder / "data_batch_3").unlink()
     assert CIFAR10().find("train", tmp_path) is None
+
+
+@pytest.mark.parametrize("state", [b"}", b"N}X\x04\0\0\0nameI1\ns\x86"], ids=["dict", "slots"])
+@pytest.mark.parametrize(
+    "name",
+    [b"_codecs\nencode", b"numpy.core.multiarray\n_reconstruct", b"numpy\nndarray", b"numpy\ndtype"],
+)
+def test_a_pickle_cannot_change_what_it_may_call(name: bytes, state: bytes) -> None:
+    content = b"\x80\x02c" + name + b"\n" + state + b"b."
+    with pytest.raises(BadInput, match="pickle it is refused"):
+        load_plain(content, "it")
+
+
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"p2000000000\n"], ids=["binary", "text"])
+def test_a_few_bytes_cannot_ask_for_a_large_memo(put: bytes) -> None:
+    with pytest.raises(BadInput, match="pickle it is refused: it asks for a memo of 2"):
+        load_plain(b"\x80\x02N" + put + b".", "it")
+
+
+def test_large_pickles_and_archives_are_refused_before_they_are_read(
+    cifar: Cifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = cifar(tmp_path / "open")
+    monkeypatch.setattr("opencil.data.readers.pickles.LARGEST_MEMBER", 1000)
+    with pytest.raises(BadInput, match=r"test is refused: it has more than 1,000 bytes"):
+        CIFAR100().locate("cifar100", "test", root).source  # noqa: B018
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    archive(packed / "cifar-100-python.tar.gz", *(member(f"{i}", size=400) for i in range(3)))
+    monkeypatch.setattr("opencil.data.readers.archives._LARGEST_WALK", 1000)
+    with pytest.raises(BadInput, match=r"tar\.gz is refused: it holds more than 1,000 bytes"):
+        CIFAR100().locate("cifar100", "test", packed).source  # noqa: B018
+
+
+def test_an_archive_without_its_meta_file_has_numbers_for_classes(cifar: Cifar, tmp_path: Path) -> None:
+    root = cifar(tmp_path / "open")
+    (tmp_path / "packed").mkdir()
+    with tarfile.open(tmp_path / "packed" / "cifar-100-python.tar.gz", "w:gz") as tar:
+        tar.add(root / "cifar-100-python" / "test", "cifar-100-python/test")
+    assert CIFAR100().locate("cifar100", "test", tmp_path / "packed").source.classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "header", [b"xx size=1\n", b"11 size=a\xff\n", b"12 size=none\n", b"99 path=a\n", b"0 a=b\n"]
+)
+def test_malformed_headers_of_an_archive_are_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "cifar-100-python.tar.gz"
+    extended = tarfile.TarInfo("PaxHeaders/a")
+    extended.type, extended.size = tarfile.XHDTYPE, len(header)
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(extended, io.BytesIO(header))
+        tar.addfile(member("a"), io.BytesIO(b"x"))
+    with pytest.raises(BadInput, match=r"archive .*tar\.gz"):
+        CIFAR100().locate("cifar100", "test", tmp_path).source  # noqa: B018

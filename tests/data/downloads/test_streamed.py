@@ -1,5 +1,8 @@
 """The streamed store: the resident one's bytes for any number of workers, and nothing left behind."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -192,3 +195,35 @@ def test_what_is_prepared_is_used_however_large(photographs: Path) -> None:
 
 def test_workers_are_at_least_one() -> None:
     assert 1 <= workers_here() <= 16
+
+
+def test_a_stale_cache_does_not_make_a_large_set_resident(photographs: Path) -> None:
+    Texture().load("test", 8, photographs)
+    (photographs / "dtd" / "images" / "banded" / "0.png").touch()
+    images = Texture().serve("texture", "test", 8, Access(photographs, resident_mb=0))
+    assert isinstance(images, StreamedImages)
+
+
+def test_images_that_are_left_out_change_the_fingerprint(photographs: Path) -> None:
+    (photographs / "dtd" / "images" / "banded" / "7.png").write_bytes(b"broken")
+    access = Access(photographs, store="streamed", workers=2)
+    before = Texture().serve("texture", "test", 8, access).fingerprint
+    found = Texture().locate("texture", "test", photographs)
+    Texture().cache_file("texture", "test", 8, access, found).survey(workers=2)
+    after = Texture().serve("texture", "test", 8, access).fingerprint
+    assert after != before
+    assert after == Texture().serve("texture", "test", 8, access).fingerprint
+
+
+def test_the_benchmark_of_the_store_runs(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "imagenet" / "train", {"n01": 2, "n02": 1})
+    top = Path(__file__).resolve().parents[3]
+    tiny = ["--images", "5", "--workers", "1", "--repeats", "1"]
+    done = subprocess.run(
+        [sys.executable, top / "benchmarks" / "streamed_store.py", tmp_path, *tiny],
+        env={**os.environ, "PYTHONPATH": str(top)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "5 images of 3 photographs" in done.stdout
