@@ -29,6 +29,12 @@ class Inputs:
     batch_size: int = 512
 
     def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise BadInput(f"batch_size = {self.batch_size} is not allowed: it should be at least 1")
+        if self.indices is not None and (self.indices.ndim != 1 or self.indices.dtype != torch.int64):
+            raise BadInput(
+                f"indices are {self.indices.dtype} {list(self.indices.shape)}: int64 [N] is needed"
+            )
         if isinstance(self.images, Images):
             if self.transform is None:
                 raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")

@@ -1,5 +1,7 @@
 """The forward pass that everything reads."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
 from opencil.engine.forward import forward
+from opencil.errors import BadInput
 from opencil.nets.model import Model
 
 
@@ -53,6 +56,20 @@ def test_the_model_is_only_read(images: ImageSet, model: Model, plain: Transform
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not outputs.logits.requires_grad
     assert not outputs.features.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"batch_size": 0}, "batch_size = 0 is not allowed"),
+        ({"indices": torch.tensor([True, False])}, r"indices are torch.bool \[2\]"),
+    ],
+)
+def test_what_chooses_no_batches_is_refused(
+    given: dict[str, Any], sentence: str, images: ImageSet, model: Model, plain: Transform
+) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        forward(model, images, plain, **given)
 
 
 class Means:
