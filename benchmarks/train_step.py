@@ -17,6 +17,7 @@ import opencil
 from opencil.cil.learner import Setting, Task
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.device import resolve_device
+from opencil.engine.feed import augmented
 from opencil.engine.iteration import Iteration
 from opencil.engine.seeding import generator
 from opencil.validation import build
@@ -37,7 +38,8 @@ def one_run(
     step = opencil.Step(5, 10, 40, 50, everything, everything)
     task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
     stage = next(iter(learner.stages(task)))
-    iterate = Iteration(stage.module, stage.loss, stage.schedule, transform, arithmetic, device, capture)
+    loss = augmented(stage.loss, transform)
+    iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture)
     stage.module.train()
     epoch = 0
     while True:
@@ -47,7 +49,7 @@ def one_run(
         labels = images_set.labels[order]
         for i, pixels in enumerate(images_set.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
-            iterate(pixels, labels[rows], draw[rows])
+            iterate(pixels, labels[rows], *draw[rows].tensors)
             yield
         epoch += 1
 

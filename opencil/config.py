@@ -234,17 +234,19 @@ def _methods(
         raise BadInput(f"{key}.all takes no values: {key}.* stands for every method")
     names = [name for name in chosen if name != "*"] or ["all"]
     if "all" in names:
-        names = registry.names()
+        names = [*registry.names(), *(name for name in names if name != "all")]
     made = {}
     for name in dict.fromkeys(names):
         cls = registry.entry(name).make
         values = plain(build(cls, {}, where=f"{key}.{name}"))  # type: ignore[arg-type]
-        for values_here in (section.get(n, {}) for section in sections for n in ("*", name)):
+        # A labelled method, ber@nter, begins with what is said of ber.
+        keys = dict.fromkeys(("*", name.partition("@")[0], name))
+        for values_here in (section.get(n, {}) for section in sections for n in keys):
             if values_here:
                 values = plain(build(cls, merge(values, values_here), where=f"{key}.{name}"))  # type: ignore[arg-type]
         made[name] = values
     for name in top.get(key, {}):  # a setting for a method that is not run would be lost without a word
-        if name not in (*made, "*"):
+        if name not in (*made, *(n.partition("@")[0] for n in made), "*"):
             raise BadInput(
                 f"setting {key}.{name} has no use: the {registry.kind}s to run are {', '.join(made)}"
             )

@@ -21,6 +21,9 @@ T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
+_NAME = "[a-z0-9][a-z0-9_-]*"
+
+
 @dataclass(frozen=True)
 class Paper:
     """Where a method was published."""
@@ -59,7 +62,7 @@ class Registry(Generic[T]):
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
         """Class or function decorator that adds ``name``; a name can be taken once."""
-        if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name) or name == "all":
+        if not re.fullmatch(_NAME, name) or name == "all":
             raise BadInput(
                 f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - and _; "
                 "'all' has a meaning of its own"
@@ -84,11 +87,20 @@ class Registry(Generic[T]):
         return sorted(fnmatch.filter(self._entries, pattern))
 
     def entry(self, name: str) -> Entry[T]:
-        """The entry of ``name``; an unknown name is an error that offers the nearest."""
+        """The entry of ``name``; an unknown name is an error that offers the nearest.
+
+        A name may carry a label of the user's, ``ber@nter``: the same thing under values of its own.
+        """
         self._load()
-        if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
-        return self._entries[name]
+        known, at, label = name.partition("@")
+        if known not in self._entries:
+            raise unknown(self.kind, known, self._entries)
+        if at and not re.fullmatch(_NAME, label):
+            raise BadInput(
+                f"{self.kind} {name!r} has no usable label: lower-case letters, digits, - and _ come after "
+                f"{known}@"
+            )
+        return self._entries[known]
 
     def create(self, name: str, **values: Any) -> T:
         """Make the thing called ``name``; unknown or impossible values are refused with a sentence."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.detectors.detector import Detector
+from opencil.detectors.detector import Detector, Reads
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput
 from opencil.evaluation.metrics import ood_metrics
@@ -63,6 +63,10 @@ class _Network(nn.Module):
         """z [B, C]."""
         logits: Tensor = self.head(features)
         return logits
+
+    def extra_head(self) -> nn.Module:
+        """A copy of the head, to be trained."""
+        return copy.deepcopy(self.head).requires_grad_(True)
 
 
 @dataclass(frozen=True)
@@ -270,14 +274,17 @@ def check_reads(detector: str | Detector) -> None:
     """What the detector says it reads is enough: given nothing else, it scores the same."""
     made = _fitted(detector)
     names = {"head": "classify", "images": "inputs"}
-    given = {names.get(read, read) for read in made.reads}
 
-    def only(outputs: Outputs) -> dict[str, Any]:
+    def only(outputs: Outputs, reads: frozenset[Reads]) -> dict[str, Any]:
+        given = {names.get(read, read) for read in reads}
         return {name: value for name, value in _plain(outputs).items() if name in given}
 
     samples, setup = _samples(), _samples(made.fewest).setup
+    # A head that is read may be given to either of the two.
+    to_set_up = only(setup, made.reads_to_set_up | (made.reads & {"head"}))
     try:
-        found = _fresh(detector).fit(**only(setup), labels=setup.labels).score(**only(samples.test))
+        fresh = _fresh(detector).fit(**to_set_up, labels=setup.labels)
+        found = fresh.score(**only(samples.test, made.reads))
     except Exception as error:
         raise AssertionError(
             f"{_name(detector)} fails where it is given only {', '.join(sorted(made.reads))}: {error}"
@@ -336,8 +343,8 @@ def check_not_a_number(detector: str | Detector) -> None:
     for value in (torch.nan, torch.inf):
         for read in sorted(made.reads - {"head"}):
             _refused(f"{read} with {value}", name, score, read, value)
-            if made.needs_setup:
-                _refused(f"{read} with {value} to be set up on", name, fit, read, value)
+        for read in sorted(made.reads_to_set_up - {"labels"}) if made.needs_setup else ():
+            _refused(f"{read} with {value} to be set up on", name, fit, read, value)
 
 
 def _spoilt(outputs: Outputs, read: str, value: float) -> Outputs:

@@ -1,5 +1,6 @@
 """BiC: bias correction."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,17 +88,30 @@ class Correction(nn.Module):
         return self.alpha * logits + self.beta
 
 
+class Corrections(nn.ModuleList):
+    """Each step's correction on the logits of its classes."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Corrected logits [B, classes]."""
+        parts = torch.split(logits, [c.classes for c in self], dim=1)  # type: ignore[misc]
+        return torch.cat([correct(z) for correct, z in zip(self, parts, strict=True)], dim=1)
+
+
 class CorrectedModel(Model):
     """A model whose logits pass through each step's correction, in every forward."""
 
     def __init__(self, backbone: Backbone, sizes: list[int]) -> None:
         super().__init__(backbone, sum(sizes))
-        self.corrections = nn.ModuleList(Correction(size) for size in sizes)
+        self.corrections = Corrections(Correction(size) for size in sizes)
 
     def classify(self, features: Tensor) -> Tensor:
         """Corrected logits [B, classes]."""
-        parts = torch.split(self.head(features), [c.classes for c in self.corrections], dim=1)  # type: ignore[misc]
-        return torch.cat([correct(z) for correct, z in zip(self.corrections, parts, strict=True)], dim=1)
+        logits: Tensor = self.corrections(self.head(features))
+        return logits
+
+    def extra_head(self) -> nn.Module:
+        """A copy of h that can be trained, and after it the corrections, which stay as they are."""
+        return nn.Sequential(super().extra_head(), copy.deepcopy(self.corrections).requires_grad_(False))
 
     def grow(self, classes: int) -> None:
         """Widen the head, with a correction that does nothing yet for the new classes."""

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil.cil.learner import Learner, Setting, Task, distillation, soft_cross_entropy
 from opencil.data.memory import Memory, quota
@@ -128,6 +128,10 @@ class BoostedModel(Model):
     def classify(self, features: Tensor) -> Tensor:
         """Logits of the head over both backbones, or of the student's."""
         return self.student.classify(features) if self.evaluate == "compressed" else self.head(features)
+
+    def extra_head(self) -> nn.Module:
+        """A copy of the head over both backbones, or of the student's."""
+        return self.student.extra_head() if self.evaluate == "compressed" else super().extra_head()
 
     def boosted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the pair, of the auxiliary head on the second backbone, and of the frozen model."""

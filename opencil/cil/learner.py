@@ -15,11 +15,11 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
+from opencil.engine.loop import Diverged, Progress, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
-from opencil.errors import OpenCILError
 from opencil.nets.model import Backbone, Model
 from opencil.registry import BACKBONES
 from opencil.validation import Count, Positive, Values
@@ -130,7 +130,7 @@ class Learner(Values, ABC):
         teacher = copy.deepcopy(previous).eval().requires_grad_(False)
         return Task(setting, step, memory, model, teacher, train_plus)
 
-    def learn(self, task: Task, checkpoint: "Checkpoint | None" = None) -> Iterator[Progress]:
+    def learn(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration.
 
         Where a stage was finished before the checkpoint, the model gets its weights of then, so that the
@@ -144,8 +144,7 @@ class Learner(Values, ABC):
                 continue
             resume = None
             if checkpoint and number == checkpoint.stage:
-                checkpoint.restore(task.model, stage)
-                resume = Resume(checkpoint.epoch, checkpoint.momentum)
+                resume = checkpoint.restore(task.model, stage.module)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             training = train(
                 stage, setting.images, setting.transform, setting.batch_size, seed, setting.arithmetic, resume
@@ -171,73 +170,6 @@ class Learner(Values, ABC):
             rows = (labels == label).nonzero().flatten()
             candidates.append((task.step.train[rows], outputs.features[rows.to(outputs.features.device)]))
         return task.memory.updated(candidates)
-
-
-class BadCheckpoint(OpenCILError):
-    """Stored tensors are no checkpoint of the step at hand."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A step in the middle: the model and the optimiser after some epochs of one of its stages."""
-
-    stage: int
-    epoch: int
-    weights: dict[str, Tensor]
-    momentum: list[Tensor]
-    ended: list[dict[str, Tensor]]  #: the weights after each stage before this one
-
-    @classmethod
-    def take(cls, task: Task, progress: Progress) -> "Checkpoint":
-        """The state at the end of an epoch."""
-        weights, momentum = task.model.state_dict(), progress.momentum()
-        return cls(progress.stage_number, progress.epoch, weights, momentum, task.ended)
-
-    @property
-    def finite(self) -> bool:
-        """Whether training can go on from it."""
-        tensors = (*self.weights.values(), *self.momentum)
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What to store."""
-        return (
-            {"position": torch.tensor([self.stage, self.epoch])}
-            | {f"model.{name}": tensor for name, tensor in self.weights.items()}
-            | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
-            | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
-        )
-
-    def restore(self, model: Model, stage: Stage) -> None:
-        """Put the weights back into the model; they, and the optimiser's buffers, must fit."""
-        shapes = [p.shape for p in stage.module.parameters() if p.requires_grad]
-        _load(model, self.weights)
-        if [m.shape for m in self.momentum] != shapes:
-            raise BadCheckpoint("its momentum is of other parameters")
-
-    def restore_end(self, model: Model, stage: int) -> None:
-        """Put back the weights that the model had after a stage."""
-        _load(model, self.ended[stage])
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
-        """The stored checkpoint again."""
-        if tensors.get("position", torch.empty(0)).shape != (2,):
-            raise BadCheckpoint("it does not say where it was taken")
-        stage, epoch = tensors["position"].tolist()
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
-
-        ended = [under(f"ended.{i}.") for i in range(stage)]
-        return cls(stage, epoch, under("model."), list(under("momentum.").values()), ended)
-
-
-def _load(model: Model, weights: dict[str, Tensor]) -> None:
-    try:
-        model.load_state_dict(weights, strict=True)
-    except RuntimeError:
-        raise BadCheckpoint("its weights are of another model") from None
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

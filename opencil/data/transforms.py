@@ -24,9 +24,14 @@ class Draw:
     def __getitem__(self, rows: slice) -> "Draw":
         return Draw(self.top[rows], self.left[rows], self.flip[rows])
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The choices, in the order that ``Draw`` takes them."""
+        return self.top, self.left, self.flip
+
     def to(self, device: torch.device) -> "Draw":
-        """The same choices on a device."""
-        return Draw(self.top.to(device), self.left.to(device), self.flip.to(device))
+        """The same choices on a device, which the host does not wait for."""
+        return Draw(*(moved(tensor, device) for tensor in self.tensors))
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,24 @@ class Transform(Values):
             rows[:, None, :, None],
             columns[:, None, None, :],
         ]
-        return self._normalised(cropped)
+        return self.normalised(cropped)
 
     def test(self, images: Tensor) -> Tensor:
         """uint8 [B, 3, H, W] cropped at the centre and normalised: float32 [B, 3, crop, crop]."""
         images = self._resized(images)
         self._check(min(images.shape[-2:]))
         top, left = ((side - self.crop) // 2 for side in images.shape[-2:])
-        return self._normalised(images[:, :, top : top + self.crop, left : left + self.crop])
+        return self.normalised(images[:, :, top : top + self.crop, left : left + self.crop])
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Normalised images as float32 pixels again, 0 … 255: the inverse of normalising, exact for bytes."""
+        mean, std = self._statistics(images.device)
+        return ((images * std + mean) * 255).round().clamp(0, 255)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels 0 … 255, bytes or not, as networks read them: float32."""
+        mean, std = self._statistics(pixels.device)
+        return (pixels.float() / 255 - mean) / std
 
     def _check(self, side: int) -> None:
         if self.crop > side:
@@ -104,11 +119,15 @@ class Transform(Values):
         resized = F.interpolate(images.float(), size=(self.resize,) * 2, mode="bilinear", antialias=True)
         return resized.round().to(torch.uint8)  # averages of bytes need no clamping
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if isinstance(self.mean, str) or isinstance(self.std, str):
             raise BadInput("the transform's mean and std are still to be computed: call fitted(images) first")
-        mean, std = (_per_channel(values, images.device) for values in (self.mean, self.std))
-        return (images.float() / 255 - mean) / std
+        return _per_channel(self.mean, device), _per_channel(self.std, device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copied without making the host wait for what the device has been given before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

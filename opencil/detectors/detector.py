@@ -13,7 +13,7 @@ from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
 from opencil.validation import Values
 
-Reads = Literal["logits", "features", "head", "images"]
+Reads = Literal["logits", "features", "head", "images", "labels"]
 
 
 @dataclass
@@ -28,12 +28,16 @@ class Detector(Values, ABC):
     - ``head``: ``outputs.classify``, the function from features to logits. Plain-tensor users give it once,
       to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
     - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
-      again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``.
+      again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``;
+    - ``labels`` [N], in a set-up alone.
 
+    A set-up reads the same, or what ``setup_reads`` says. ``family`` is the block of the tables it stands in.
     Nothing that is read may be changed: the model's parameters are the same before and after.
     """
 
+    family: ClassVar[str] = "post-hoc"
     reads: ClassVar[frozenset[Reads]]
+    setup_reads: ClassVar[frozenset[Reads] | None] = None
     needs_setup: ClassVar[bool] = False
 
     @abstractmethod
@@ -47,6 +51,20 @@ class Detector(Values, ABC):
     def fewest(self) -> int:
         """Set-up samples that are needed at least."""
         return 1
+
+    @property
+    def reads_to_set_up(self) -> frozenset[Reads]:
+        """What ``fit`` must be given: the head is not read before samples are scored."""
+        return self.reads - {"head"} if self.setup_reads is None else self.setup_reads
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can score: it needs no set-up, or has had one."""
+        return not self.needs_setup or hasattr(self, "_widths")
+
+    def widths(self, outputs: Outputs) -> dict[str, int]:
+        """Columns of features and logits that it can score after a set-up on ``outputs``."""
+        return _widths(outputs)
 
     @torch.no_grad()
     def fit(
@@ -64,8 +82,7 @@ class Detector(Values, ABC):
         """
         if not self.needs_setup:
             return self
-        reads = self.reads - {"head"}  # the head is not read before samples are scored
-        outputs = self._checked(reads, features, logits, labels, classify, inputs)
+        outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs)
         if len(outputs) < self.fewest:
             raise BadInput(
                 f"{type(self).__name__} needs at least {self.fewest} samples to be set up on: "
@@ -73,7 +90,7 @@ class Detector(Values, ABC):
             )
         with FULL.active():
             self.set_up(outputs)
-        self._classify, self._widths = outputs.classify, _widths(outputs)
+        self._classify, self._widths = outputs.classify, self.widths(outputs)
         return self
 
     @torch.no_grad()
@@ -86,13 +103,13 @@ class Detector(Values, ABC):
         inputs: Inputs | None = None,
     ) -> Tensor:
         """Score of each sample, float32 [N]: ``Outputs``, or features [N, D] and logits [N, C]."""
-        known: dict[str, int] | None = getattr(self, "_widths", None)
-        if self.needs_setup and known is None:
+        known: dict[str, int] = getattr(self, "_widths", {})
+        if not self.ready:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
         outputs = self._checked(self.reads, features, logits, None, classify, inputs)
         for name, width in _widths(outputs).items():
-            if known and name in self.reads and width != known[name]:
+            if name in self.reads and width != known.get(name, width):
                 raise BadInput(
                     f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
                 )
@@ -115,15 +132,18 @@ class Detector(Values, ABC):
         inputs: Inputs | None,
     ) -> Outputs:
         """What a user gave, as ``Outputs``: present where it is read, of fitting shapes, finite."""
+        tasks = None
         if isinstance(features, Outputs):
             given = features
             features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
             classify = classify if given.classify is None else given.classify
+            tasks = given.tasks
         present: dict[Reads, object] = {
             "features": features,
             "logits": logits,
             "head": classify,
             "images": inputs,
+            "labels": labels,
         }
         for read in sorted(reads):
             if present[read] is None:
@@ -153,6 +173,7 @@ class Detector(Values, ABC):
             labels,
             classify,
             inputs,
+            tasks,
         )
 
 

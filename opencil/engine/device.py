@@ -1,5 +1,8 @@
 """Which device a command computes on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from opencil.errors import BadInput
@@ -22,3 +25,16 @@ def resolve_device(name: str) -> torch.device:
             f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}"
         ) from None
     return device
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU a stream of its own inside the block: a captured step must not run on the default one."""
+    if device.type != "cuda":
+        yield
+        return
+    outer, inner = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    inner.wait_stream(outer)
+    with torch.cuda.stream(inner):
+        yield
+    outer.wait_stream(inner)

@@ -86,7 +86,8 @@ class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
     ``classify`` is the head h that made the logits of the features, and ``inputs`` the images behind them:
-    for detectors that read more than one forward pass gives.
+    for detectors that read more than one forward pass gives. ``tasks`` [classes] is the task, counted from 1,
+    that each class came with, where that is known; the highest is the new one.
     """
 
     features: Tensor
@@ -94,6 +95,7 @@ class Outputs:
     labels: Tensor | None = None
     classify: Callable[[Tensor], Tensor] | None = None
     inputs: Inputs | None = None
+    tasks: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.logits)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.schedule import Schedule
 
@@ -18,19 +17,23 @@ WARM_UP = 3
 
 
 class Iteration:
-    """Augment a batch, compute the loss, step the optimiser; a call gives the loss, left on the device."""
+    """Compute the loss of a batch, step the optimiser; a call gives the loss, left on the device.
+
+    ``loss`` is a scalar of the tensors that a call is given, which have the same shapes in every call. What
+    it draws from ``generator``, on the device, is drawn anew in every call.
+    """
 
     def __init__(
         self,
         module: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[..., Tensor],
         schedule: Schedule,
-        transform: Transform,
         arithmetic: Arithmetic,
         device: torch.device,
+        generator: torch.Generator | None = None,
         capture: bool = True,
     ) -> None:
-        self._loss, self._transform, self._arithmetic = loss, transform, arithmetic
+        self._loss, self._arithmetic, self._generator, self._device = loss, arithmetic, generator, device
         self._on_gpu = device.type == "cuda"
         self._captures = capture and self._on_gpu
         # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.
@@ -56,9 +59,8 @@ class Iteration:
             for group in self._optimiser.param_groups:
                 group["lr"] = lr
 
-    def __call__(self, pixels: Tensor, labels: Tensor, draw: Draw) -> Tensor:
-        """One step on uint8 images [B, 3, H, W]; the loss is valid until the next call."""
-        inputs = (pixels, labels, draw.top, draw.left, draw.flip)
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """One step on a batch; the loss is valid until the next call."""
         self._calls += 1
         if not self._captures or self._calls <= WARM_UP:
             return self._step(*inputs)
@@ -80,13 +82,10 @@ class Iteration:
         for parameter, buffer in zip(self.parameters, buffers, strict=True):
             self._optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter).copy_(buffer)
 
-    def _step(self, pixels: Tensor, labels: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-        images = self._transform.train(pixels, Draw(top, left, flip))
-        if self._on_gpu:
-            images = images.contiguous(memory_format=torch.channels_last)
+    def _step(self, *inputs: Tensor) -> Tensor:
         with self._arithmetic.active():
-            with self._arithmetic.autocast(pixels.device):
-                loss = self._loss(images, labels)
+            with self._arithmetic.autocast(self._device):
+                loss = self._loss(*inputs)
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
@@ -96,6 +95,8 @@ class Iteration:
         self._inputs = tuple(given.clone() for given in inputs)
         self._optimiser.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
+        if self._generator is not None:
+            self._graph.register_generator_state(self._generator)
         with torch.cuda.graph(
             self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
         ):

@@ -45,7 +45,7 @@ def evaluate(
     import pandas as pd
 
     chosen = _detectors(detectors)
-    needing = [name for name, detector in chosen.items() if detector.needs_setup]
+    needing = [name for name, detector in chosen.items() if not detector.ready]
     if setup is None and needing:
         raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
     if not isinstance(ood, Mapping) or not ood or not all(ood):

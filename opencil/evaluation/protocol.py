@@ -1,7 +1,7 @@
 """The protocol of one step: every detector against every OOD set, on outputs computed once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,13 +28,13 @@ def measure(
     ood: Mapping[str, Outputs],
     tasks: Tensor | None = None,
 ) -> list[Measurement]:
-    """Set a detector up on ``setup`` where it needs that, and score test (ID) against each OOD set.
+    """Set a detector up on ``setup`` unless it is ready, and score test (ID) against each OOD set.
 
     ``tasks`` [C] gives the task, counted from 1, that each class came with; the highest is the new one. With
     it, and labels of the test samples, the two biases are measured: see ``docs/protocol.md``.
     """
-    if setup is not None:
-        detector.fit(setup)
+    if setup is not None and not detector.ready:
+        detector.fit(setup if tasks is None else replace(setup, tasks=tasks))
     id_scores, labels = detector.score(test), test.labels
     correct, subsets, found = None, {}, []
     if labels is not None:

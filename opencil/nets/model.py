@@ -1,5 +1,6 @@
 """φ and h: a backbone that gives features and a head that grows with the classes."""
 
+import copy
 from typing import Protocol
 
 import torch
@@ -64,6 +65,10 @@ class Model(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of normalised images."""
         return self.classify(self.features(images))
+
+    def extra_head(self) -> nn.Module:
+        """A copy of h, from features to logits, that fine-tuning detectors can train; θ stays as it is."""
+        return copy.deepcopy(self.head).requires_grad_(True)
 
     def grow(self, classes: int) -> None:
         """Widen the head to ``classes`` classes."""

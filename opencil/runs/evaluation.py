@@ -1,6 +1,6 @@
 """The evaluation of a run's steps: outputs once, or from the cache, then the rows of every detector."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -16,7 +16,6 @@ from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement, measure
 from opencil.nets.model import Classifier
-from opencil.registry import DETECTORS
 from opencil.runs.cache import OutputsCache
 from opencil.runs.plan import RunSpec
 from opencil.runs.store import COLUMNS
@@ -41,7 +40,7 @@ class Evaluation:
         weights: str,
         step: Step,
         setup: Tensor,
-        names: list[str],
+        detectors: Mapping[str, Detector],
         computed: Outputs | None = None,
     ) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
         """Rows of each detector on a step's model, as they are found, or why it has none.
@@ -55,10 +54,9 @@ class Evaluation:
             identity = f"{weights} {self.spec.cil} {self.spec.values}"
             return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices), computed)
 
-        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
         test = outputs(self.stream.test, step.test, computed)
         ood = {name: outputs(o.images, self._seen(name, step)) for name, o in self.data.ood.items()}
-        needed = any(detector.needs_setup for detector in detectors.values())
+        needed = not all(detector.ready for detector in detectors.values())
         of_setup = outputs(self.stream.train, setup) if needed else None
         tasks = torch.arange(step.seen, device=test.logits.device) // self.stream.per_step + 1
         for name, detector in detectors.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from opencil.files import digest, remove_temporary, write, write_text
 __all__ = [
     "damaged",
     "digest",
+    "metadata",
     "read_json",
     "read_tensors",
     "remove_temporary",
@@ -31,14 +32,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors."""
-    write(
-        path,
-        lambda temporary: save_file(
-            {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary
-        ),
-    )
+    plain = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    write(path, lambda temporary: save_file(plain, temporary, metadata))
 
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
@@ -61,6 +58,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read safetensors."""
     try:
         return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, error) from None
+
+
+def metadata(path: Path) -> dict[str, str] | None:
+    """What was written beside the tensors of a file; None where there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
 

@@ -14,25 +14,30 @@ import torch
 from torch import Tensor
 
 from opencil._version import __version__
-from opencil.cil.learner import BadCheckpoint, Checkpoint, Learner, Setting
+from opencil.cil.learner import Learner, Setting
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, load_data
 from opencil.data.images import Access
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes
+from opencil.detectors.detector import Detector
+from opencil.detectors.finetune.tuner import Tuner
+from opencil.detectors.finetune.views import Source
+from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.device import resolve_device
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Inputs, Outputs
 from opencil.engine.loop import Diverged, Progress
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement
 from opencil.nets.model import Model
-from opencil.registry import LEARNERS
+from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs import files
 from opencil.runs.cache import OutputsCache
 from opencil.runs.evaluation import Evaluation
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.store import RunFolder, StepFolder
+from opencil.runs.tuning import tune
 from opencil.validation import parse_size
 
 
@@ -261,7 +266,7 @@ class _Run:
                 checkpoint = Checkpoint.from_tensors(files.read_tensors(stored.checkpoint))
             for progress in self.learner.learn(task, checkpoint):
                 if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
-                    taken = Checkpoint.take(task, progress)
+                    taken = Checkpoint.take(task.model, progress, task.ended)
                     if taken.finite:  # else the last good one stays
                         files.write_tensors(stored.checkpoint, taken.tensors())
                     saved = time.monotonic()
@@ -295,13 +300,66 @@ class _Run:
             return
         model, stored = self._model(step.number), self.folder.step(step.number)
         weights = str(stored.info()["weights_sha256"])
-        found = self.evaluation.detect(model, weights, step, self._setup(step), names, self.test)
+        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
+        started = time.monotonic()
+        yield from self._tune(step, model, weights, detectors)
+        tuned = time.monotonic()
+        found = self.evaluation.detect(model, weights, step, self._setup(step), detectors, self.test)
         for name, rows in found:
             if isinstance(rows, BadInput):
                 self.problems.setdefault(name, f"step {step.number}: {rows}")
                 continue
             files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
+        stored.note(
+            tuning_seconds=tuned - started, evaluation_seconds=time.monotonic() - tuned, **self._peak()
+        )
+
+    def _tune(
+        self, step: Step, model: Model, weights: str, detectors: dict[str, Detector]
+    ) -> Iterator[Event]:
+        """Give the fine-tuning detectors their heads; those that cannot have one are taken out."""
+        tuners = {name: detector for name, detector in detectors.items() if isinstance(detector, Tuner)}
+        if not tuners:
+            return
+        stored = self.folder.step(step.number)
+        images = self.stream.train
+        chosen = self.learner.training_set(self.setting, step, self._memory(step.number - 1))
+        labels = images.labels.cpu()[chosen]
+        old = labels < step.old
+        problems: dict[str, OpenCILError] = {}
+        if step.old and not old.any():
+            why = (
+                f"{self.spec.cil} keeps no images of old classes, which fine-tuning detectors draw on from "
+                "step 2 on: choose post-hoc detectors, or a CIL method with a memory"
+            )
+            problems = {name: OpenCILError(why) for name in tuners}
+        else:
+            source = Source(
+                Inputs(model, images, self.data.transform, chosen),
+                labels,
+                old,
+                seed=(self.spec.seeds.data_order, "tune", step.number),
+                arithmetic=self.spec.training,
+            )
+            tuning = tune(tuners, source, weights, stored, self.checkpoint_seconds)
+            while True:
+                try:
+                    progress = next(tuning)
+                except StopIteration as end:
+                    problems = end.value
+                    break
+                yield Training(self.spec, step.number, step.steps, progress)
+        for name, error in problems.items():
+            self.problems.setdefault(name, f"step {step.number}: {error}")
+            del detectors[name]
+
+    def _peak(self) -> dict[str, float]:
+        """The most memory that was allocated on a GPU so far."""
+        device = self.setting.images.device
+        if device.type != "cuda":
+            return {}
+        return {"peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
 
     def _check_images(self, stored: StepFolder) -> None:
         """The memory is indices into the training images: other images would be other exemplars."""

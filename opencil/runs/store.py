@@ -11,6 +11,7 @@
             memory.safetensors   exemplars after the step, as indices into the training set
             accuracy.parquet     rows of the model itself
             step.json            written last: its presence says that the step has been trained
+            heads/ber.safetensors    f_t of a fine-tuning detector, and what it was made of
             detectors/msp.parquet
 """
 
@@ -86,6 +87,18 @@ class StepFolder:
     def checkpoint(self) -> Path:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
+
+    def note(self, **values: Any) -> None:
+        """Add to what is noted about a stored step."""
+        files.write_json(self.path / "step.json", {**self.info(), **values})
+
+    def head(self, name: str) -> Path:
+        """The file of a fine-tuning detector's head."""
+        return self.path / "heads" / f"{name}.safetensors"
+
+    def head_checkpoint(self, name: str) -> Path:
+        """A head in the middle of its tuning; deleted when it is stored."""
+        return self.path / "heads" / f"{name}.checkpoint.safetensors"
 
     def detector_rows(self, name: str) -> Path:
         """The file of a detector's rows."""

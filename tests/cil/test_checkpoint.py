@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import BadCheckpoint, Checkpoint, Learner, Setting, Task, distillation
+from opencil.cil.learner import Learner, Setting, Task, distillation
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
+from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
@@ -29,7 +30,7 @@ def test_going_on_from_a_checkpoint_changes_nothing(name: str, setting: Setting,
     whole, stored = begun(learner, setting, stream), []
     for progress in learner.learn(whole):
         if progress.epoch_ends:
-            taken = Checkpoint.take(whole, progress).tensors()
+            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
             stored.append({key: tensor.clone() for key, tensor in taken.items()})
     expected: dict[str, Tensor] = whole.model.state_dict()
     assert {int(c["position"][0]) for c in stored} == set(range(progress.stage_number + 1))
@@ -65,7 +66,7 @@ def test_a_method_may_keep_something_between_its_stages(setting: Setting, stream
     whole, checkpoint = begun(Keeps(), setting, stream), {}
     for progress in Keeps().learn(whole):
         if progress.stage == "two" and progress.epoch == 1 and progress.epoch_ends:
-            taken = Checkpoint.take(whole, progress).tensors()
+            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
             checkpoint = {key: tensor.clone() for key, tensor in taken.items()}
     task = begun(Keeps(), setting, stream)
     assert {p.stage for p in Keeps().learn(task, Checkpoint.from_tensors(checkpoint))} == {"two"}

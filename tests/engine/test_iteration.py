@@ -13,6 +13,7 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.feed import augmented
 from opencil.engine.iteration import WARM_UP, Iteration
 from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
@@ -26,7 +27,7 @@ def iteration(
 ) -> Iteration:
     device = next(module.parameters()).device
     schedule = Schedule(epochs=1, lr=lr, weight_decay=1e-3)
-    return Iteration(module, loss, schedule, TRANSFORM, FULL, device, capture)
+    return Iteration(module, augmented(loss, TRANSFORM), schedule, FULL, device, capture=capture)
 
 
 def linear(device: str = "cpu") -> nn.Module:
@@ -44,7 +45,8 @@ def steps(iterate: Iteration, count: int, device: str = "cpu") -> list[float]:
         numbers = torch.Generator().manual_seed(i)
         pixels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=numbers).to(device)
         labels = torch.randint(0, 4, (16,), generator=numbers).to(device)
-        losses.append(float(iterate(pixels, labels, TRANSFORM.draw(16, 8, numbers).to(torch.device(device)))))
+        draw = TRANSFORM.draw(16, 8, numbers).to(torch.device(device))
+        losses.append(float(iterate(pixels, labels, *draw.tensors)))
     return losses
 
 
@@ -66,7 +68,7 @@ def test_momentum_can_be_taken_out_and_put_back() -> None:
         numbers = torch.Generator().manual_seed(i)
         pixels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=numbers)
         labels = torch.randint(0, 4, (16,), generator=numbers)
-        assert float(resumed(pixels, labels, TRANSFORM.draw(16, 8, numbers))) == losses[i]
+        assert float(resumed(pixels, labels, *TRANSFORM.draw(16, 8, numbers).tensors)) == losses[i]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
 
 
@@ -109,9 +111,8 @@ def test_captured_and_eager_steps_agree(name: str) -> None:
             task = learner.begin(setting, stream[1], memory, learner.load(setting, stream[0]))
             for stage in learner.stages(task):
                 stage.module.train()
-                iterate = Iteration(
-                    stage.module, stage.loss, stage.schedule, TRANSFORM, FULL, device, capture
-                )
+                loss = augmented(stage.loss, TRANSFORM)
+                iterate = Iteration(stage.module, loss, stage.schedule, FULL, device, capture=capture)
                 iterate.set_lr(0.01)
                 for i in range(WARM_UP + 3):
                     numbers = torch.Generator().manual_seed(i)
@@ -119,7 +120,7 @@ def test_captured_and_eager_steps_agree(name: str) -> None:
                         device
                     )
                     draw = TRANSFORM.draw(len(rows), 8, numbers).to(device)
-                    iterate(stream.train.images[rows], stream.train.labels[rows], draw)
+                    iterate(stream.train.images[rows], stream.train.labels[rows], *draw.tensors)
                 stage.module.eval()
             models.append(task.model.state_dict())
     for key, eager in models[0].items():

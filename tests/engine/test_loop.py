@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
-from opencil.engine.loop import Diverged, Progress, Resume, Stage, epoch_order, train
+from opencil.engine.feed import epoch_order
+from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
 

@@ -1,0 +1,1 @@
+"""Fine-tuning detectors: an extra head on frozen features, one loss per file."""

@@ -1,0 +1,66 @@
+"""BER: bi-directional energy regularisation, the paper's own detector."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.finetune.energy_margins import EnergyTuner
+from opencil.detectors.finetune.mixing import beta
+from opencil.detectors.finetune.tuner import Batch, Extra
+from opencil.registry import Paper, register_detector
+from opencil.validation import Fraction, Positive
+
+
+@register_detector(
+    "ber",
+    paper=Paper(
+        "OpenCIL: Benchmarking Out-of-Distribution Detection in Class-Incremental Learning",
+        2024,
+        "2407.06045",
+    ),
+)
+@dataclass
+class BER(EnergyTuner):
+    """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
+
+    nter: bool = True
+    oter: bool = True
+    concentration: Positive = 1.0  #: b ~ Beta(1, 1), how two new images are mixed
+    share: Fraction = 0.002  #: λ of a new image in a memory image
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """B of each iteration; which of the possible partners each image gets, in [0, 1)."""
+        weights = beta(self.concentration, (iterations,), numbers)
+        return weights, torch.rand(iterations, batch, generator=numbers)
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""
+        x, m = batch.current, batch.memory
+        z = extra(x.features)
+        total = F.cross_entropy(z, x.labels)
+        if self.nter:
+            weight, chance = batch.drawn
+            partner, possible = other_class(x.labels, chance)
+            mixed = weight * x.images + (1 - weight) * x.images[partner]
+            outside = self.hinge_out(extra(batch.source.features(mixed))) * possible
+            unlike = outside.sum() / possible.sum().clamp(min=1)
+            total = total + self.alpha * (self.hinge_in(z) + unlike)
+        if m is None:
+            return total
+        if not self.oter:
+            return total + F.cross_entropy(extra(m.features), m.labels)
+        mixed = self.share * x.images + (1 - self.share) * m.images
+        z = extra(batch.source.features(mixed))
+        return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(z)
+
+
+def other_class(labels: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """A partner of another class for each image [B], if it has one [B]; ``chance`` [B] in [0, 1) picks it."""
+    other = labels[:, None] != labels[None, :]
+    count = other.sum(dim=1)
+    wanted = (chance * count).long().clamp(max=(count - 1).clamp(min=0))  # float rounding may reach the count
+    # The first column at which so many partners have been passed.
+    partner = (other.cumsum(dim=1) > wanted[:, None]).int().argmax(dim=1)
+    return partner, count > 0

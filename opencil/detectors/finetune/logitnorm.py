@@ -1,0 +1,29 @@
+"""LogitNorm."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.registry import Paper, register_detector
+from opencil.validation import Positive
+
+
+@register_detector(
+    "logitnorm",
+    paper=Paper("Mitigating Neural Network Overconfidence with Logit Normalization", 2022, "2205.09310"),
+)
+@dataclass
+class LogitNorm(Tuner):
+    """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
+
+    tau: Positive = 0.04
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """CE(z / (‖z‖ + 1e-7) / τ), the current images' plus the memory's."""
+        total = batch.current.features.new_zeros(())
+        for views in batch.parts:
+            z = extra(views.features)
+            total = total + F.cross_entropy(z / (z.norm(dim=1, keepdim=True) + 1e-7) / self.tau, views.labels)
+        return total

@@ -1,0 +1,69 @@
+"""NPOS: non-parametric outlier synthesis."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.finetune.synthesis import Synthesiser
+from opencil.detectors.finetune.tuner import Batch
+from opencil.registry import Paper, register_detector
+from opencil.validation import Count, Positive
+
+
+@register_detector("npos", paper=Paper("Non-Parametric Outlier Synthesis", 2023, "2303.02966"))
+@dataclass
+class NPOS(Synthesiser):
+    """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier."""
+
+    neighbours: Count = 400  #: the distance to the so-manieth nearest feature of the class
+    boundary: Count = 200  #: features with the largest such distance
+    chosen: Count = 2  #: of the boundary, at random
+    perturbations: Count = 1000  #: of each chosen one
+    kept: Count = 300  #: of each chosen one's perturbations
+    sigma: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        for small, large in (
+            ("neighbours", "queue"),
+            ("boundary", "queue"),
+            ("chosen", "boundary"),
+            ("kept", "perturbations"),
+        ):
+            few, many = getattr(self, small), getattr(self, large)
+            if few > many or (small == "neighbours" and few == many):
+                raise ValueError(
+                    f"{small} = {few} is not allowed: it should be "
+                    f"{'below' if small == 'neighbours' else 'at most'} {large} = {many}"
+                )
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """Which of the boundary's points are perturbed: a seed for each iteration's choice."""
+        return (torch.rand(iterations, self.boundary, generator=numbers),)
+
+    @torch.no_grad()
+    def outliers(self, features: Tensor, batch: Batch) -> Tensor:
+        """``kept`` perturbations of each chosen point of each class."""
+        classes, _, width = features.shape
+        # A feature's nearest one is itself.
+        apart = _kth_distance(features, features, self.neighbours + 1)  # [classes, queue]
+        boundary = apart.topk(self.boundary, dim=1).indices
+        (chance,) = batch.drawn
+        picks = boundary[:, chance.topk(self.chosen).indices]  # [classes, chosen]
+        points = _rows(features, picks)[:, :, None]  # [classes, chosen, 1, D]
+        shape = (classes, self.chosen, self.perturbations, width)
+        noise = torch.randn(shape, generator=batch.generator, device=features.device)
+        moved = points + self.sigma * noise
+        far = _kth_distance(moved.flatten(1, 2), features, self.neighbours)
+        best = far.view(shape[:3]).topk(self.kept, dim=2).indices  # [classes, chosen, kept]
+        return _rows(moved.flatten(0, 1), best.flatten(0, 1)).flatten(0, 1)
+
+
+def _kth_distance(points: Tensor, features: Tensor, k: int) -> Tensor:
+    """Distance of each point [classes, N, D] to the k-th nearest feature of its class, [classes, N]."""
+    return torch.cdist(points, features).kthvalue(k, dim=2).values
+
+
+def _rows(table: Tensor, rows: Tensor) -> Tensor:
+    """``table[g, rows[g]]`` for each group g: [G, R, D]."""
+    return table.gather(1, rows[..., None].expand(*rows.shape, table.shape[-1]))

@@ -1,0 +1,45 @@
+"""RegMix: mixup as a regulariser."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.finetune.mixing import beta
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.registry import Paper, register_detector
+from opencil.validation import Fraction, Positive
+
+
+@register_detector(
+    "regmix",
+    paper=Paper(
+        "RegMixup: Mixup as a Regularizer Can Surprisingly Improve Accuracy and Out Distribution Robustness",
+        2022,
+        "2206.14502",
+    ),
+)
+@dataclass
+class RegMix(Tuner):
+    """A head trained by CE on images and, half of it, on mixtures of two of them."""
+
+    share: Fraction = 0.5  #: of the loss that is on mixtures
+    concentration: Positive = 10.0  #: λ ~ Beta(10, 10)
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """λ of each part [iterations, parts], and whom each image is mixed with [iterations, parts, B]."""
+        partners = torch.rand(iterations, parts, batch, generator=numbers).argsort(dim=2)
+        return beta(self.concentration, (iterations, parts), numbers), partners
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """½ CE(x, y) + ½ (λ CE(x̄, y_i) + (1−λ) CE(x̄, y_j)), the current images' plus the memory's."""
+        total = batch.current.features.new_zeros(())
+        for views, weight, partner in zip(batch.parts, *batch.drawn, strict=True):
+            mixed = weight * views.images + (1 - weight) * views.images[partner]
+            z = extra(batch.source.features(mixed))
+            mixup = weight * F.cross_entropy(z, views.labels)
+            mixup = mixup + (1 - weight) * F.cross_entropy(z, views.labels[partner])
+            clean = F.cross_entropy(extra(views.features), views.labels)
+            total = total + (1 - self.share) * clean + self.share * mixup
+        return total

@@ -1,0 +1,37 @@
+"""T2FNorm: train-time feature normalisation."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.registry import Paper, register_detector
+from opencil.validation import Positive
+
+
+@register_detector(
+    "t2fnorm",
+    paper=Paper(
+        "T2FNorm: Train-time Feature Normalization for OOD Detection in Image Classification",
+        2023,
+        "2305.17797",
+    ),
+)
+@dataclass
+class T2FNorm(Tuner):
+    """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
+
+    tau: Positive = 0.1
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """CE(f(φ / (‖φ‖ · τ))), the current images' plus the memory's."""
+        losses = [
+            F.cross_entropy(extra(F.normalize(views.features, dim=1) / self.tau), views.labels)
+            for views in batch.parts
+        ]
+        return sum(losses[1:], losses[0])
+
+    def logits(self, extra: Extra, features: Tensor) -> Tensor:
+        """f(φ / τ)."""
+        return super().logits(extra, features / self.tau)

@@ -1,0 +1,184 @@
+"""What a fine-tuning detector is: a loss that trains an extra head f on frozen features, and its energy."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.finetune.views import Source, Views
+from opencil.engine.arithmetic import FULL
+from opencil.engine.checkpoint import Checkpoint
+from opencil.engine.device import own_stream
+from opencil.engine.feed import Feed
+from opencil.engine.forward import Outputs, evaluating
+from opencil.engine.loop import Progress, optimise
+from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import derive, generator, seeded
+from opencil.validation import Count, Positive
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One iteration's views, and what a loss may need beside them.
+
+    ``memory`` is None at the first step. ``drawn`` is what the tuner's ``draw`` gave for this iteration;
+    larger draws come from ``generator``, on the device.
+    """
+
+    current: Views
+    memory: Views | None
+    drawn: tuple[Tensor, ...]
+    source: Source
+    generator: torch.Generator
+
+    @property
+    def parts(self) -> list[Views]:
+        """The current views and, where there are any, those of the memory."""
+        return [self.current] if self.memory is None else [self.current, self.memory]
+
+
+@dataclass
+class Tuner(Detector):
+    """A detector that trains an extra linear head f on the frozen model's features.
+
+    A subclass is a dataclass whose fields are its config values, and says in ``loss`` what f is trained for.
+    The score of all of them is the energy T · logsumexp(f's logits / T). The model is not changed.
+
+    In a run, the images of old classes are the memory's exemplars. Elsewhere the set-up images tell by
+    ``Outputs.tasks`` which classes are old; where they do not, all are new.
+    """
+
+    schedule: Schedule = Schedule(epochs=10, lr=0.1, decay="cosine", weight_decay=5e-4)
+    batch_size: Count = 128  #: of current images, and as many again of the memory
+    init: Literal["copy", "fresh"] = "copy"  #: of the model's head, or new weights
+    temperature: Positive = 1.0
+
+    family: ClassVar[str] = "fine-tuning"
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"images", "labels"})
+    needs_setup: ClassVar[bool] = True
+
+    @abstractmethod
+    def loss(self, extra: "Extra", batch: Batch) -> Tensor:
+        """A scalar on a batch; ``extra(features)`` are f's logits. It is run in full float32."""
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """Random choices of an epoch, drawn on the CPU: tensors with a row for each iteration.
+
+        An iteration has ``parts`` batches (current, memory) of ``batch`` images.
+        """
+        return ()
+
+    def logits(self, extra: "Extra", features: Tensor) -> Tensor:
+        """f's logits of features that are to be scored."""
+        z: Tensor = extra(features)
+        return z
+
+    def extra(self, source: Source) -> "Extra":
+        """What is trained: f, and whatever the method keeps beside it."""
+        head = source.extra_head()
+        if self.init == "fresh":
+            with seeded(*source.seed, "head"):
+                for part in head.modules():
+                    if isinstance(part, nn.Linear):
+                        part.cpu().reset_parameters()  # drawn on the CPU: the same everywhere
+        return Extra(head).to(source.device)
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Train f on the set-up images."""
+        inputs, labels = outputs.inputs, outputs.labels
+        assert inputs is not None
+        assert labels is not None
+        tasks = outputs.tasks
+        old = None if tasks is None else (tasks < tasks.max())[labels]
+        tuning = Tuning(self, Source(inputs, labels, old))
+        with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
+            for _ in tuning.advance():
+                pass
+        self.use(tuning.extra.head)
+
+    def use(self, head: nn.Module) -> None:
+        """Score by a head that has been trained."""
+        self._extra = Extra(head).eval().requires_grad_(False)
+        self._widths = self.widths()
+
+    def widths(self, outputs: Outputs | None = None) -> dict[str, int]:
+        """Columns that the head reads."""
+        return {"features": self._extra.width}
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """T · logsumexp(f's logits / T), [N]."""
+        z = self.logits(self._extra, outputs.features)
+        return self.temperature * torch.logsumexp(z / self.temperature, dim=1)
+
+
+class Extra(nn.Module):
+    """The extra head f; methods that keep features have them beside it, so that a checkpoint holds both."""
+
+    def __init__(self, head: nn.Module, queue: nn.Module | None = None) -> None:
+        super().__init__()
+        self.head, self.queue = head, queue
+
+    @property
+    def width(self) -> int:
+        """Columns of the features that the head reads."""
+        return next(int(p.shape[1]) for p in self.head.parameters() if p.ndim == 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """f's logits [B, classes]."""
+        logits: Tensor = self.head(features)
+        return logits
+
+
+class Tuning:
+    """The training of one tuner's head on a source, from its beginning or from a checkpoint."""
+
+    def __init__(self, tuner: Tuner, source: Source) -> None:
+        self.tuner, self.source = tuner, source
+        self.extra = tuner.extra(source)
+        self._feed = _TuningFeed(tuner, source)
+
+    def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
+        """Train, yielding after each iteration."""
+        resume = checkpoint.restore(self.extra, self.extra) if checkpoint else None
+        name = type(self.tuner).__name__
+
+        def loss(*tensors: Tensor) -> Tensor:
+            views, drawn = [], tensors
+            for _ in self.source.pools:
+                views.append(Views(*drawn[:3]))
+                drawn = drawn[3:]
+            memory = views[1] if len(views) > 1 else None
+            assert self._feed.generator is not None
+            return self.tuner.loss(
+                self.extra, Batch(views[0], memory, drawn, self.source, self._feed.generator)
+            )
+
+        # Full float32: energies are squared, and all but the backbone, which rounds as it did in training, is
+        # too small to be worth less.
+        yield from optimise(name, self.extra, loss, self.tuner.schedule, self._feed, FULL, resume)
+
+
+class _TuningFeed(Feed):
+    """A source's views with what a tuner draws beside them."""
+
+    def __init__(self, tuner: Tuner, source: Source) -> None:
+        self._tuner, self._source = tuner, source
+        self._batch = source.batch_of(tuner.batch_size)
+        self.device, self.iterations = source.device, source.iterations(self._batch)
+        self.generator = torch.Generator(source.device)
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
+        """The views' tensors, then the tuner's draws."""
+        seed = (*self._source.seed, type(self._tuner).__name__)
+        numbers = generator(*seed, "draw", number)
+        drawn = self._tuner.draw(self.iterations, self._batch, len(self._source.pools), numbers)
+        drawn = tuple(tensor.to(self.device) for tensor in drawn)
+        assert self.generator is not None
+        self.generator.manual_seed(derive(*seed, "device", number))
+        for i, parts in enumerate(self._source.epoch(number, self._batch)):
+            yield (*(t for views in parts for t in views.tensors), *(tensor[i] for tensor in drawn))

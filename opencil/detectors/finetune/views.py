@@ -1,0 +1,155 @@
+"""What a step's tuners learn from: augmented views of its images, and their features, each computed once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from opencil.data.transforms import Draw, moved
+from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.feed import epoch_order, laid_out
+from opencil.engine.forward import Inputs
+from opencil.engine.seeding import generator
+from opencil.errors import BadInput
+
+#: Views that pass through the backbone together.
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Views:
+    """A batch of augmented, normalised images [B, 3, H, W], their frozen features [B, D] and labels [B]."""
+
+    images: Tensor
+    features: Tensor
+    labels: Tensor
+
+    def __getitem__(self, rows: slice) -> "Views":
+        return Views(self.images[rows], self.features[rows], self.labels[rows])
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors, in the order that ``Views`` takes them."""
+        return self.images, self.features, self.labels
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Images that one half of every batch is drawn from: positions in the inputs."""
+
+    name: str
+    positions: Tensor
+
+
+class Source:
+    """A frozen model and the images that its extra heads are tuned on.
+
+    ``old`` marks the images of old classes, bool [N]: they are the memory, all others the current images. An
+    iteration takes as many of the one as of the other; an epoch is one pass over the current ones. All tuners
+    of a step see the same views, so they can share a source: for those that advance together each view is
+    made, and passed through the backbone, once.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        labels: Tensor,
+        old: Tensor | None = None,
+        seed: tuple[int | str, ...] = (0,),
+        arithmetic: Arithmetic = FULL,
+    ) -> None:
+        self.inputs, self.seed, self.arithmetic = inputs, seed, arithmetic
+        self.device = inputs.images.device
+        self.labels = labels.to(self.device)
+        old = torch.zeros(len(labels), dtype=torch.bool) if old is None else old.cpu()
+        self._current = _Pool("current", (~old).nonzero().flatten())
+        self._memory = _Pool("memory", old.nonzero().flatten())
+        if not len(self._current.positions):
+            raise BadInput("there are no images of new classes to tune a head on: at least one is needed")
+        self._key: tuple[int, int, int] | None = None
+        self._chunk: list[Views] = []
+        self._epoch_key: tuple[int, int] | None = None
+        self._choices: list[tuple[Tensor, Draw | None]] = []
+
+    @property
+    def pools(self) -> list[_Pool]:
+        """The current images and, where there is one, the memory."""
+        return [self._current, self._memory] if len(self._memory.positions) else [self._current]
+
+    @property
+    def new_classes(self) -> Tensor:
+        """Labels of the current images, in ascending order."""
+        return torch.unique(self.labels[self._current.positions.to(self.device)])
+
+    def extra_head(self) -> nn.Module:
+        """A copy of the model's head, from features to logits, whose linear layer can be trained."""
+        make: Callable[[], nn.Module] | None = getattr(self.inputs.model, "extra_head", None)
+        if make is None:
+            raise BadInput(
+                f"{type(self.inputs.model).__name__} has no method extra_head(): fine-tuning detectors train "
+                "a copy of the model's head, so it should return one, a module from features to logits"
+            )
+        return make()
+
+    def batch_of(self, size: int) -> int:
+        """Images of each pool in an iteration: ``size``, or all where there are fewer."""
+        return min(size, len(self._current.positions))
+
+    def iterations(self, batch: int) -> int:
+        """Iterations of an epoch."""
+        return -(-len(self._current.positions) // batch)
+
+    def epoch(self, number: int, batch: int) -> Iterator[list[Views]]:
+        """Views of the current images and, where there is one, of the memory, of each iteration."""
+        for i in range(self.iterations(batch)):
+            yield self._views(number, i, batch)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Features of normalised images, float32 [B, D], by the frozen backbone in training's arithmetic."""
+        with self.arithmetic.active(), self.arithmetic.autocast(self.device):
+            return self.inputs.model.features(laid_out(images)).float()
+
+    def _views(self, epoch: int, iteration: int, batch: int) -> list[Views]:
+        """An iteration's views, out of the chunk that was computed last or of a new one."""
+        together = max(1, CHUNK // (batch * len(self.pools)))  # iterations in a chunk
+        first = iteration // together * together
+        if self._key != (epoch, first, batch):
+            rows = slice(first * batch, min(first + together, self.iterations(batch)) * batch)
+            self._chunk = [
+                self._computed(pool, order[rows], draw and draw[rows], batch)
+                for pool, (order, draw) in zip(self.pools, self._epoch(epoch, batch), strict=True)
+            ]
+            self._key = (epoch, first, batch)
+        start = (iteration - first) * batch
+        return [views[start : start + batch] for views in self._chunk]
+
+    def _epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
+        """Each pool's order and augmentations of an epoch, drawn on the CPU, for its device."""
+        if self._epoch_key != (number, batch):
+            length, self._choices = self.iterations(batch) * batch, []
+            for pool in self.pools:
+                seed = (*self.seed, pool.name)
+                order = pool.positions[epoch_order(len(pool.positions), length, number, seed)]
+                draw = None
+                if not isinstance(self.inputs.images, Tensor):
+                    assert self.inputs.transform is not None
+                    numbers = generator(*seed, "augment", number)
+                    draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers)
+                    draw = draw.to(self.device)
+                self._choices.append((moved(order, self.device), draw))
+            self._epoch_key = (number, batch)
+        return self._choices
+
+    def _computed(self, pool: _Pool, positions: Tensor, draw: Draw | None, batch: int) -> Views:
+        images, transform, indices = self.inputs.images, self.inputs.transform, self.inputs.indices
+        rows = positions if indices is None else indices.to(self.device)[positions]
+        if isinstance(images, Tensor):
+            views = images[rows].float()
+        else:
+            assert transform is not None
+            assert draw is not None
+            parts = enumerate(images.batches(rows, batch))
+            views = torch.cat([transform.train(part, draw[i * batch : (i + 1) * batch]) for i, part in parts])
+        return Views(laid_out(views), self.features(views), self.labels[positions])

@@ -1,0 +1,46 @@
+"""VOS: virtual outliers from class-conditional Gaussians."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.finetune.synthesis import Synthesiser
+from opencil.detectors.finetune.tuner import Batch
+from opencil.registry import Paper, register_detector
+from opencil.validation import Count, Positive
+
+
+@register_detector(
+    "vos",
+    paper=Paper("VOS: Learning What You Don't Know by Virtual Outlier Synthesis", 2022, "2202.01197"),
+)
+@dataclass
+class VOS(Synthesiser):
+    """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
+
+    samples: Count = 10_000  #: of each class, of which one is kept
+    ridge: Positive = 1e-4  #: added to the covariance's diagonal
+
+    @torch.no_grad()
+    def outliers(self, features: Tensor, batch: Batch) -> Tensor:
+        """One for each class: μ_c + L ε with the largest ‖ε‖, where L Lᵀ is the shared covariance.
+
+        The density of μ_c + L ε falls with ‖ε‖ alone, so that is the least likely one.
+        """
+        width = features.shape[2]
+        mean = features.mean(dim=1)
+        centred = (features - mean[:, None]).reshape(-1, width)
+        covariance = centred.T @ centred / len(centred)
+        covariance = covariance + self.ridge * torch.eye(width, device=features.device)
+        factor = torch.linalg.cholesky_ex(covariance).L  # the plain form makes the host wait, to check
+        rarest = []
+        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
+            noise = torch.randn(
+                len(part), self.samples, width, generator=batch.generator, device=features.device
+            )
+            farthest = noise.square().sum(dim=2).argmax(dim=1)
+            rarest.append(noise[torch.arange(len(part), device=features.device), farthest])
+        outliers: Tensor = mean + torch.cat(rarest) @ factor.T
+        return outliers

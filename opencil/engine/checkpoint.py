@@ -1,0 +1,82 @@
+"""A training in the middle: what it takes to go on from the end of an epoch, bit for bit."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from opencil.engine.loop import Progress, Resume
+from opencil.errors import OpenCILError
+
+
+class BadCheckpoint(OpenCILError):
+    """Stored tensors are no checkpoint of the training at hand."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The module that is stored and the optimiser, after some epochs of one of a training's stages."""
+
+    stage: int
+    epoch: int
+    weights: dict[str, Tensor]
+    momentum: list[Tensor]
+    ended: list[dict[str, Tensor]] = field(
+        default_factory=list
+    )  #: the weights after each stage before this one
+
+    @classmethod
+    def take(
+        cls, module: nn.Module, progress: Progress, ended: list[dict[str, Tensor]] | None = None
+    ) -> "Checkpoint":
+        """The state at the end of an epoch."""
+        return cls(
+            progress.stage_number, progress.epoch, module.state_dict(), progress.momentum(), ended or []
+        )
+
+    @property
+    def finite(self) -> bool:
+        """Whether training can go on from it."""
+        tensors = (*self.weights.values(), *self.momentum)
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What to store."""
+        return (
+            {"position": torch.tensor([self.stage, self.epoch])}
+            | {f"model.{name}": tensor for name, tensor in self.weights.items()}
+            | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
+            | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
+        )
+
+    def restore(self, module: nn.Module, trained: nn.Module) -> Resume:
+        """Put the weights back into the module, a part of which is trained: they and the buffers must fit."""
+        shapes = [p.shape for p in trained.parameters() if p.requires_grad]
+        _load(module, self.weights)
+        if [m.shape for m in self.momentum] != shapes:
+            raise BadCheckpoint("its momentum is of other parameters")
+        return Resume(self.epoch, self.momentum)
+
+    def restore_end(self, module: nn.Module, stage: int) -> None:
+        """Put back the weights that the module had after a stage."""
+        _load(module, self.ended[stage])
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """The stored checkpoint again."""
+        if tensors.get("position", torch.empty(0)).shape != (2,):
+            raise BadCheckpoint("it does not say where it was taken")
+        stage, epoch = tensors["position"].tolist()
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
+
+        ended = [under(f"ended.{i}.") for i in range(stage)]
+        return cls(stage, epoch, under("model."), list(under("momentum.").values()), ended)
+
+
+def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(weights, strict=True)
+    except RuntimeError:
+        raise BadCheckpoint("its weights are of another model") from None
