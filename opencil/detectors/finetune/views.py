@@ -1,7 +1,7 @@
 """What a step's tuners learn from: augmented views of its images, and their features, each computed once."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from opencil.engine.feed import epoch_order, laid_out
 from opencil.engine.forward import Inputs
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput
+from opencil.nets.model import Classifier
 
 #: Views that pass through the backbone together.
 CHUNK = 1024
@@ -80,17 +81,20 @@ class Source:
     @property
     def new_classes(self) -> Tensor:
         """Labels of the current images, in ascending order."""
-        return torch.unique(self.labels[self._current.positions.to(self.device)])
+        classes: Tensor = torch.unique(self.labels[self._current.positions.to(self.device)])
+        return classes
 
     def extra_head(self) -> nn.Module:
-        """A copy of the model's head, from features to logits, whose linear layer can be trained."""
+        """A copy of the model's head, from features to logits, whose linear layer can be trained.
+
+        The model's own ``extra_head()`` where it has one; else what its ``classify`` computes, if that is
+        linear.
+        """
         make: Callable[[], nn.Module] | None = getattr(self.inputs.model, "extra_head", None)
-        if make is None:
-            raise BadInput(
-                f"{type(self.inputs.model).__name__} has no method extra_head(): fine-tuning detectors train "
-                "a copy of the model's head, so it should return one, a module from features to logits"
-            )
-        return make()
+        if make is not None:
+            return make()
+        first = next(iter(replace(self.inputs, batch_size=1).batches()))
+        return _linear_head(self.inputs.model, self.features(first).shape[1], self.device)
 
     def batch_of(self, size: int) -> int:
         """Images of each pool in an iteration: ``size``, or all where there are fewer."""
@@ -153,3 +157,22 @@ class Source:
             parts = enumerate(images.batches(rows, batch))
             views = torch.cat([transform.train(part, draw[i * batch : (i + 1) * batch]) for i, part in parts])
         return Views(laid_out(views), self.features(views), self.labels[positions])
+
+
+@torch.no_grad()
+def _linear_head(model: Classifier, width: int, device: torch.device) -> nn.Linear:
+    """What a model's ``classify`` computes as a linear layer: its values at 0 and at the unit vectors."""
+    with FULL.active():
+        bias = model.classify(torch.zeros(1, width, device=device)).float()
+        weight = model.classify(torch.eye(width, device=device)).float() - bias
+        probe = torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(device)
+        found, expected = model.classify(probe).float(), probe @ weight + bias
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        raise BadInput(
+            f"{type(model).__name__}.classify is not linear: fine-tuning detectors train a copy of the head, so "
+            "give the model a method extra_head() that returns one, a module from features to logits"
+        )
+    head = nn.Linear(width, weight.shape[1]).to(device)
+    head.weight.copy_(weight.T)
+    head.bias.copy_(bias[0])
+    return head
