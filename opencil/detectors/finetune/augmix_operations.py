@@ -1,0 +1,261 @@
+"""AugMix's image operations (Hendrycks et al. 2020, arXiv 1912.02781), batched on the images' device.
+
+The reference implementation calls Pillow for one image after another. Here every image of a batch has an
+operation of its own, and a batch goes through three computations whatever was drawn: a lookup in tables of
+256 entries, a bilinear warp, and a blend with a grey or a smoothed copy; each image takes the one it needs.
+So shapes are always the same, nothing is read back by the host, and a CUDA graph can hold it all. Roundings
+are Pillow's: values stay whole between operations, and fractions are cut off. Nothing here is a product of
+matrices or a convolution, which autocast would round to bfloat16. Many steps work in place: with new memory
+for every intermediate result, a CPU spends more time on getting pages than on computing.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.errors import BadInput
+
+
+class Operation(IntEnum):
+    """What is done to an image: the reference's list with its extra operations, and nothing."""
+
+    AUTOCONTRAST = 0
+    EQUALIZE = 1
+    POSTERIZE = 2
+    ROTATE = 3
+    SOLARIZE = 4
+    SHEAR_X = 5
+    SHEAR_Y = 6
+    TRANSLATE_X = 7
+    TRANSLATE_Y = 8
+    COLOR = 9
+    CONTRAST = 10
+    BRIGHTNESS = 11
+    SHARPNESS = 12
+    NOTHING = 13  # fills up a chain that is shorter than others; never drawn as an operation
+
+
+#: The depth that stands for a random one, and the longest chain that it gives.
+RANDOM_DEPTH, LONGEST = -1, 3
+
+#: An operation's parameter is level / FULL_LEVEL of its largest value; levels start at LOWEST_LEVEL.
+FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
+
+
+@dataclass(frozen=True)
+class AugMixDraw:
+    """The random choices for N images, each mixed from ``width`` chains of ``depth`` operations.
+
+    ``operation``, int64 [N, width, depth]: values of ``Operation``. ``level``, float64 [N, width, depth]: how
+    strongly, with a sign that only rotating, shearing and shifting look at. ``weights``, float32 [N, width]:
+    of the chains, with sum 1. ``strength``, float32 [N]: the share of the chains in the mixed image.
+    """
+
+    operation: Tensor
+    level: Tensor
+    weights: Tensor
+    strength: Tensor
+
+    def __getitem__(self, rows: slice) -> "AugMixDraw":
+        return AugMixDraw(self.operation[rows], self.level[rows], self.weights[rows], self.strength[rows])
+
+    def to(self, device: torch.device) -> "AugMixDraw":
+        """The same choices on a device."""
+        return AugMixDraw(
+            self.operation.to(device),
+            self.level.to(device),
+            self.weights.to(device),
+            self.strength.to(device),
+        )
+
+
+def draw(
+    count: int, width: int, depth: int, severity: float, alpha: float, generator: torch.Generator
+) -> AugMixDraw:
+    """Random choices for ``count`` images, drawn on the CPU.
+
+    ``depth`` operations in each of ``width`` chains, or 1 to 3 by chance in each where it is −1; levels are
+    uniform in [0.1, severity), the weights of the chains come from Dirichlet(alpha), and their share in the
+    mixed image from Beta(alpha, alpha).
+    """
+    _check(width, depth, severity, alpha)
+    chains = (count, width)
+    places = (*chains, LONGEST if depth == RANDOM_DEPTH else depth)
+    operation = torch.randint(Operation.NOTHING, places, generator=generator)
+    if depth == RANDOM_DEPTH:
+        lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
+        operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
+    uniform = torch.rand(places, generator=generator, dtype=torch.float64)
+    level = LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
+    negative = torch.rand(places, generator=generator) < 0.5
+    # torch.distributions would draw from the global generator; Beta(a, a) is Dirichlet(a, a)'s first part.
+    weights = torch._sample_dirichlet(torch.full(chains, alpha, dtype=torch.float64), generator)
+    strength = torch._sample_dirichlet(torch.full((count, 2), alpha, dtype=torch.float64), generator)[:, 0]
+    return AugMixDraw(operation, torch.where(negative, -level, level), weights.float(), strength.float())
+
+
+def augmix(pixels: Tensor, draw: AugMixDraw) -> Tensor:
+    """Images mixed with chains of operations on them: (1 − m)·x + m·Σ_i w_i·chain_i(x).
+
+    ``pixels``: uint8 or float [B, 3, H, W] with values 0 … 255; ``draw`` lies on the same device. Gives
+    float32 [B, 3, H, W] in the same range. A chain starts from whole values, as Pillow's images have.
+    """
+    clean = pixels.float()
+    count, width, depth = draw.operation.shape
+    whole = clean.clamp(0, 255).floor()
+    chains = whole[:, None].expand(-1, width, -1, -1, -1).flatten(0, 1)
+    for place in range(depth):
+        chains = operate(chains, draw.operation[:, :, place].flatten(), draw.level[:, :, place].flatten())
+    weights = draw.weights[:, :, None, None, None]
+    mixed = (weights * chains.view(count, width, *clean.shape[1:])).sum(dim=1)
+    strength = draw.strength[:, None, None, None]
+    return (1 - strength) * clean + strength * mixed
+
+
+def operate(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """One operation on each image, which may be another one for every image.
+
+    ``images``: whole values 0 … 255 as float32 [N, 3, H, W], which is also what comes out; ``operation``,
+    int64 [N]; ``level``, float64 [N].
+    """
+    gray = _gray(images)
+    factor = (level.abs() * 1.8 / FULL_LEVEL + 0.1).float()
+    values = images.long().flatten(2)
+    tables = _tables(images, gray, _histogram(values), operation, level.abs(), factor)
+    result = tables.gather(2, values).view_as(images)
+
+    kind, factor = operation[:, None, None, None], factor[:, None, None, None]
+    to_gray, to_smooth = kind == Operation.COLOR, kind == Operation.SHARPNESS
+    blended = _blend(torch.where(to_gray, gray, _smooth(images)), images, factor)
+    result = torch.where(to_gray | to_smooth, blended, result)
+
+    moves = (kind == Operation.ROTATE) | ((kind >= Operation.SHEAR_X) & (kind <= Operation.TRANSLATE_Y))
+    return torch.where(moves, _warped(images, operation, level), result)
+
+
+def _check(width: int, depth: int, severity: float, alpha: float) -> None:
+    if width < 1:
+        raise BadInput(f"AugMix's width = {width} is not allowed: it must be 1 or more")
+    if depth < 1 and depth != RANDOM_DEPTH:
+        raise BadInput(
+            f"AugMix's depth = {depth} is not allowed: it must be 1 or more, or {RANDOM_DEPTH} for chance"
+        )
+    if not LOWEST_LEVEL <= severity <= FULL_LEVEL:
+        raise BadInput(
+            f"AugMix's severity = {severity} is not allowed: it must be from {LOWEST_LEVEL} to {FULL_LEVEL:g}"
+        )
+    if not 0 < alpha < float("inf"):
+        raise BadInput(f"AugMix's alpha = {alpha} is not allowed: it must be a number above 0")
+
+
+# --- tables of 256 entries: autocontrast, equalize, posterize, solarize, contrast, brightness ---------------
+
+
+def _tables(
+    images: Tensor, gray: Tensor, histogram: Tensor, operation: Tensor, amount: Tensor, factor: Tensor
+) -> Tensor:
+    """What each value becomes, float32 [N, 3, 256]; each value itself for operations that need no table."""
+    kind, amount, factor = operation[:, None, None], amount[:, None, None], factor[:, None, None]
+    values = torch.arange(256, device=images.device)
+
+    # These four treat all channels alike: [N, 1, 256].
+    bits = 4 + (amount * 4 / FULL_LEVEL).long()  # that are set to zero, of eight
+    table = torch.where(kind == Operation.POSTERIZE, values >> bits << bits, values)
+    threshold = 256 - (amount * 256 / FULL_LEVEL).long()
+    solarized = (kind == Operation.SOLARIZE) & (values >= threshold)
+    table = torch.where(solarized, 255 - values, table).float()
+    to_mean, to_black = kind == Operation.CONTRAST, kind == Operation.BRIGHTNESS
+    mean = (gray.mean(dim=(2, 3), dtype=torch.float64) + 0.5).floor().float()[:, :, None]
+    table = torch.where(to_mean | to_black, _blend(mean * to_mean, values.float(), factor), table)
+
+    # And these two each by itself. Pillow stretches in double precision; float32 would be cut off elsewhere.
+    low, high = images.amin(dim=(2, 3)).double()[:, :, None], images.amax(dim=(2, 3)).double()[:, :, None]
+    scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # 255 / … would multiply by a reciprocal
+    stretched = (values * scale).sub_(low * scale).clamp_(0, 255).floor_().float()
+    table = torch.where((kind == Operation.AUTOCONTRAST) & (high > low), stretched, table)
+    # Pixels darker than each value; float32 counts exactly up to 2^24 of them.
+    below = histogram.cumsum(dim=2, dtype=torch.float32).sub_(histogram)
+    step = (images.shape[2] * images.shape[3] - histogram.gather(2, high.long())) // 255
+    equalized = below.add_(step // 2).div_(step.clamp(min=1)).floor_().clamp_(max=255)
+    return torch.where((kind == Operation.EQUALIZE) & (step > 0), equalized, table)
+
+
+def _histogram(values: Tensor) -> Tensor:
+    """How often each value occurs in int64 [N, 3, pixels], int32 [N, 3, 256]: sums that need no order."""
+    counts = values.new_zeros(*values.shape[:2], 256, dtype=torch.int32)
+    return counts.scatter_add_(2, values, counts.new_ones(1).expand_as(values))
+
+
+# --- warps: rotate, shear_x, shear_y, translate_x, translate_y ----------------------------------------------
+
+
+def _warped(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """Each image seen through its affine map, bilinear, black outside.
+
+    A map leads from the centre of a pixel of the result, half a pixel into it, to a place in the image:
+    (x, y) → (a·x + b·y + c, d·x + e·y + f). Places are in double precision as Pillow's, since a place just
+    left of a pixel's centre and one just right of it are cut off to different values.
+    """
+    height, width = images.shape[-2:]
+    middle_x, middle_y = width / 2, height / 2
+    angle = (level * 30 / FULL_LEVEL).trunc().deg2rad() * (operation == Operation.ROTATE)
+    cos, sin = angle.cos(), angle.sin()
+    shear = level * 0.3 / FULL_LEVEL
+    shift_x = (level * (width / 3) / FULL_LEVEL).trunc() * (operation == Operation.TRANSLATE_X)
+    shift_y = (level * (height / 3) / FULL_LEVEL).trunc() * (operation == Operation.TRANSLATE_Y)
+    b = shear * (operation == Operation.SHEAR_X) - sin
+    c = middle_x - cos * middle_x + sin * middle_y + shift_x
+    d = shear * (operation == Operation.SHEAR_Y) + sin
+    f = middle_y - sin * middle_x - cos * middle_y + shift_y
+
+    columns = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5
+    rows = torch.arange(height, device=images.device, dtype=torch.float64) + 0.5
+    x = torch.outer(cos, columns)[:, None, :] + (torch.outer(b, rows) + c[:, None])[:, :, None]  # [N, H, W]
+    y = torch.outer(d, columns)[:, None, :] + (torch.outer(cos, rows) + f[:, None])[:, :, None]
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    left, along = _before(x, width)
+    top, down = _before(y, height)
+
+    # With an image's border repeated, every place inside lies between four pixels; one index leads to all.
+    around = F.pad(images, (1, 1, 1, 1), mode="replicate").flatten(2)
+    line = width + 2
+    place = top.add_(1).mul_(line).add_(left).add_(1).long().flatten(1)
+    index = place[:, None].expand(-1, images.shape[1], -1)
+    upper = around.gather(2, index).lerp_(around[..., 1:].gather(2, index), along)
+    lower = around[..., line:].gather(2, index).lerp_(around[..., line + 1 :].gather(2, index), along)
+    return upper.lerp_(lower, down).floor_().mul_(inside.flatten(1)[:, None]).view_as(images)
+
+
+def _before(place: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The last pixel whose centre is not after a place, and the share of the way to the next, [N, 1, H·W]."""
+    place = place - 0.5
+    pixel = place.floor()
+    share = place.sub_(pixel).float().flatten(1)[:, None]
+    return pixel.clamp_(-1, size - 1), share  # only places outside the image are moved
+
+
+# --- blends: color and sharpness; contrast and brightness use them in their tables --------------------------
+
+
+def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """From the degenerate image (factor 0) to the image (factor 1) and beyond, to whole values 0 … 255."""
+    return (images - degenerate).mul_(factor).add_(degenerate).clamp_(0, 255).floor_()
+
+
+def _gray(images: Tensor) -> Tensor:
+    """Luma [N, 1, H, W] by ITU-R 601-2 in 16-bit fractions: sums below 2^24, which float32 holds exactly."""
+    red, green, blue = images.unbind(dim=1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()[:, None]
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Pillow's SMOOTH: a mean of 3 × 3 pixels in which the middle counts five times; the border is left."""
+    middle = images[:, :, 1:-1, 1:-1]
+    columns = (images[:, :, :-2] + images[:, :, 1:-1]).add_(images[:, :, 2:])
+    square = (columns[..., :-2] + columns[..., 1:-1]).add_(columns[..., 2:]).add_(middle, alpha=4)
+    smooth = images.clone()
+    smooth[:, :, 1:-1, 1:-1] = square.add_(6.5).div_(13).floor_()  # 6.5: to the nearest
+    return smooth

@@ -1,0 +1,380 @@
+"""AugMix's operations against Pillow's own, image by image, and the mixing of their chains."""
+
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opencil.detectors.finetune.augmix_operations import AugMixDraw, Operation, augmix, draw, operate
+from opencil.errors import BadInput
+
+OPERATIONS = [operation for operation in Operation if operation is not Operation.NOTHING]
+TABLES = {Operation.AUTOCONTRAST, Operation.EQUALIZE, Operation.POSTERIZE, Operation.SOLARIZE}
+#: (height, width); among them images in which nothing is left to smooth, and more pixels than table entries.
+SIZES = [(32, 32), (8, 8), (20, 13), (13, 20), (1, 5), (2, 2), (48, 64)]
+
+
+def numbers(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_images(count: int, height: int, width: int, seed: int = 0) -> Tensor:
+    """Noise of every contrast, from faint to full: a channel of an image may use 4 values or all 256."""
+    pixels = torch.rand(count, 3, height, width, generator=numbers(seed))
+    span = torch.randint(4, 257, (count, 3, 1, 1), generator=numbers(seed + 1))
+    darkest = (torch.rand(count, 3, 1, 1, generator=numbers(seed + 2)) * (257 - span)).floor()
+    return (darkest + pixels * span).floor().clamp(0, 255).to(torch.uint8)
+
+
+def random_levels(count: int, severity: float, seed: int = 0) -> Tensor:
+    level = 0.1 + (severity - 0.1) * torch.rand(count, generator=numbers(seed), dtype=torch.float64)
+    return level * (1 - 2 * torch.randint(0, 2, (count,), generator=numbers(seed + 1)))
+
+
+def with_pillow(image: Tensor, operation: int, level: float) -> Tensor:
+    """The reference's operation on one uint8 image [3, H, W]; the level has the sign that is random there."""
+    height, width = image.shape[1:]
+    pil = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    strength = abs(level)
+    factor = float(strength) * 1.8 / 10.0 + 0.1
+
+    def move(*matrix: float) -> Image.Image:
+        return pil.transform(
+            (width, height), Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
+        )
+
+    def signed_int(maximum: float) -> int:
+        return int(strength * maximum / 10) * (1 if level > 0 else -1)
+
+    shear = float(level) * 0.3 / 10.0
+    does: dict[int, Callable[[], Image.Image]] = {
+        Operation.AUTOCONTRAST: lambda: ImageOps.autocontrast(pil),
+        Operation.EQUALIZE: lambda: ImageOps.equalize(pil),
+        Operation.POSTERIZE: lambda: ImageOps.posterize(pil, 4 - int(strength * 4 / 10)),
+        Operation.ROTATE: lambda: pil.rotate(signed_int(30), resample=Image.Resampling.BILINEAR),
+        Operation.SOLARIZE: lambda: ImageOps.solarize(pil, 256 - int(strength * 256 / 10)),
+        Operation.SHEAR_X: lambda: move(1, shear, 0, 0, 1, 0),
+        Operation.SHEAR_Y: lambda: move(1, 0, 0, shear, 1, 0),
+        Operation.TRANSLATE_X: lambda: move(1, 0, signed_int(width / 3), 0, 1, 0),
+        Operation.TRANSLATE_Y: lambda: move(1, 0, 0, 0, 1, signed_int(height / 3)),
+        Operation.COLOR: lambda: ImageEnhance.Color(pil).enhance(factor),
+        Operation.CONTRAST: lambda: ImageEnhance.Contrast(pil).enhance(factor),
+        Operation.BRIGHTNESS: lambda: ImageEnhance.Brightness(pil).enhance(factor),
+        Operation.SHARPNESS: lambda: ImageEnhance.Sharpness(pil).enhance(factor),
+        Operation.NOTHING: lambda: pil,
+    }
+    return torch.from_numpy(np.array(does[operation]())).permute(2, 0, 1)
+
+
+def same_operation(images: Tensor, operation: Operation, level: Tensor) -> Tensor:
+    """The same operation on uint8 images, as uint8; fails where a result is no whole value 0 … 255."""
+    result = operate(images.float(), torch.full((len(images),), operation), level)
+    assert result.dtype == torch.float32
+    whole = result.to(torch.uint8)
+    assert torch.equal(whole.float(), result)
+    return whole
+
+
+def assert_like_pillow(result: Tensor, expected: Tensor, exactly: bool) -> None:
+    """Equal; or one grey level off in at most one value of a thousand.
+
+    Fractions are cut off, so a result that Pillow's arithmetic puts just below a whole number and ours just
+    above is one level apart. Interpolated values come from double precision there and float32 here, which
+    is seen in a few values of a million; compilers may also fuse Pillow's multiplications and additions.
+    """
+    difference = (result.int() - expected.int()).abs()
+    if exactly:
+        assert difference.max() == 0
+    else:
+        assert difference.max() <= 1
+        assert difference.count_nonzero() <= difference.numel() / 1000
+
+
+# --- each operation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("severity", [1.0, 10.0])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name.lower())
+def test_an_operation_is_pillows(operation: Operation, size: tuple[int, int], severity: float) -> None:
+    count = 24
+    images, level = random_images(count, *size), random_levels(count, severity)
+    result = same_operation(images, operation, level)
+    expected = [with_pillow(image, operation, float(x)) for image, x in zip(images, level, strict=True)]
+    assert_like_pillow(result, torch.stack(expected), exactly=operation in TABLES)
+
+
+@settings(max_examples=150)
+@given(
+    operation=st.sampled_from(OPERATIONS),
+    level=st.floats(0.1, 9.99),
+    negative=st.booleans(),
+    size=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    seed=st.integers(0, 2**32),
+)
+def test_an_operation_is_pillows_on_any_size(
+    operation: Operation, level: float, negative: bool, size: tuple[int, int], seed: int
+) -> None:
+    level = -level if negative else level
+    image = random_images(1, *size, seed=seed)
+    result = same_operation(image, operation, torch.tensor([level], dtype=torch.float64))
+    difference = (result[0].int() - with_pillow(image[0], operation, level).int()).abs()
+    # How many are one level off is not limited: a round level puts many interpolated values on whole numbers.
+    assert difference.max() <= (0 if operation in TABLES else 1)
+
+
+def test_every_image_has_an_operation_of_its_own() -> None:
+    images = random_images(10 * len(Operation), 20, 16)  # equalize leaves images of up to 255 pixels alone
+    operation = torch.arange(len(images)) % len(Operation)
+    level = random_levels(len(images), 10.0)
+    mixed_up = operate(images.float(), operation, level)
+    for kind in Operation:
+        rows = operation == kind
+        alone = same_operation(images[rows], kind, level[rows])
+        assert torch.equal(mixed_up[rows], alone.float())
+        assert torch.equal(alone, images[rows]) == (kind is Operation.NOTHING)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name.lower())
+def test_images_of_one_colour(operation: Operation) -> None:
+    colours = torch.tensor([[0, 0, 0], [255, 255, 255], [7, 7, 7], [200, 3, 90], [0, 255, 128]])
+    images = colours.to(torch.uint8)[:, :, None, None].expand(-1, -1, 12, 9).contiguous()
+    level = torch.tensor([0.5, 3.0, -9.0, -2.0, 7.7], dtype=torch.float64)
+    result = same_operation(images, operation, level)
+    expected = [with_pillow(image, operation, float(x)) for image, x in zip(images, level, strict=True)]
+    assert torch.equal(result, torch.stack(expected))
+    if operation in (Operation.AUTOCONTRAST, Operation.EQUALIZE, Operation.SHARPNESS):
+        assert torch.equal(result, images)  # there is nothing to stretch, to spread or to sharpen
+
+
+@pytest.mark.parametrize("operation", [Operation.AUTOCONTRAST, Operation.EQUALIZE])
+def test_channels_of_one_value_and_of_two(operation: Operation) -> None:
+    images = torch.full((1, 3, 32, 32), 80, dtype=torch.uint8)
+    images[0, 1, :16] = 81
+    images[0, 2, 0, 0] = 255
+    result = same_operation(images, operation, torch.ones(1, dtype=torch.float64))
+    assert torch.equal(result[0], with_pillow(images[0], operation, 1.0))
+    assert torch.equal(result[0, 0], images[0, 0])
+    assert not torch.equal(result[0, 1], images[0, 1])
+
+
+# --- mixing -------------------------------------------------------------------------------------------------
+
+
+def naive_augmix(image: Tensor, choices: AugMixDraw, row: int) -> Tensor:
+    """One image after the other, one chain after the other, with Pillow."""
+    mix = torch.zeros(image.shape, dtype=torch.float64)
+    for chain, weight in enumerate(choices.weights[row].tolist()):
+        augmented = image
+        for operation, level in zip(
+            choices.operation[row, chain].tolist(), choices.level[row, chain].tolist(), strict=True
+        ):
+            augmented = with_pillow(augmented, operation, level)
+        mix += weight * augmented.double()
+    strength = float(choices.strength[row])
+    return (1 - strength) * image.double() + strength * mix
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "severity"), [(3, -1, 1.0), (3, -1, 10.0), (1, 1, 3.0), (2, 5, 3.0)]
+)
+def test_augmix_equals_the_naive_loop(width: int, depth: int, severity: float) -> None:
+    images = random_images(40, 24, 32)
+    choices = draw(40, width, depth, severity, 1.0, numbers())
+    result = augmix(images, choices)
+    assert result.dtype == torch.float32
+    expected = torch.stack([naive_augmix(image, choices, row) for row, image in enumerate(images)])
+    difference = (result - expected).abs()
+    # A value that is one level off may be spread far by an equalization after it; such values must stay rare.
+    assert (difference > 1e-3).double().mean() < 2e-3
+    assert difference.mean() < 2e-3
+
+
+def test_without_strength_images_stay_as_they_are() -> None:
+    images = random_images(6, 8, 8)
+    choices = draw(6, 3, -1, 10.0, 1.0, numbers())
+    none = AugMixDraw(choices.operation, choices.level, choices.weights, torch.zeros(6))
+    assert torch.equal(augmix(images, none), images.float())
+    fractions = images.float() + 0.25
+    assert torch.equal(augmix(fractions.clamp(max=255), none), fractions.clamp(max=255))
+
+
+def test_chains_start_from_whole_values() -> None:
+    images = random_images(6, 8, 8).clamp(max=254)
+    choices = draw(6, 3, -1, 10.0, 1.0, numbers())
+    full = AugMixDraw(choices.operation, choices.level, choices.weights, torch.ones(6))
+    assert torch.equal(augmix(images.float() + 0.75, full), augmix(images, full))
+
+
+def test_the_layout_and_type_of_the_images_make_no_difference() -> None:
+    images = random_images(12, 10, 14)
+    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    expected = augmix(images, choices)
+    assert torch.equal(augmix(images.float(), choices), expected)
+    assert torch.equal(augmix(images.contiguous(memory_format=torch.channels_last), choices), expected)
+    rows = slice(3, 7)
+    assert torch.equal(augmix(images[rows], choices[rows]), expected[rows])
+
+
+def test_images_and_choices_are_not_changed() -> None:
+    images = random_images(12, 10, 14).float()
+    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    before = images.clone(), astuple(choices)
+    first, second = augmix(images, choices), augmix(images, choices)
+    assert torch.equal(first, second)
+    assert torch.equal(images, before[0])
+    assert all(torch.equal(a, b) for a, b in zip(astuple(choices), before[1], strict=True))
+
+
+def test_an_empty_batch() -> None:
+    assert augmix(random_images(0, 8, 8), draw(0, 3, -1, 1.0, 1.0, numbers())).shape == (0, 3, 8, 8)
+
+
+def test_autocast_does_not_reach_in() -> None:
+    images = random_images(12, 10, 14)
+    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    expected = augmix(images, choices)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(augmix(images, choices), expected)
+
+
+class _Watch(TorchDispatchMode):
+    """Fails at a tensor of another device: it would be copied from the host, which a capture forbids."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in (*args, result):
+            assert not isinstance(value, Tensor) or value.device.type == "meta", f"{func} of {value.device}"
+        return result
+
+
+def test_nothing_depends_on_values_that_only_the_device_knows() -> None:
+    meta = torch.device("meta")  # tensors without values: reading one back, or a shape that needs one, fails
+    choices = draw(5, 3, -1, 1.0, 1.0, numbers()).to(meta)
+    images = random_images(5, 8, 8).to(meta)
+    with _Watch():
+        assert augmix(images, choices).shape == (5, 3, 8, 8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a capture needs a CUDA device")
+def test_a_captured_augmix_is_the_cpus() -> None:
+    device = torch.device("cuda")
+    images = [random_images(64, 32, 32, seed) for seed in range(2)]
+    choices = [draw(64, 3, -1, 10.0, 1.0, numbers(seed)) for seed in range(2)]
+    inputs, given = images[0].to(device), choices[0].to(device)
+    augmix(inputs, given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = augmix(inputs, given)
+    inputs.copy_(images[1])
+    for static, new in zip(vars(given).values(), vars(choices[1]).values(), strict=True):
+        static.copy_(new)
+    graph.replay()
+    difference = (output.cpu() - augmix(images[1], choices[1])).abs()
+    assert (difference > 1e-3).double().mean() < 2e-3
+
+
+# --- drawing ------------------------------------------------------------------------------------------------
+
+
+def test_every_operation_is_drawn_alike_with_both_signs() -> None:
+    choices = draw(4000, 3, 2, 1.0, 1.0, numbers())
+    for operation in OPERATIONS:
+        chosen = choices.operation == operation
+        share = chosen.double().mean()
+        assert share == pytest.approx(1 / 13, rel=0.08)  # four standard deviations of 24,000 draws
+        positive = (choices.level[chosen] > 0).double().mean()
+        assert positive == pytest.approx(0.5, abs=0.05)
+    assert not (choices.operation == Operation.NOTHING).any()
+
+
+@pytest.mark.parametrize("severity", [1.0, 3.0, 10.0])
+def test_levels_are_uniform_up_to_the_severity(severity: float) -> None:
+    level = draw(4000, 3, -1, severity, 1.0, numbers()).level.abs()
+    assert level.dtype == torch.float64
+    assert 0.1 <= level.min() < 0.1 + 0.01 * severity
+    assert severity * 0.99 < level.max() < severity
+    assert level.mean() == pytest.approx((0.1 + severity) / 2, rel=0.02)
+
+
+@settings(max_examples=30)
+@given(count=st.integers(0, 9), width=st.integers(1, 5), depth=st.integers(1, 5))
+def test_width_and_depth_are_obeyed(count: int, width: int, depth: int) -> None:
+    choices = draw(count, width, depth, 1.0, 1.0, numbers())
+    assert choices.operation.shape == choices.level.shape == (count, width, depth)
+    assert choices.weights.shape == (count, width)
+    assert choices.strength.shape == (count,)
+    assert (choices.operation < Operation.NOTHING).all()
+
+
+def test_a_random_depth_is_1_to_3_in_every_chain() -> None:
+    choices = draw(3000, 3, -1, 1.0, 1.0, numbers())
+    done = choices.operation != Operation.NOTHING
+    lengths = done.sum(dim=2)
+    assert torch.equal(done, torch.arange(3) < lengths[:, :, None])  # the operations come first
+    for length in (1, 2, 3):
+        assert (lengths == length).double().mean() == pytest.approx(1 / 3, abs=0.02)
+    assert (lengths[:, 0] != lengths[:, 1]).any()
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 5.0])
+def test_weights_and_strengths_have_their_distributions(alpha: float) -> None:
+    width, count = 3, 20_000
+    choices = draw(count, width, 1, 1.0, alpha, numbers())
+    assert choices.weights.dtype == choices.strength.dtype == torch.float32
+    torch.testing.assert_close(choices.weights.sum(dim=1), torch.ones(count))
+    assert choices.weights.min() >= 0
+    assert choices.strength.min() >= 0
+    assert choices.strength.max() <= 1
+    # A component of Dirichlet(a, …, a) over n has mean 1/n and variance (n − 1) / (n² (n·a + 1)).
+    for drawn, over in (
+        (choices.weights[:, 0], width),
+        (choices.weights[:, 2], width),
+        (choices.strength, 2),
+    ):
+        assert drawn.mean() == pytest.approx(1 / over, abs=0.015)
+        assert drawn.var() == pytest.approx((over - 1) / (over**2 * (over * alpha + 1)), rel=0.06)
+
+
+def test_the_same_generator_gives_the_same_choices_and_another_one_others() -> None:
+    first, again, other = (draw(50, 3, -1, 1.0, 1.0, numbers(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(other).values(), strict=True))
+    images = random_images(50, 8, 8)
+    assert torch.equal(augmix(images, first), augmix(images, again))
+    assert not torch.equal(augmix(images, first), augmix(images, other))
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    draw(50, 3, -1, 1.0, 1.0, numbers())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "width = 0 is not allowed"),
+        ({"depth": 0}, "depth = 0 is not allowed"),
+        ({"depth": -2}, "depth = -2 is not allowed"),
+        ({"severity": 0.05}, "severity = 0.05 is not allowed: it must be from 0.1 to 10"),
+        ({"severity": 11.0}, "severity = 11.0 is not allowed"),
+        ({"severity": float("nan")}, "severity = nan is not allowed"),
+        ({"alpha": 0.0}, "alpha = 0.0 is not allowed"),
+        ({"alpha": float("inf")}, "alpha = inf is not allowed"),
+    ],
+)
+def test_values_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"width": 3, "depth": -1, "severity": 1.0, "alpha": 1.0} | change
+    with pytest.raises(BadInput, match=message):
+        draw(4, **values, generator=numbers())
