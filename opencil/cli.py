@@ -1,7 +1,7 @@
 """The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -229,12 +229,17 @@ def show_list(
 
 
 def _of_detector(detector: "Detector") -> dict[str, str]:
-    """What a detector reads, whether it needs a set-up, and its values as they are by default."""
+    """What a detector reads, to score and in its set-up, and its values as they are by default."""
     from opencil.validation import plain
 
-    values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items())
-    set_up = "yes" if detector.needs_setup else "–"
-    return {"reads": ", ".join(sorted(detector.reads)), "set-up": set_up, "values": values or "–"}
+    def shown(values: Mapping[str, Any]) -> str:
+        parts = [f"{k} = {{{shown(v)}}}" if isinstance(v, dict) else f"{k} = {v}" for k, v in values.items()]
+        return ", ".join(parts)
+
+    values = shown(plain(detector))
+    set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
+    reads = ", ".join(sorted(detector.reads))
+    return {"family": detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
 
 
 @app.command(epilog="Example: opencil report runs --save report.md")

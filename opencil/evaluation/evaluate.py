@@ -30,6 +30,7 @@ def evaluate(
     detectors: Sequence[str] | Mapping[str, Detector] | None = None,
     transform: Transform | None = None,
     labels: Tensor | None = None,
+    setup_labels: Tensor | None = None,
     tasks: Sequence[int] | None = None,
     batch_size: int = 512,
 ) -> "pd.DataFrame":
@@ -39,8 +40,9 @@ def evaluate(
     need a ``transform``, or floating-point tensors [N, channels, H, W] that are normalised already (ODIN then
     divides its step by the std of ``transform``, if that is given). ``test`` is in-distribution; its labels
     come with the image set or as ``labels``. ``setup`` holds training images, for the detectors that need
-    them. ``detectors`` are names (default: all) or detectors of your own by name. ``tasks`` gives the task,
-    counted from 1, that each class came with; it adds the figures of old against new classes.
+    them; their labels likewise come with them or as ``setup_labels``. ``detectors`` are names (default: all)
+    or detectors of your own by name. ``tasks`` gives the task, counted from 1, that each class came with; it
+    adds the figures of old against new classes.
     """
     import pandas as pd
 
@@ -57,11 +59,20 @@ def evaluate(
     of_test, of_ood = outputs(test), {name: outputs(images) for name, images in ood.items()}
     if labels is not None:
         of_test = replace(of_test, labels=labels.to(of_test.logits.device))
-    _check_labels(of_test)
-    if of_test.labels is not None:
-        of_test = replace(of_test, labels=of_test.labels.long())
+    of_test = _with_labels(of_test, "test")
     task_of = _tasks(tasks, of_test)
-    of_setup = outputs(setup) if needing and setup is not None else None
+    of_setup = None
+    if needing and setup is not None:
+        of_setup = outputs(setup)
+        if setup_labels is not None:
+            of_setup = replace(of_setup, labels=setup_labels.to(of_setup.logits.device))
+        of_setup = _with_labels(of_setup, "set-up")
+        learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
+        if of_setup.labels is None and learning:
+            raise BadInput(
+                f"{', '.join(learning)} learn from the labels of set-up images: give setup_labels=..., or "
+                "name other detectors"
+            )
     rows: list[tuple[str, Measurement]] = []
     if of_test.labels is not None:
         rows.append(("", Measurement("", "accuracy", accuracy(of_test.logits.argmax(dim=1), of_test.labels))))
@@ -79,20 +90,22 @@ def _detectors(chosen: Sequence[str] | Mapping[str, Detector] | None) -> dict[st
     return {name: DETECTORS.create(name) for name in (DETECTORS.names() if chosen is None else chosen)}
 
 
-def _check_labels(test: Outputs) -> None:
-    labels, classes = test.labels, test.logits.shape[1]
+def _with_labels(outputs: Outputs, which: str) -> Outputs:
+    """Outputs whose labels, where there are any, are fit to be used."""
+    labels, classes = outputs.labels, outputs.logits.shape[1]
     if labels is None:
-        return
-    if labels.shape != (len(test),) or labels.is_floating_point() or labels.dtype == torch.bool:
+        return outputs
+    if labels.shape != (len(outputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise BadInput(
-            f"labels are {labels.dtype} {list(labels.shape)}: integers [{len(test)}] are needed, "
-            "one for each test image"
+            f"labels are {labels.dtype} {list(labels.shape)}: integers [{len(outputs)}] are needed, "
+            f"one for each {which} image"
         )
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise BadInput(
             f"labels range from {int(labels.min())} to {int(labels.max())}: "
             f"the model knows 0 to {classes - 1}"
         )
+    return replace(outputs, labels=labels.long())
 
 
 def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:

@@ -134,6 +134,9 @@ def _advance(
         with folder.opened(spec):
             files.write_json(folder.path / "environment.json", environment(device))
             yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
+            if device.type == "cuda":  # of the whole process: packed runs share it
+                peak = {"peak_memory_mib": round(torch.cuda.max_memory_allocated(device) / 2**20)}
+                files.write_json(folder.path / "environment.json", environment(device) | peak)
     except OpenCILError as error:
         yield Failed(spec, error)
     except (OSError, RuntimeError) as error:  # a full disk, a GPU's memory: the other runs can go on
@@ -289,7 +292,7 @@ class _Run:
                 "step": step.number,
                 "steps": step.steps,
                 "classes": step.seen,
-                "seconds": seconds,
+                "seconds": {"training": seconds},
                 "images": self.stream.train.fingerprint,
             },
         )
@@ -311,9 +314,7 @@ class _Run:
                 continue
             files.write_rows(stored.detector_rows(name), rows)
             yield Evaluated(self.spec, step.number, step.steps, name)
-        stored.note(
-            tuning_seconds=tuned - started, evaluation_seconds=time.monotonic() - tuned, **self._peak()
-        )
+        stored.add_seconds(tuning=tuned - started, evaluation=time.monotonic() - tuned)
 
     def _tune(
         self, step: Step, model: Model, weights: str, detectors: dict[str, Detector]
@@ -353,13 +354,6 @@ class _Run:
         for name, error in problems.items():
             self.problems.setdefault(name, f"step {step.number}: {error}")
             del detectors[name]
-
-    def _peak(self) -> dict[str, float]:
-        """The most memory that was allocated on a GPU so far."""
-        device = self.setting.images.device
-        if device.type != "cuda":
-            return {}
-        return {"peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
 
     def _check_images(self, stored: StepFolder) -> None:
         """The memory is indices into the training images: other images would be other exemplars."""

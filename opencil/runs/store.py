@@ -48,7 +48,7 @@ class StepFolder:
         return (self.path / "step.json").exists()
 
     def info(self) -> dict[str, Any]:
-        """What was noted when the step was stored: number, steps, seconds, digest of the weights."""
+        """What is noted of a stored step: number, steps, seconds by kind of work, digest of the weights."""
         path = self.path / "step.json"
         info = files.read_json(path)
         if not isinstance(info.get("steps"), int):
@@ -88,9 +88,12 @@ class StepFolder:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
 
-    def note(self, **values: Any) -> None:
-        """Add to what is noted about a stored step."""
-        files.write_json(self.path / "step.json", {**self.info(), **values})
+    def add_seconds(self, **seconds: float) -> None:
+        """Note how long work on a stored step took, in addition to what it took before."""
+        info = self.info()
+        noted = info.get("seconds", {})
+        summed = noted | {what: noted.get(what, 0.0) + time for what, time in seconds.items()}
+        files.write_json(self.path / "step.json", info | {"seconds": summed})
 
     def head(self, name: str) -> Path:
         """The file of a fine-tuning detector's head."""

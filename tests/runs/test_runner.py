@@ -94,8 +94,8 @@ KILLED = {
         when="isinstance(event, Evaluated) and (event.step, event.detector) == (2, 'energy')"
     ),
     "in the middle of writing the weights of step 2": """
-def save(tensors, path, save=files.save_file):
-    save(tensors, path)
+def save(tensors, path, metadata=None, save=files.save_file):
+    save(tensors, path, metadata)
     if "step02" in str(path):
         os.truncate(path, os.path.getsize(path) // 2)
         die()

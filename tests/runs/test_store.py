@@ -231,11 +231,13 @@ def test_a_new_detector_trains_nothing_and_changes_nothing(
     after, whole = contents(fewer), contents(finished)
     added = {f"{RUN}/step{t:02d}/detectors/energy.parquet" for t in (1, 2, 3, 4)}
     assert set(after) - set(before) == added
-    assert {name for name in before if before[name] != after[name]} == {f"{RUN}/config.yml"}
+    touched = {f"{RUN}/step{t:02d}/step.json" for t in (1, 2, 3, 4)}  # the seconds that it took
+    assert {name for name in before if before[name] != after[name]} == {f"{RUN}/config.yml", *touched}
     assert all(after[name] == whole[name] for name in added), "as if it had been asked for from the start"
     # Both are remembered: the one that was there first cannot come back with other values.
     run_all(tiny(fewer))
-    assert contents(fewer) == whole | {f"{RUN}/config.yml": contents(fewer)[f"{RUN}/config.yml"]}
+    now = contents(fewer)
+    assert now == whole | {name: now[name] for name in (f"{RUN}/config.yml", *touched)}
 
 
 # --- damage ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.detectors.finetune.mixing import beta, dirichlet
 from opencil.errors import BadInput
 
 
@@ -59,17 +60,17 @@ class AugMixDraw:
     weights: Tensor
     strength: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The choices, in the order that ``AugMixDraw`` takes them."""
+        return self.operation, self.level, self.weights, self.strength
+
     def __getitem__(self, rows: slice) -> "AugMixDraw":
-        return AugMixDraw(self.operation[rows], self.level[rows], self.weights[rows], self.strength[rows])
+        return AugMixDraw(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """The same choices on a device."""
-        return AugMixDraw(
-            self.operation.to(device),
-            self.level.to(device),
-            self.weights.to(device),
-            self.strength.to(device),
-        )
+        return AugMixDraw(*(tensor.to(device) for tensor in self.tensors))
 
 
 def draw(
@@ -91,10 +92,8 @@ def draw(
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)
     level = LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
     negative = torch.rand(places, generator=generator) < 0.5
-    # torch.distributions would draw from the global generator; Beta(a, a) is Dirichlet(a, a)'s first part.
-    weights = torch._sample_dirichlet(torch.full(chains, alpha, dtype=torch.float64), generator)
-    strength = torch._sample_dirichlet(torch.full((count, 2), alpha, dtype=torch.float64), generator)[:, 0]
-    return AugMixDraw(operation, torch.where(negative, -level, level), weights.float(), strength.float())
+    weights, strength = dirichlet(alpha, chains, generator), beta(alpha, (count,), generator)
+    return AugMixDraw(operation, torch.where(negative, -level, level), weights, strength)
 
 
 def augmix(pixels: Tensor, draw: AugMixDraw) -> Tensor:

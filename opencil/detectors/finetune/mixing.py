@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from opencil.engine.seeding import seeded
-
 
 def beta(concentration: float, shape: tuple[int, ...], numbers: torch.Generator) -> Tensor:
-    """Draws from Beta(a, a), float32."""
-    # torch's distributions draw from the global generator alone.
-    seed = int(torch.randint(2**62, (), generator=numbers))
-    with seeded(seed):
-        return torch.distributions.Beta(concentration, concentration).sample(shape)
+    """Draws from Beta(a, a), float32: the first part of Dirichlet(a, a)."""
+    return dirichlet(concentration, (*shape, 2), numbers)[..., 0]
+
+
+def dirichlet(concentration: float, shape: tuple[int, ...], numbers: torch.Generator) -> Tensor:
+    """Draws from the symmetric Dirichlet distribution over the last dimension, float32."""
+    # torch.distributions would draw from the global generator.
+    drawn = torch._sample_dirichlet(torch.full(shape, concentration, dtype=torch.float64), numbers)
+    return drawn.float()

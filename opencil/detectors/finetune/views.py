@@ -169,8 +169,8 @@ def _linear_head(model: Classifier, width: int, device: torch.device) -> nn.Line
         found, expected = model.classify(probe).float(), probe @ weight + bias
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise BadInput(
-            f"{type(model).__name__}.classify is not linear: fine-tuning detectors train a copy of the head, so "
-            "give the model a method extra_head() that returns one, a module from features to logits"
+            f"{type(model).__name__}.classify is not linear: fine-tuning detectors train a copy of the head, "
+            "so give the model a method extra_head() that returns one, a module from features to logits"
         )
     head = nn.Linear(width, weight.shape[1]).to(device)
     head.weight.copy_(weight.T)

@@ -1,0 +1,74 @@
+"""AugMix: predictions that agree over augmented views."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.data.transforms import Transform
+from opencil.detectors.finetune.augmix_operations import AugMixDraw, augmix, draw
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.registry import Paper, register_detector
+from opencil.validation import Count, NonNegative, Positive, Whole
+
+#: Augmented views of an image, beside the clean one.
+_VIEWS = 2
+
+#: Bytes of temporary tensors per pixel, and how many bytes may be taken at once.
+_PER_PIXEL, _AT_ONCE = 600, 2**30
+
+
+@register_detector(
+    "augmix",
+    paper=Paper(
+        "AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty", 2020, "1912.02781"
+    ),
+)
+@dataclass
+class AugMix(Tuner):
+    """A head trained by CE on clean images and to predict alike on two augmented views of each."""
+
+    weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
+    severity: Positive = 1.0
+    width: Count = 3
+    depth: Whole = 0  #: operations in a chain; 0: 1 to 3, by chance
+    concentration: Positive = 1.0  #: of the chains' weights (Dirichlet) and of their share (Beta)
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """Operations, levels, weights and strengths of each iteration's views, [iterations, views, …]."""
+        count = iterations * parts * _VIEWS * batch
+        drawn = draw(count, self.width, self.depth or -1, self.severity, self.concentration, numbers)
+        return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """CE(x, y) + 12 · JSD(x, x', x''), the current images' plus the memory's."""
+        clean = torch.cat([views.images for views in batch.parts])
+        made = self._augmented(clean.repeat(_VIEWS, 1, 1, 1), AugMixDraw(*batch.drawn), batch)
+        z = extra(batch.source.features(made))
+        augmented = z.view(_VIEWS, len(batch.parts), -1, z.shape[1])
+        total = clean.new_zeros(())
+        for i, views in enumerate(batch.parts):
+            z = extra(views.features)
+            consistency = divergence(torch.stack([z, *augmented[:, i]]))
+            total = total + F.cross_entropy(z, views.labels) + self.weight * consistency
+        return total
+
+    def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
+        """Views of normalised images, normalised again."""
+        transform = batch.source.inputs.transform or _AS_THEY_ARE
+        pixels = transform.pixels(images)
+        rows = max(1, _AT_ONCE // (_PER_PIXEL * images.shape[2] * images.shape[3]))
+        made = [augmix(pixels[i : i + rows], choices[i : i + rows]) for i in range(0, len(images), rows)]
+        return transform.normalised(torch.cat(made))
+
+
+#: For images that came without a transform.
+_AS_THEY_ARE = Transform((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=1)
+
+
+def divergence(logits: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of predictions, from logits [views, B, classes]: mean over the batch."""
+    p, log_p = logits.softmax(dim=2), logits.log_softmax(dim=2)
+    log_mean = p.mean(dim=0).clamp(1e-7, 1).log()
+    return (p * (log_p - log_mean)).sum(dim=2).mean()
