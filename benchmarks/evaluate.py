@@ -184,7 +184,8 @@ def main() -> None:
     print(f"{where}, torch {torch.__version__}: {len(data.setup):,} set-up images, {scored:,} to score")
 
     # Libraries load and choose their kernels at first use: not part of either side.
-    names = list_detectors()
+    # Fine-tuning has a benchmark of its own: finetune.py.
+    names = [n for n in list_detectors() if create_detector(n).family == "post-hoc"]
     warm = Evaluator(model, shortened(data, min(2000, len(data.setup) + scored)), arguments.batch_size)
     outputs = warm.outputs()
     for name in names:

@@ -1,0 +1,97 @@
+"""Tuning the heads of all fine-tuning detectors at one step, beside the same work one method at a time.
+
+    python benchmarks/finetune.py                            # a GPU: CIFAR-100's step 5 at k = 10, ResNet-32
+    python benchmarks/finetune.py --device cpu --backbone resnet8 --images 400 --epochs 2
+
+Random images of CIFAR-100's size (5,000 of new classes, 2,000 in the memory): the speed does not depend on
+what they show. Ours: all methods advance together, so each view is made and passed through the frozen
+backbone once. The peer: each method by itself, with views of its own. Both store the heads as a run does.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import opencil
+from opencil.detectors.finetune.tuner import Tuner
+from opencil.detectors.finetune.views import Source
+from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.device import own_stream, resolve_device
+from opencil.engine.forward import Inputs
+from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import generator
+from opencil.runs.store import StepFolder
+from opencil.runs.tuning import tune
+from opencil.validation import build
+
+OLD, NEW = 40, 10
+
+
+def source(flags: argparse.Namespace, device: torch.device) -> Source:
+    """A step's images and a model, which has not been trained: that takes as long."""
+    current, memory = flags.images, flags.images * 2 // 5
+    pixels = torch.randint(
+        0, 256, (current + memory, 3, 32, 32), dtype=torch.uint8, generator=generator(0, "images")
+    )
+    labels = torch.cat([OLD + torch.arange(current) % NEW, torch.arange(memory) % OLD])
+    images = opencil.ImageSet("random", pixels, labels).to(device)
+    transform = opencil.Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=32, padding=4)
+    model = opencil.Model(opencil.create_backbone(flags.backbone), OLD + NEW).to(device).eval()
+    arithmetic = build(Arithmetic, {"precision": flags.precision}, "training")
+    return Source(Inputs(model, images, transform), labels, labels < OLD, (0, "tune"), arithmetic)
+
+
+def seconds(names: Sequence[str], flags: argparse.Namespace, device: torch.device) -> float:
+    """How long the heads of some methods take together."""
+    tuners: dict[str, Tuner] = {}
+    for name in names:
+        tuners[name] = opencil.create_detector(name)
+        if flags.epochs:
+            tuners[name].schedule = Schedule(**{**vars(tuners[name].schedule), "epochs": flags.epochs})
+    views = source(flags, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, own_stream(device):
+        for _ in tune(tuners, views, "untrained", StepFolder(Path(folder)), checkpoint_seconds=1e9):
+            pass
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--backbone", default="resnet32")
+    parser.add_argument(
+        "--images", type=int, default=5_000, help="of new classes; the memory has 2/5 of them"
+    )
+    parser.add_argument("--epochs", type=int, default=0, help="0: as many as the methods have by default")
+    parser.add_argument("--precision", default="bf16")
+    flags = parser.parse_args()
+    device = resolve_device(flags.device)
+    names = [n for n in opencil.list_detectors() if opencil.create_detector(n).family == "fine-tuning"]
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(
+        f"{where}, torch {torch.__version__}, {flags.backbone}, {flags.precision}, {flags.images} new images"
+    )
+    seconds(names[:1], flags, device)  # what is done once: choosing algorithms, loading kernels
+    alone = {}
+    for name in names:
+        alone[name] = seconds([name], flags, device)
+        print(f"{name:12} {alone[name]:7.2f} s", flush=True)
+    together = seconds(names, flags, device)
+    one_by_one = sum(alone.values())
+    print(f"{'one by one':12} {one_by_one:7.2f} s")
+    print(f"{'together':12} {together:7.2f} s, {one_by_one / together:.2f}× as fast")
+
+
+if __name__ == "__main__":
+    main()
