@@ -10,6 +10,7 @@ iteration without a capture, measured in the same process.
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
     )
+    parser.add_argument("--compile", action="store_true", help="fuse the backbones' kernels, not eager's")
     parser.add_argument("--pack", default="1,2,4,8")
     flags = parser.parse_args()
     device = resolve_device(flags.device)
@@ -99,15 +101,18 @@ def main() -> None:
         if device.type == "cuda"
         else f"CPU, {torch.get_num_threads()} threads"
     )
-    mode = "fastest" if flags.search else "deterministic"
+    mode = ("fastest" if flags.search else "deterministic") + ", compiled" * flags.compile
     print(f"{name}, torch {torch.__version__}, {mode}, ResNet-32, batch {flags.batch}, iCaRL with teacher")
     print(f"{'precision':10} {'mode':14} {'images/s':>10} {'ratio':>7}")
     iterations = flags.iterations if device.type == "cuda" else 3
     for precision in flags.precision.split(","):
         arithmetic = build(
-            Arithmetic, {"precision": precision, "deterministic": not flags.search}, "training"
+            Arithmetic,
+            {"precision": precision, "deterministic": not flags.search, "compile": flags.compile},
+            "training",
         )
-        eager = measure(1, device, arithmetic, False, iterations // 3, flags.batch)
+        plain = replace(arithmetic, compile=False)
+        eager = measure(1, device, plain, False, iterations // 3, flags.batch)
         print(f"{precision:10} {'eager':14} {eager:10.0f} {1:6.2f}×", flush=True)
         if device.type != "cuda":
             continue

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.schedule import Schedule
+from opencil.nets.model import fused_backbones
 
 #: Iterations that run eagerly before a capture: they make cuDNN choose and the optimiser create its buffers.
 WARM_UP = 3
@@ -84,7 +85,8 @@ class Iteration:
 
     def _step(self, *inputs: Tensor) -> Tensor:
         with self._arithmetic.active():
-            with self._arithmetic.autocast(self._device):
+            fuse = self._arithmetic.compile and self._on_gpu
+            with self._arithmetic.autocast(self._device), fused_backbones(fuse):
                 loss = self._loss(*inputs)
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

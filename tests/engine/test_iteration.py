@@ -123,5 +123,6 @@ def test_captured_and_eager_steps_agree(name: str) -> None:
                     iterate(stream.train.images[rows], stream.train.labels[rows], *draw.tensors)
                 stage.module.eval()
             models.append(task.model.state_dict())
+    torch.cuda.synchronize()
     for key, eager in models[0].items():
         torch.testing.assert_close(models[1][key].float(), eager.float(), rtol=1e-2, atol=1e-3)
