@@ -248,10 +248,10 @@ def agreement(cells: pd.DataFrame) -> Agreement:
     if lower_is_better(str(counted["metric"].iloc[0])):
         ours, paper = -ours, -paper
     several = len(counted) > 1
-    # Spearman's is Pearson's of the ranks; without any spread on one side there is none.
+    # Spearman's is Pearson's of the ranks. Of two it can only be 1 or −1; without any spread there is none.
     ranks = pd.DataFrame({"ours": ours.rank(), "paper": paper.rank()})
-    told_apart = bool((ranks.nunique() > 1).all())
-    correlation = float(ranks["ours"].corr(ranks["paper"])) if told_apart else None
+    meaningful = len(counted) > 2 and bool((ranks.nunique() > 1).all())
+    correlation = float(ranks["ours"].corr(ranks["paper"])) if meaningful else None
     best = set(counted.index[ours == ours.max()]) & set(counted.index[paper == paper.max()])
     return Agreement(
         len(counted), float(off.mean()), float(off.max()), correlation, bool(best) if several else None

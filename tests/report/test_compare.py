@@ -105,7 +105,8 @@ def test_flagged_cells_do_not_count() -> None:
 def test_ranks_need_a_spread() -> None:
     assert agreement(cells([50.0], [60.0])).correlation is None
     assert agreement(cells([50.0], [60.0])).same_best is None
-    assert agreement(cells([50.0, 50.0], [60.0, 61.0])).correlation is None
+    assert agreement(cells([50.0, 51.0], [60.0, 61.0])).correlation is None, "of two it would be 1 or −1"
+    assert agreement(cells([50.0, 50.0, 50.0], [60.0, 61.0, 62.0])).correlation is None
     assert agreement(cells([50.0], [60.0], flagged=1)).cells == 0
 
 
