@@ -343,7 +343,7 @@ def data_notes(found: Results, runs: Iterable[Mapping[str, Any]]) -> list[str]:
         named = ", ".join(f"{n} ({_split(s)})" for n, s in files)
         notes.append(
             "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
-            f"datasets' makers distribute: {named}."
+            f"datasets' makers distribute, which may be a matter of packing alone: {named}."
         )
     if not other and not files:
         notes.append("Data: every dataset has as many images as the paper's.")

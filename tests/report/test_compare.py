@@ -219,7 +219,7 @@ def test_data_that_differ_are_named(cifar: Rows, record: Record) -> None:
     ]
     text = notes(cifar(), run)
     assert "places365 has 10,000 test images, the paper's 33,773." in text
-    assert "makers distribute: svhn (test)." in text
+    assert "which may be a matter of packing alone: svhn (test)." in text
     assert "mnist" not in text
     assert "texture" not in text
 
