@@ -39,10 +39,10 @@ def comparison_tables(
         if cells.empty:
             continue
         data = data_notes(found, records)
-        for kind in kinds:
-            made += _of_kind(found, cells, kind, data)
-        if flagged := _contradictions(found, cells):
-            made.append(flagged)
+        compared = [table for kind in kinds for table in _of_kind(found, cells, kind, data)]
+        if compared and (flagged := _contradictions(found, cells)):
+            compared.append(flagged)
+        made += compared
     return made
 
 
