@@ -5,18 +5,27 @@ import math
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
 from opencil.config import Config
+from opencil.data.digits import Digits
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.views import Source, Views
+from opencil.engine.arithmetic import Arithmetic
 from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.store import StepFolder
+from opencil.runs.tuning import tune
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -59,6 +68,28 @@ def trained(_trained_once: Callable[[str], Path], tmp_path: Path) -> Callable[..
     return copied
 
 
+@pytest.fixture(scope="module")
+def _tuned_once(
+    tiny: Make,
+    run_all: RunAll,
+    _trained_once: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("tuned") / "runs"))
+    assert isinstance(run_all(tuned_config(tiny, runs))[-1], Finished)
+    return runs
+
+
+def tuned_config(tiny: Make, runs: Path, *settings: str) -> Config:
+    return tiny(runs, *SETTINGS, *short(["ber"], 2), *settings, detector="ber")
+
+
+@pytest.fixture
+def tuned(_tuned_once: Path, tmp_path: Path) -> Path:
+    """A folder of runs in which ``tuned_config``'s is complete."""
+    return Path(shutil.copytree(_tuned_once, tmp_path / "tuned"))
+
+
 def run_of(runs: Path, cil: str = "icarl") -> Path:
     return runs / "digits" / "k4" / cil / "seed0"
 
@@ -96,13 +127,12 @@ def tuning_of(events: list[Event]) -> list[Training]:
 
 @pytest.mark.parametrize("cil", ["icarl", "bic", "foster"])
 def test_tuning_changes_nothing_of_the_model(
-    trained: Callable[..., Path], tmp_path: Path, tiny: Make, run_all: RunAll, results: Results, cil: str
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll, results: Results, cil: str
 ) -> None:
-    """Neither what is stored of a finished run, nor the steps that are still to be trained."""
-    later, at_once = trained(cil), tmp_path / "at-once"
-    run, before = run_of(later, cil), settled(results, run_of(later, cil))
+    runs = trained(cil)
+    run, before = run_of(runs, cil), settled(results, run_of(runs, cil))
     settings = [*SETTINGS, *short(["ber", "vos"], 1)]
-    events = run_all(tiny(later, *settings, cil=cil, detector=["msp", "ber", "vos"]))
+    events = run_all(tiny(runs, *settings, cil=cil, detector=["msp", "ber", "vos"]))
     assert isinstance(events[-1], Finished)
     assert {e.progress.stage for e in events if isinstance(e, Training)} == {"tune 2 heads"}
     after = settled(results, run)
@@ -117,15 +147,20 @@ def test_tuning_changes_nothing_of_the_model(
         assert sum(t.ndim == 0 for t in head.values()) == (classes // 2 if cil == "bic" else 0)  # α, β
     assert json.loads((run / "step02" / "step.json").read_text())["seconds"]["tuning"] > 0
 
-    run_all(tiny(at_once, *settings, cil=cil, detector=["msp", "ber", "vos"]))
-    together = settled(results, run_of(at_once, cil))
-    assert together.keys() == after.keys()
-    for name in together.keys() - rows:  # whose last digits depend on where outputs came from
-        assert together[name] == after[name], name
-    confidences = [
-        table[table["metric"] == "confidence"] for table in map(opencil.read_rows, (later, at_once))
-    ]
-    pd.testing.assert_frame_equal(*confidences, rtol=1e-4)
+
+def test_steps_are_trained_as_if_those_before_had_not_been_tuned(
+    tuned: Path, tmp_path: Path, tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    """Tuned at once, step by step, or later: models, memories, accuracies and heads are the same bits."""
+    at_once = tmp_path / "at-once"
+    run_all(tiny(at_once, *SETTINGS, *short(["ber"], 2), detector=["msp", "ber"]))
+    one, other = (settled(results, run_of(runs)) for runs in (at_once, tuned))
+    assert one.keys() == other.keys()
+    for name in one.keys() - {"step01/detectors/ber.parquet", "step02/detectors/ber.parquet"}:
+        assert one[name] == other[name], name
+    # Last digits of rows depend on whether outputs were computed just now.
+    tables = [opencil.read_rows(runs) for runs in (at_once, tuned)]
+    pd.testing.assert_frame_equal(*(t[t["metric"] == "confidence"] for t in tables), rtol=1e-4)
 
 
 def test_all_sixteen_have_rows(trained: Callable[..., Path], tiny: Make, run_all: RunAll) -> None:
@@ -188,6 +223,43 @@ def test_rows_are_those_of_the_stored_head(
     )
 
 
+def test_memory_is_the_exemplars_of_old_classes(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll
+) -> None:
+    """And current images are those of the step's classes, as many an iteration as of the memory."""
+    seen: list[Batch] = []
+
+    @opencil.register_detector("watched")
+    @dataclass
+    class Watched(Tuner):
+        """Cross-entropy, watched."""
+
+        def loss(self, extra: Extra, batch: Batch) -> torch.Tensor:
+            seen.append(batch)
+            return F.cross_entropy(extra(batch.current.features), batch.current.labels)
+
+    runs = trained()
+    run_all(tiny(runs, *SETTINGS, *short(["watched"], 1), detector="watched"))
+    data = opencil.benchmark("digits")
+    stream = data.stream(4)
+    exemplars = load_file(run_of(runs) / "step01" / "memory.safetensors")["indices"]
+
+    def known(indices: torch.Tensor) -> set[bytes]:
+        return {image.numpy().tobytes() for image in data.transform.test(stream.train.images[indices])}
+
+    def served(views: list[Views]) -> set[bytes]:
+        return {image.numpy().tobytes() for part in views for image in part.images}
+
+    first, second = ([b for b in seen if (b.memory is not None) == old] for old in (False, True))
+    assert served([b.current for b in first]) == known(stream[0].train)
+    assert served([b.current for b in second]) == known(stream[1].train)
+    assert served([b.memory for b in second]) == known(exemplars)
+    for batch in second:
+        assert int(batch.memory.labels.max()) < 4 <= int(batch.current.labels.min())
+        assert len(batch.memory.labels) == len(batch.current.labels) == 128
+    assert len(second) == -(-len(stream[1].train) // 128)
+
+
 def test_ber_s_ablation_is_four_names_in_one_run(
     trained: Callable[..., Path], tiny: Make, run_all: RunAll
 ) -> None:
@@ -211,28 +283,6 @@ def test_ber_s_ablation_is_four_names_in_one_run(
 
 
 # --- stored heads ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def _tuned_once(
-    tiny: Make,
-    run_all: RunAll,
-    _trained_once: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("tuned") / "runs"))
-    assert isinstance(run_all(tuned_config(tiny, runs))[-1], Finished)
-    return runs
-
-
-def tuned_config(tiny: Make, runs: Path, *settings: str) -> Config:
-    return tiny(runs, *SETTINGS, *short(["ber"], 2), *settings, detector="ber")
-
-
-@pytest.fixture
-def tuned(_tuned_once: Path, tmp_path: Path) -> Path:
-    """A folder of runs in which ``tuned_config``'s is complete."""
-    return Path(shutil.copytree(_tuned_once, tmp_path / "tuned"))
 
 
 def test_a_stored_head_is_used_and_not_tuned_again(
@@ -259,20 +309,32 @@ def test_a_head_stored_under_other_values_is_not_used(
         assert after[name] != before[name]
 
 
-def test_a_head_of_another_model_is_not_used(
-    tuned: Path, tiny: Make, run_all: RunAll, results: Results
-) -> None:
-    """Step 1's, under the name of step 2's."""
-    before = settled(results, run_of(tuned))
-    (run_of(tuned) / "step01" / "heads" / "ber.safetensors").rename(
-        run_of(tuned) / "step02" / "heads" / "ber.safetensors"
-    )
-    unevaluated(run_of(tuned), "ber")
-    assert {e.step for e in tuning_of(run_all(tuned_config(tiny, tuned)))} == {1, 2}
-    assert settled(results, run_of(tuned)) == before
+@pytest.mark.parametrize("other", ["weights", "seed", "arithmetic"])
+def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, other: str) -> None:
+    digits, stored = Digits().load("train", 8, None), StepFolder(tmp_path)
+    model = opencil.Model(opencil.create_backbone("resnet8"), 8).eval()
+    transform = opencil.Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8)
+
+    def tuned_anew(weights: str = "a", seed: int = 0, precision: Any = "fp32") -> bool:
+        tuner = opencil.create_detector("logitnorm", schedule={"epochs": 1})
+        inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
+        source = Source(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
+        rounds = list(tune({"mine": tuner}, source, weights, stored, 60.0))
+        assert tuner.ready
+        return bool(rounds)
+
+    changed: dict[str, Any] = {
+        "weights": {"weights": "b"},
+        "seed": {"seed": 1},
+        "arithmetic": {"precision": "bf16"},
+    }
+    assert tuned_anew()
+    assert not tuned_anew()
+    assert tuned_anew(**changed[other])
+    assert not tuned_anew(**changed[other])
 
 
-@pytest.mark.parametrize("damage", ["junk", "half", "other tensors", "another shape", "not a number"])
+@pytest.mark.parametrize("damage", ["junk", "half", "other tensors", "not a number"])
 def test_a_damaged_head_is_named(
     tuned: Path, tiny: Make, run_all: RunAll, results: Results, damage: str
 ) -> None:
@@ -286,17 +348,16 @@ def test_a_damaged_head_is_named(
         path.write_bytes(content[: len(content) // 2])
     elif damage == "other tensors":
         save_file({"other": head["weight"]}, path, about)
-    elif damage == "another shape":
-        save_file(head | {"weight": head["weight"][:5].clone()}, path, about)
     else:
         save_file(head | {"bias": head["bias"] * math.nan}, path, about)
     failed = run_all(config)[-1]
     assert isinstance(failed, Failed)
     assert str(path) in str(failed.error)
     assert f"delete the folder {path.parent}" in str(failed.error)
-    shutil.rmtree(path.parent)
-    assert isinstance(run_all(config)[-1], Finished)
-    assert results(tuned) == whole
+    if damage == "junk":  # and what the sentence says, helps
+        shutil.rmtree(path.parent)
+        assert isinstance(run_all(config)[-1], Finished)
+        assert results(tuned) == whole
 
 
 # --- killed and resumed ------------------------------------------------------------------------------------
@@ -307,7 +368,7 @@ for event in opencil.execute(config):
         if (event.progress.epoch, event.progress.iteration) == (2, 1):
             die()
 """
-TUNERS = ["ber", "npos", "vos"]
+TUNERS = ["ber", "vos"]
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +378,7 @@ def uninterrupted(
     _trained_once: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Three heads, tuned for three epochs without a checkpoint."""
+    """Two heads, tuned for three epochs without a checkpoint."""
     runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("uninterrupted") / "runs"))
     settings = [*SETTINGS, *short(TUNERS, 3), "place.checkpoint_seconds=1000000"]
     assert isinstance(run_all(tiny(runs, *settings, detector=TUNERS))[-1], Finished)
@@ -362,15 +423,12 @@ def test_a_killed_tuning_goes_on_and_ends_with_the_same_heads(
     assert settled(results, run_of(killed)) == settled(results, run_of(uninterrupted))
 
 
-def test_heads_that_are_done_or_not_begun_join_those_in_the_middle(
+def test_a_head_that_is_not_begun_joins_one_in_the_middle(
     killed: Path, uninterrupted: Path, tiny: Make, run_all: RunAll, results: Results
 ) -> None:
-    heads = run_of(killed) / "step02" / "heads"
-    (heads / "npos.checkpoint.safetensors").unlink()
-    (heads / "vos.checkpoint.safetensors").unlink()
-    shutil.copy(run_of(uninterrupted) / "step02" / "heads" / "vos.safetensors", heads)
-    events = tuning_of(run_all(with_checkpoints(tiny, killed)))
-    assert {e.progress.stage for e in events} == {"tune 2 heads", "tune npos"}
+    (run_of(killed) / "step02" / "heads" / "ber.checkpoint.safetensors").unlink()
+    stages = [e.progress.stage for e in tuning_of(run_all(with_checkpoints(tiny, killed)))]
+    assert stages == ["tune 2 heads"] * 2 * 4 + ["tune ber"] * 4
     assert settled(results, run_of(killed)) == settled(results, run_of(uninterrupted))
 
 

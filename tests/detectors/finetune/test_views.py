@@ -180,15 +180,14 @@ def test_epochs_and_batch_sizes_can_be_asked_for_in_turn(images: ImageSet) -> No
     def source() -> Source:
         return Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
 
-    wanted = [(0, 3), (1, 3), (0, 2), (1, 2)]
+    wanted = [(0, 4), (0, 3), (1, 4), (1, 3)]  # epochs of 8 and of 6
     alone = [list(source().epoch(number, batch)) for number, batch in wanted]
     shared = source()
     turns = [shared.epoch(number, batch) for number, batch in wanted]
-    for i in range(3):
+    for i in range(2):
         for turn, expected in zip(turns, alone, strict=True):
-            if i < len(expected):
-                for found, views in zip(next(turn), expected[i], strict=True):
-                    assert all(map(torch.equal, found.tensors, views.tensors))
+            for found, views in zip(next(turn), expected[i], strict=True):
+                assert all(map(torch.equal, found.tensors, views.tensors))
 
 
 def test_features_are_the_models_in_its_trainings_arithmetic() -> None:
