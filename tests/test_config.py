@@ -249,6 +249,86 @@ def test_short_forms_of_benchmark_and_seed() -> None:
     assert resolve(settings=["benchmark.classes_per_step=3", "seed.runs=7"]).seed.runs == (7,)
 
 
+# --- labels ----------------------------------------------------------------------------------------
+
+
+def test_a_labelled_method_has_values_of_its_own() -> None:
+    user = {
+        "detector": {"energy": {}, "energy@warm": {"temperature": 3.0}, "energy@hot": {"temperature": 9.0}}
+    }
+    config = resolve(user)
+    assert config.detector == {
+        "energy": {"temperature": 1.0},
+        "energy@warm": {"temperature": 3.0},
+        "energy@hot": {"temperature": 9.0},
+    }
+    assert again(config) == config
+    assert list(resolve({"cil": "icarl, icarl@slow"}).cil) == ["icarl", "icarl@slow"]
+
+
+def test_a_labelled_method_begins_with_what_is_said_of_the_method() -> None:
+    """Layer by layer, and in each layer from the star to the label."""
+    user = {"cil": {"*": {"epochs": 9}, "icarl": {"temperature": 3.0}, "icarl@mine": {"temperature": 4.0}}}
+    chosen = resolve(user, cil=["icarl", "icarl@mine", "icarl@bare"]).cil
+    assert {name: values["temperature"] for name, values in chosen.items()} == {
+        "icarl": 3.0,
+        "icarl@mine": 4.0,
+        "icarl@bare": 3.0,
+    }
+    assert {values["first"]["epochs"] for values in chosen.values()} == {9}
+    above = resolve(user, cil=["icarl@mine"], settings=["cil.icarl.temperature=5.0"]).cil
+    assert above["icarl@mine"]["temperature"] == 5.0, "a higher layer"
+    above = resolve(user, cil=["icarl@mine"], settings=["cil.icarl@mine.temperature=6.0"]).cil
+    assert above["icarl@mine"]["temperature"] == 6.0
+
+
+def test_what_is_shipped_for_a_method_holds_for_its_labels() -> None:
+    assert resolve(detector=["vos@mine"]).detector["vos@mine"]["queue"] == 100  # 1,000 by default
+
+
+def test_labels_beside_all() -> None:
+    chosen = resolve(detector=["all", "energy@hot"], settings=["detector.energy@hot.temperature=9"]).detector
+    assert list(chosen) == [*opencil.list_detectors(), "energy@hot"]
+    assert (chosen["energy"]["temperature"], chosen["energy@hot"]["temperature"]) == (1.0, 9.0)
+    assert list(resolve(detector=["all"]).detector) == opencil.list_detectors(), "labels are nobody's default"
+
+
+def test_the_four_configs_of_bers_ablation() -> None:
+    switches = {
+        "ber": {},
+        "ber@nter": {"oter": False},
+        "ber@oter": {"nter": False},
+        "ber@none": {"nter": False, "oter": False},
+    }
+    chosen = resolve({"detector": switches}).detector
+    assert [(values["nter"], values["oter"]) for values in chosen.values()] == [
+        (True, True),
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+    assert len({str({k: v for k, v in c.items() if k not in ("nter", "oter")}) for c in chosen.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "fragments"),
+    [
+        ({"detector": ["enrgy@hot"]}, ["detector 'enrgy'", "did you mean 'energy'"]),
+        ({"detector": ["energy@"]}, ["'energy@'", "lower-case letters"]),
+        ({"detector": ["energy@../up"]}, ["'energy@../up'", "lower-case letters"]),
+        ({"user": {"detector": {"energy@hot": {"temp": 2}}}}, ["detector.energy@hot.temp", "did you mean"]),
+        (
+            {"detector": ["energy"], "settings": ["detector.energy@hot.temperature=2"]},
+            ["detector.energy@hot has no use", "energy"],
+        ),
+    ],
+)
+def test_refused_labels_say_why(choice: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(BadInput) as raised:
+        resolve(choice.pop("user", None), **choice)
+    assert [f for f in fragments if f not in str(raised.value)] == [], str(raised.value)
+
+
 # --- refusals --------------------------------------------------------------------------------------
 
 REFUSED = [

@@ -138,6 +138,38 @@ def test_an_unknown_name_offers_the_nearest(things: Registry[Any]) -> None:
         things.entry("qqqqq")
 
 
+def test_a_name_may_carry_a_label(things: Registry[Any]) -> None:
+    """The same thing, under values of its own; the label is not a name."""
+    things.register("thing")(Thing)
+    assert things.entry("thing@small") is things.entry("thing")
+    assert things.create("thing@small", size=0.5) == Thing(size=0.5)
+    assert things.names() == ["thing"]
+    with pytest.raises(BadInput, match=r"thing@small\.sise = 3 is unknown.*did you mean 'size'"):
+        things.create("thing@small", sise=3)
+
+
+@pytest.mark.parametrize("label", ["", "Small", "a b", "../up", "a/b", "-a", "a@b", "a.b", "*"])
+def test_labels_that_cannot_be_used(things: Registry[Any], label: str) -> None:
+    """They become names of files."""
+    things.register("thing")(Thing)
+    with pytest.raises(BadInput, match="lower-case letters, digits, - and _") as raised:
+        things.entry(f"thing@{label}")
+    assert repr(f"thing@{label}") in str(raised.value)
+
+
+def test_a_label_does_not_hide_an_unknown_name(things: Registry[Any]) -> None:
+    things.register("thing")(Thing)
+    with pytest.raises(BadInput, match=r"thing 'thng' is unknown.*did you mean 'thing'"):
+        things.entry("thng@small")
+    with pytest.raises(BadInput, match="'' is unknown"):
+        things.entry("@small")
+
+
+def test_a_label_cannot_be_registered(things: Registry[Any]) -> None:
+    with pytest.raises(BadInput, match="lower-case letters, digits"):
+        things.register("thing@small")
+
+
 def test_unknown_among_nothing() -> None:
     assert str(unknown("thing", "a", [])) == "thing 'a' is unknown: allowed are none"
 

@@ -128,6 +128,24 @@ def test_the_teacher_keeps_its_corrections(corrected: Task, setting: Setting, st
     assert all(torch.equal(t, before[name]) for name, t in third.teacher.state_dict().items())
 
 
+def test_an_extra_head_has_corrections_that_are_not_trained() -> None:
+    model = CorrectedModel(resnet8(), [2, 3])
+    with torch.no_grad():
+        for correction, alpha, beta in zip(model.corrections, (2.0, 0.5), (1.0, -3.0), strict=True):
+            correction.alpha.fill_(alpha)
+            correction.beta.fill_(beta)
+    features, before = torch.rand(4, 64), state(model)
+    extra = model.extra_head()
+    assert torch.equal(extra(features), model.classify(features))
+    trained = [p for p in extra.parameters() if p.requires_grad]
+    assert sorted(tuple(p.shape) for p in trained) == [(5,), (5, 64)]
+    with torch.no_grad():
+        for p in extra.parameters():  # the copies of α and β too
+            p.add_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
 def test_values_are_those_of_the_methods_sheet() -> None:
     assert BiC().train == Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
     assert BiC().correct == Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)

@@ -153,6 +153,22 @@ def test_both_models_can_be_evaluated(boosted: Task, setting: Setting, stream: S
         assert torch.equal(found[1], expected)
 
 
+@pytest.mark.parametrize(("evaluate", "width"), [("boosted", 128), ("compressed", 64)])
+def test_an_extra_head_is_of_the_model_that_is_evaluated(boosted: Task, evaluate: str, width: int) -> None:
+    list(SHORT.learn(boosted))  # so that the student differs from the pair
+    model = boosted.model.eval()
+    model.evaluate = evaluate
+    before = state(model)
+    images, _ = batch_of(boosted)
+    extra = model.extra_head()
+    assert extra.weight.shape == (4, width)
+    assert torch.equal(extra(model.features(images)), model(images))
+    assert all(p.requires_grad for p in extra.parameters())
+    with torch.no_grad():
+        extra.weight.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
 def test_a_stored_model_loads_at_every_step(boosted: Task, setting: Setting, stream: Stream) -> None:
     list(SHORT.learn(boosted))
     again = SHORT.load(setting, stream[1])

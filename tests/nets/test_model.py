@@ -83,3 +83,21 @@ def test_weights_come_back_whole() -> None:
     assert not torch.equal(model(images), other(images))
     other.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(model(images), other(images))
+
+
+def test_an_extra_head_is_a_copy_that_can_be_trained() -> None:
+    with seeded(0):
+        model = Model(resnet8(), 3).eval()
+        torch.nn.init.normal_(model.head.bias)
+    model.requires_grad_(False)
+    features = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+    before = model.classify(features)
+    extra = model.extra_head()
+    assert torch.equal(extra(features), before)
+    assert all(p.requires_grad for p in extra.parameters())
+    assert not any(p.requires_grad for p in model.parameters())
+    with torch.no_grad():
+        for p in extra.parameters():
+            p.add_(1)
+    assert torch.equal(model.classify(features), before)
+    assert set(extra.state_dict()) == {"weight", "bias"}

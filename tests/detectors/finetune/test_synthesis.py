@@ -1,0 +1,240 @@
+"""Outliers in feature space: the queues that fill, and which samples VOS and NPOS keep."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from opencil.detectors import chunks
+from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.synthesis import Queue
+from opencil.detectors.finetune.tuner import Batch
+from opencil.detectors.finetune.vos import VOS
+
+
+def numbers(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batch(seed: int = 0, *drawn: Tensor) -> Batch:
+    """What a synthesiser reads of a batch: draws and a generator."""
+    return Batch(None, None, drawn, None, numbers(seed))  # type: ignore[arg-type]
+
+
+# --- queues ------------------------------------------------------------------------------------------------
+
+CLASSES = [1, 4, 5]
+
+
+@settings(max_examples=150)
+@given(
+    size=st.integers(1, 4),
+    pushes=st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=12), min_size=1, max_size=8),
+)
+def test_a_queue_keeps_the_last_features_of_each_class(size: int, pushes: list[list[int]]) -> None:
+    """Labels with gaps, batches with more of a class than fit, and classes that a batch does not have."""
+    queue = Queue(torch.tensor(CLASSES), size, 2, labels=7)
+    expected = {label: deque(maxlen=size) for label in CLASSES}
+    pushed = dict.fromkeys(CLASSES, 0)
+    number = 0
+    for labels in pushes:
+        features = []
+        for label in labels:
+            number += 1
+            features.append([float(number), float(-label)])
+            expected[label].append(features[-1])
+            pushed[label] += 1
+        queue.push(torch.tensor(features), torch.tensor(labels))
+        assert queue.contents.shape == (3, size, 2)
+        for label, contents in zip(CLASSES, queue.contents.tolist(), strict=True):
+            filled = [row for row in contents if row != [0.0, 0.0]]
+            assert sorted(filled) == sorted(expected[label])
+        full = all(count >= size for count in pushed.values())
+        assert bool(queue.full) == full
+        assert queue.known_to_wait == (not full)
+    assert queue.pushed.tolist() == list(pushed.values())
+
+
+def test_the_oldest_is_displaced_first() -> None:
+    queue = Queue(torch.tensor([0]), 3, 1, labels=1)
+    seen = []
+    for number in range(1, 8):
+        queue.push(torch.tensor([[float(number)]]), torch.tensor([0]))
+        seen.append(sorted(v for v in queue.contents.flatten().tolist() if v))
+    assert seen == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7]]
+
+
+def test_a_queue_goes_on_from_its_stored_tensors() -> None:
+    queues = [Queue(torch.tensor(CLASSES), 3, 2, labels=6) for _ in range(2)]
+    labels = torch.tensor([4, 1, 4, 4, 5])
+    queues[0].push(torch.randn(5, 2, generator=numbers(0)), labels)
+    queues[1].load_state_dict(queues[0].state_dict(), strict=True)
+    for queue in queues:
+        queue.push(torch.randn(5, 2, generator=numbers(1)), labels)
+    assert torch.equal(queues[0].contents, queues[1].contents)
+    assert torch.equal(queues[0].pushed, queues[1].pushed)
+
+
+def test_features_are_taken_as_they_are_then() -> None:
+    queue = Queue(torch.tensor([0]), 1, 2, labels=1)
+    features = torch.ones(1, 2)
+    queue.push(features, torch.tensor([0]))
+    features.zero_()
+    assert queue.contents.tolist() == [[[1.0, 1.0]]]
+
+
+# --- VOS ---------------------------------------------------------------------------------------------------
+
+
+def gaussian_features() -> Tensor:
+    """Of three classes, whose common covariance is far from round: [3, 40, 4]."""
+    mixing = torch.tensor([[3.0, 0, 0, 0], [2, 1, 0, 0], [0, -1, 0.5, 0], [1, 0, 0, 0.1]])
+    means = 5 * torch.randn(3, 1, 4, generator=numbers(0))
+    return means + torch.randn(3, 40, 4, generator=numbers(1)) @ mixing.T
+
+
+@pytest.mark.parametrize("ridge", [1e-4, 2.0])
+@pytest.mark.parametrize("budget", [2**26, 1], ids=["at once", "class by class"])
+def test_vos_keeps_the_least_likely_sample_of_each_class(
+    monkeypatch: pytest.MonkeyPatch, ridge: float, budget: int
+) -> None:
+    """Against the density itself, on the same noise, in float64."""
+    monkeypatch.setattr(chunks, "BUDGET", budget)
+    features = gaussian_features()
+    found = VOS(samples=200, ridge=ridge).outliers(features, batch(5))
+    together = numbers(5)
+    if budget > 1:
+        noise = torch.randn(3, 200, 4, generator=together)
+    else:
+        noise = torch.cat([torch.randn(1, 200, 4, generator=together) for _ in range(3)])
+    means = [sum(rows.double()) / 40 for rows in features]
+    covariance = ridge * torch.eye(4, dtype=torch.float64)
+    for rows, mean in zip(features, means, strict=True):
+        for row in rows.double():
+            covariance = covariance + torch.outer(row - mean, row - mean) / 120
+    factor = torch.linalg.cholesky(covariance)
+    assert found.shape == (3, 4)
+    for mean, drawn, kept in zip(means, noise.double(), found, strict=True):
+        density = MultivariateNormal(mean, covariance)
+        samples = [mean + factor @ e for e in drawn]
+        rarest = min(samples, key=lambda sample: float(density.log_prob(sample)))
+        torch.testing.assert_close(kept.double(), rarest, rtol=1e-4, atol=1e-4)
+
+
+def test_vos_draws_anew_in_every_iteration() -> None:
+    features, same = gaussian_features(), batch(0)
+    first, second = (VOS(samples=50).outliers(features, same) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(VOS(samples=50).outliers(features, batch(0)), first)
+
+
+def test_vos_bears_classes_whose_features_are_all_alike() -> None:
+    """A covariance of 0 has the ridge alone: outliers lie at the means."""
+    features = torch.tensor([1.0, -2.0]).view(2, 1, 1).expand(2, 5, 3)
+    found = VOS(samples=20, ridge=1e-6).outliers(features, batch(0))
+    torch.testing.assert_close(found, features[:, 0], rtol=0, atol=0.02)
+
+
+# --- NPOS --------------------------------------------------------------------------------------------------
+
+VALUES: dict[str, Any] = {
+    "queue": 30,
+    "neighbours": 4,
+    "boundary": 5,
+    "chosen": 2,
+    "perturbations": 40,
+    "kept": 7,
+}
+
+
+def kth_distance(point: Tensor, features: Tensor, k: int) -> float:
+    """Distance to the k-th nearest, in float64."""
+    return sorted(float((point.double() - other.double()).norm()) for other in features)[k - 1]
+
+
+def boundary_of(features: Tensor, count: int, k: int) -> set[int]:
+    """The features with the largest distance to their k-th nearest neighbour, themselves aside."""
+    apart = []
+    for i, point in enumerate(features):
+        others = torch.cat([features[:i], features[i + 1 :]])
+        apart.append((kth_distance(point, others, k), i))
+    return {i for _, i in sorted(apart)[-count:]}
+
+
+def scattered_features() -> Tensor:
+    """Three classes [3, 30, 3]: a dense crowd each, and some stragglers at no two alike distances."""
+    points = torch.randn(3, 30, 3, generator=numbers(2))
+    far = torch.linspace(1, 6, 30).view(1, 30, 1)
+    order = torch.stack([torch.randperm(30, generator=numbers(i)) for i in range(3)])
+    points = (points * far).gather(1, order[:, :, None].expand(3, 30, 3))
+    return points + torch.tensor([0.0, 50.0, -80.0]).view(3, 1, 1)
+
+
+@pytest.mark.parametrize("chance", range(4))
+def test_npos_keeps_the_farthest_perturbations_of_boundary_points(chance: int) -> None:
+    """Point by point and class by class, on the same noise: a wrong reshape would mix them."""
+    tuner = NPOS(**VALUES, sigma=0.1)
+    features = scattered_features()
+    found = tuner.outliers(features, batch(9, torch.rand(5, generator=numbers(chance))))
+    assert found.shape == (3 * 2 * 7, 3)
+    noise = torch.randn(3, 2, 40, 3, generator=numbers(9))
+    groups = found.view(3, 2, 7, 3)
+    for c in range(3):
+        picks = set()
+        for j in range(2):
+            # The perturbed point is the only one of which all kept ones are perturbations by this noise.
+            moved = features[c][:, None] + 0.1 * noise[c, j]  # [30, 40, 3]
+            apart = (moved[:, :, None] - groups[c, j]).norm(dim=3)  # [30, 40, 7]
+            (pick,) = (apart.amin(dim=1) < 1e-5).all(dim=1).nonzero().flatten().tolist()
+            picks.add(pick)
+            kept = set(apart[pick].argmin(dim=0).tolist())
+            assert len(kept) == 7
+            distance = [kth_distance(point, features[c], 4) for point in moved[pick]]
+            others = [d for i, d in enumerate(distance) if i not in kept]
+            assert min(distance[i] for i in kept) >= max(others) - 1e-4
+        assert len(picks) == 2
+        assert picks <= boundary_of(features[c], 5, 4)
+
+
+def test_npos_planted() -> None:
+    """Each class a crowd at its centre and two loners on its axis: what is kept lies beyond a loner."""
+    features = torch.zeros(2, 30, 2) + 0.01 * torch.randn(2, 30, 2, generator=numbers(0))
+    features[0, 3], features[0, 17] = torch.tensor([9.0, 0.0]), torch.tensor([-5.0, 0.0])
+    features[1, 0], features[1, 29] = torch.tensor([0.0, 7.0]), torch.tensor([0.0, -12.0])
+    tuner = NPOS(**VALUES | {"boundary": 2}, sigma=0.1)
+    found = tuner.outliers(features, batch(1, torch.tensor([0.2, 0.9]))).view(2, 2, 7, 2)
+    for axis, loners, groups in ((0, (9.0, -5.0), found[0]), (1, (7.0, -12.0), found[1])):
+        reached = []
+        for group in groups:
+            loner = min(loners, key=lambda at: abs(float(group[0, axis]) - at))
+            reached.append(loner)
+            beyond = group[:, axis] - loner if loner > 0 else loner - group[:, axis]
+            assert float(beyond.min()) > 0.04, "the farthest seventh of the noise, not any of it"
+            assert float(group[:, 1 - axis].abs().max()) < 0.5
+        assert sorted(reached) == sorted(loners)
+
+
+def test_npos_picks_boundary_points_at_random() -> None:
+    features = scattered_features()
+    boundary = boundary_of(features[0], 5, 4)
+    tuner, picked = NPOS(**VALUES, sigma=1e-6), set()
+    (chances,) = tuner.draw(150, 8, 2, numbers(0))
+    for chance in chances:
+        of_first_class = tuner.outliers(features, batch(0, chance))[:14]
+        nearest = torch.cdist(of_first_class, features[0]).argmin(dim=1).tolist()
+        picked |= {frozenset(nearest)}
+    assert set().union(*picked) == boundary
+    assert len(picked) == 10, "every pair of the five"
+
+
+def test_a_queue_of_one_more_than_the_neighbours_is_enough() -> None:
+    tuner = NPOS(queue=5, neighbours=4, boundary=5, chosen=5, perturbations=3, kept=3)
+    features = torch.randn(2, 5, 3, generator=numbers(0))
+    found = tuner.outliers(features, batch(0, torch.rand(5, generator=numbers(1))))
+    assert found.shape == (2 * 5 * 3, 3)
+    assert torch.isfinite(found).all()

@@ -1,0 +1,280 @@
+"""What tuners learn from: which images, in which views, how often; and the head that they start with."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from opencil.data.digits import Noise
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Draw, Transform
+from opencil.detectors.finetune import views as views_module
+from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.t2fnorm import T2FNorm
+from opencil.detectors.finetune.tuner import Tuner, Tuning
+from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.vos import VOS
+from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.forward import Inputs
+from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
+
+TRANSFORM = Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, padding=1)
+
+
+class Reader(nn.Module):
+    """An image's first pixel is its only feature: views tell whose they are. ``calls`` are batch sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def features(self, images: Tensor) -> Tensor:
+        self.calls.append(len(images))
+        return images[:, 0, 0, 0, None].clone()
+
+    def classify(self, features: Tensor) -> Tensor:
+        return features.expand(-1, 4)
+
+
+def numbered(old: list[bool], seed: int = 0, **inputs: Any) -> Source:
+    """Images 0, 1, 2 … whose pixels are all their number, and whose labels are their number times ten."""
+    images = torch.arange(float(len(old))).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    labels = 10 * torch.arange(len(old))
+    return Source(Inputs(Reader(), images, **inputs), labels, torch.tensor(old), seed=(seed,))
+
+
+def served(source: Source, epochs: int, batch: int) -> list[list[list[int]]]:
+    """Numbers of the images of each iteration and part, after a look at what comes with them."""
+    found = []
+    for number in range(epochs):
+        for parts in source.epoch(number, batch):
+            for views in parts:
+                assert torch.equal(views.features, views.images[:, 0, 0, 0, None])
+                assert torch.equal(views.labels, 10 * views.images[:, 0, 0, 0].long())
+            found.append([views.labels.div(10).int().tolist() for views in parts])
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    old=st.lists(st.booleans(), min_size=1, max_size=14).filter(lambda old: not all(old)),
+    size=st.integers(1, 16),
+    epochs=st.integers(1, 4),
+)
+@example(old=[True] * 3 + [False] * 10, size=4, epochs=3)
+@example(old=[True] * 12 + [False], size=4, epochs=2)
+def test_an_epoch_is_one_pass_over_the_current_images(old: list[bool], size: int, epochs: int) -> None:
+    source = numbered(old)
+    current = [i for i, is_old in enumerate(old) if not is_old]
+    memory = [i for i, is_old in enumerate(old) if is_old]
+    batch = source.batch_of(size)
+    assert batch == min(size, len(current))
+    iterations = served(source, epochs, batch)
+    assert len(iterations) == epochs * source.iterations(batch) == epochs * -(-len(current) // batch)
+    for parts in iterations:
+        assert [len(part) for part in parts] == [batch] * (2 if memory else 1)  # as much memory as current
+    for pool, part in ((current, 0), (memory, 1)) if memory else ((current, 0),):
+        # One permutation after another: an epoch's ragged tail is filled from the next.
+        joined = [number for parts in iterations for number in parts[part]]
+        for start in range(0, len(joined), len(pool)):
+            piece = joined[start : start + len(pool)]
+            assert len(set(piece)) == len(piece)
+            assert set(piece) <= set(pool)
+    first = [number for parts in iterations[: source.iterations(batch)] for number in parts[0]]
+    assert set(first) == set(current)
+
+
+def test_without_a_mark_all_images_are_current() -> None:
+    source = Source(Inputs(Reader(), torch.zeros(5, 3, 2, 2)), torch.tensor([3, 0, 3, 7, 0]))
+    assert len(source.pools) == 1
+    assert source.new_classes.tolist() == [0, 3, 7]
+
+
+def test_new_classes_are_those_of_current_images() -> None:
+    assert numbered([True, False, True, False]).new_classes.tolist() == [10, 30]
+
+
+def test_images_of_old_classes_alone_are_refused() -> None:
+    with pytest.raises(BadInput, match="no images of new classes"):
+        numbered([True, True])
+
+
+def test_orders_follow_from_the_seed_and_the_epoch_alone() -> None:
+    old = [True] * 20 + [False] * 20
+    first = served(numbered(old), 2, 20)
+    torch.manual_seed(99)  # the global generator has no say
+    assert served(numbered(old), 2, 20) == first
+    assert first[0] != first[1]
+    assert served(numbered(old, seed=1), 2, 20) != first
+    current, memory = first[0]
+    assert [i - 20 for i in current] != memory, "the two parts have orders of their own"
+    # And an epoch can be had without those before it.
+    source = numbered(old)
+    assert [[v.labels.div(10).int().tolist() for v in parts] for parts in source.epoch(1, 20)] == first[1:]
+
+
+def test_chosen_images_alone_are_served() -> None:
+    """Labels and marks belong to the chosen ones, in their order."""
+    images = torch.arange(10.0).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    indices = torch.tensor([7, 2, 9, 4])
+    source = Source(Inputs(Reader(), images, indices=indices), 10 * indices, torch.tensor([1, 0, 0, 1]) > 0)
+    for current, memory in served(source, 3, 2):
+        assert sorted(current) == [2, 9]
+        assert sorted(memory) == [4, 7]
+
+
+@pytest.fixture
+def images() -> ImageSet:
+    return replace(Noise(count=12).load("train", 8, None), labels=torch.arange(12) % 4)
+
+
+def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:
+    """Of each part on its own: every view is one of an image's eighteen, and epochs differ."""
+    known: dict[bytes, tuple[int, int, int, bool]] = {}
+    for top in range(3):
+        for left in range(3):
+            for flip in (False, True):
+                draw = Draw(*(torch.full((12,), value) for value in (top, left, flip)))
+                for i, view in enumerate(TRANSFORM.train(images.images, draw)):
+                    known[view.numpy().tobytes()] = (i, top, left, flip)
+    source = Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+    seen: list[Counter[tuple[int, int, int, bool]]] = [Counter(), Counter()]
+    for number in range(30):
+        for parts in source.epoch(number, 4):
+            for views, counter in zip(parts, seen, strict=True):
+                choices = [known[image.numpy().tobytes()] for image in views.images]
+                assert views.labels.tolist() == [i % 4 for i, *_ in choices]
+                assert torch.equal(views.features[:, 0], views.images[:, 0, 0, 0])
+                counter.update(choices)
+    for counter, labels in zip(seen, ({2, 3}, {0, 1}), strict=True):
+        assert {i % 4 for i, *_ in counter} == labels
+        assert {choice[1:] for choice in counter} == {
+            (t, x, f) for t in range(3) for x in range(3) for f in (False, True)
+        }
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 17, 10**6])
+def test_how_many_views_are_computed_together_changes_nothing(
+    images: ImageSet, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    def views() -> list[Tensor]:
+        source = Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+        return [tensor for n in (0, 1) for parts in source.epoch(n, 4) for v in parts for tensor in v.tensors]
+
+    expected = views()
+    monkeypatch.setattr(views_module, "CHUNK", chunk)
+    assert all(torch.equal(a, b) for a, b in zip(views(), expected, strict=True))
+
+
+def test_epochs_and_batch_sizes_can_be_asked_for_in_turn(images: ImageSet) -> None:
+    """As by tuners of which one is an epoch ahead, or has another batch size."""
+
+    def source() -> Source:
+        return Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+
+    wanted = [(0, 4), (0, 3), (1, 4), (1, 3)]  # epochs of 8 and of 6
+    alone = [list(source().epoch(number, batch)) for number, batch in wanted]
+    shared = source()
+    turns = [shared.epoch(number, batch) for number, batch in wanted]
+    for i in range(2):
+        for turn, expected in zip(turns, alone, strict=True):
+            for found, views in zip(next(turn), expected[i], strict=True):
+                assert all(map(torch.equal, found.tensors, views.tensors))
+
+
+def test_features_are_the_models_in_its_trainings_arithmetic() -> None:
+    class Scaled(Reader):
+        def features(self, images: Tensor) -> Tensor:
+            return images.flatten(1) @ torch.full((12, 1), 1.001)
+
+    images = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    full, rough = (
+        Source(Inputs(Scaled(), images), torch.zeros(4).long(), arithmetic=Arithmetic(p)).features(images)
+        for p in ("fp32", "bf16")
+    )
+    assert torch.equal(full, Scaled().features(images))
+    assert full.dtype == rough.dtype == torch.float32
+    assert torch.equal(rough, rough.bfloat16().float())
+    assert not torch.equal(rough, full)
+
+
+# --- shared ------------------------------------------------------------------------------------------------
+
+SHORT: dict[str, Any] = {"schedule": Schedule(epochs=3, lr=0.01), "batch_size": 4}
+FEATURE_TUNERS: dict[str, Tuner] = {
+    "logitnorm": LogitNorm(**SHORT),
+    "t2fnorm": T2FNorm(**SHORT),
+    "vos": VOS(queue=4, samples=10, **SHORT),
+    "npos": NPOS(queue=4, neighbours=2, boundary=2, chosen=1, perturbations=5, kept=2, **SHORT),
+}
+
+
+@pytest.mark.parametrize("names", [["logitnorm"], list(FEATURE_TUNERS)], ids=["one", "all"])
+@pytest.mark.parametrize(("chunk", "passes"), [(1024, 1), (16, 2), (8, 3)])
+def test_every_view_passes_the_backbone_once_for_all_feature_tuners(
+    toy: Any,
+    normalised: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    chunk: int,
+    passes: int,
+) -> None:
+    """Ten current images in batches of four: three iterations, 12 views of each part in an epoch."""
+    monkeypatch.setattr(views_module, "CHUNK", chunk)
+    labels = torch.tensor([2, 3] * 5 + [0, 1] * 3)
+    source = Source(Inputs(toy, normalised(16)), labels, labels < 2)
+    turns = [Tuning(FEATURE_TUNERS[name], source).advance() for name in names]
+    while turns:
+        turns = [turn for turn in turns if next(turn, None) is not None]
+    assert len(toy.asked) == 3 * 2 * passes  # epochs, parts
+    assert sum(len(images) for images in toy.asked) == 3 * 2 * 12
+
+
+# --- the head that is trained ------------------------------------------------------------------------------
+
+
+def test_the_models_own_extra_head_is_taken(toy: Any) -> None:
+    head = Source(Inputs(toy, torch.zeros(1, 3, 4, 4)), torch.zeros(1).long()).extra_head()
+    assert torch.equal(head.weight, toy.head.weight)
+    assert head.weight is not toy.head.weight
+    assert toy.asked == []
+
+
+class Corrected(nn.Module):
+    """A model without ``extra_head``: linear logits, some of them scaled and shifted."""
+
+    def __init__(self, curve: float = 0.0) -> None:
+        super().__init__()
+        self.head, self.curve = nn.Linear(12, 3), curve
+        with torch.no_grad():
+            for p in self.head.parameters():
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.ndim)))
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        z = self.head(features) * torch.tensor([1.0, 1.0, 3.0]) + torch.tensor([0.0, 0.0, 2.0])
+        return z + self.curve * features[:, :3].square()
+
+
+def test_the_head_of_a_model_without_one_is_what_its_classify_computes() -> None:
+    images = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    model = Corrected()
+    head = Source(Inputs(model, images), torch.zeros(6).long()).extra_head()
+    torch.testing.assert_close(head(images.flatten(1)), model.classify(images.flatten(1)))
+    assert all(p.requires_grad for p in head.parameters())
+
+
+def test_a_model_that_is_not_linear_is_asked_for_a_head() -> None:
+    source = Source(Inputs(Corrected(curve=0.3), torch.randn(6, 3, 2, 2)), torch.zeros(6).long())
+    with pytest.raises(BadInput, match=r"Corrected\.classify is not linear.*extra_head\(\)"):
+        source.extra_head()

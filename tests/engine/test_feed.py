@@ -1,0 +1,118 @@
+"""Where batches come from: what an image feed serves, and losses of it; any feed can be trained on."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Draw, Transform
+from opencil.engine.arithmetic import FULL
+from opencil.engine.feed import Feed, ImageFeed, augmented, epoch_order, laid_out
+from opencil.engine.loop import Diverged, optimise
+from opencil.engine.schedule import Schedule
+
+SEED = (5, "feed")
+TRANSFORM = Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, padding=1)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(4, 2), (3, 3), (7, 1), (64, 1)])
+def test_an_image_feed_serves_batches_of_one_size(images: ImageSet, size: int, iterations: int) -> None:
+    indices = torch.tensor([9, 1, 4, 0, 7, 5, 2])
+    feed = ImageFeed(images, TRANSFORM, indices, size, SEED)
+    assert (feed.iterations, feed.device, feed.generator) == (iterations, images.device, None)
+    batch = min(size, 7)
+    for number in (0, 3):
+        served = list(feed.epoch(number))
+        assert len(served) == iterations
+        order = indices[epoch_order(7, batch * iterations, number, SEED)]
+        for i, (pixels, labels, *choices) in enumerate(served):
+            rows = order[i * batch : (i + 1) * batch]
+            assert torch.equal(pixels, images.images[rows])
+            assert torch.equal(labels, images.labels[rows])
+            assert [len(choice) for choice in choices] == [batch] * 3
+
+
+def test_random_choices_are_of_the_epoch_and_the_seed(images: ImageSet) -> None:
+    def choices(number: int, seed: tuple[int | str, ...] = SEED) -> list[float]:
+        feed = ImageFeed(images, TRANSFORM, torch.arange(10), 5, seed)
+        return [v for _, _, *drawn in feed.epoch(number) for t in drawn for v in t.tolist()]
+
+    first = choices(1)
+    torch.manual_seed(8)
+    assert choices(1) == first
+    assert first != choices(2)
+    assert first != choices(1, (6, "feed"))
+
+
+def test_an_augmented_loss_sees_transformed_images(images: ImageSet) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(batch: Tensor, labels: Tensor) -> Tensor:
+        seen.append((batch, labels))
+        return batch.sum()
+
+    feed = ImageFeed(images, TRANSFORM, torch.arange(10), 10, SEED)
+    ((pixels, labels, *choices),) = feed.epoch(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        augmented(loss, TRANSFORM)(pixels, labels, *choices)
+    ((batch, given),) = seen
+    assert torch.equal(batch, TRANSFORM.train(pixels, Draw(*choices)))
+    assert batch.dtype == torch.float32, "a training's autocast does not round its images"
+    assert torch.equal(given, labels)
+
+
+def test_layout_changes_no_value() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    assert torch.equal(laid_out(images), images)
+
+
+class Numbers(Feed):
+    """One number an iteration, and noise from the device's generator, seeded when an epoch begins."""
+
+    device, iterations = torch.device("cpu"), 2
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = torch.Generator()
+        self.epochs: list[int] = []
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
+        self.epochs.append(number)
+        assert self.generator is not None
+        self.generator.manual_seed(number)
+        for i in range(self.iterations):
+            yield (torch.tensor([10.0 * number + i]),)
+
+
+def test_any_feed_can_be_trained_on() -> None:
+    """The loss gets what the feed serves and draws from its generator; p ← p − lr·(gradient of the loss)."""
+    feed, module = Numbers(), nn.Linear(1, 1, bias=False)
+    start, given = module.weight.item(), []
+
+    def loss(number: Tensor) -> Tensor:
+        given.append((float(number), float(torch.rand((), generator=feed.generator))))
+        return (given[-1][0] + given[-1][1]) * module.weight.sum()
+
+    schedule = Schedule(epochs=3, lr=0.5, momentum=0.0)
+    told = list(optimise("mine", module, loss, schedule, feed, FULL))
+    assert feed.epochs == [0, 1, 2]
+    assert [number for number, _ in given] == [0, 1, 10, 11, 20, 21]
+    expected = [float(v) for e in range(3) for v in torch.rand(2, generator=torch.Generator().manual_seed(e))]
+    assert [noise for _, noise in given] == pytest.approx(expected)
+    assert module.weight.item() == pytest.approx(start - 0.5 * sum(sum(pair) for pair in given), rel=1e-5)
+    assert [(p.stage, p.epoch, p.iteration, p.iterations) for p in told] == [
+        ("mine", e, i, 2) for e in (1, 2, 3) for i in (1, 2)
+    ]
+
+
+def test_a_feed_on_which_a_loss_diverges_is_named() -> None:
+    module, schedule = nn.Linear(1, 1, bias=False), Schedule(epochs=3, lr=0.25)
+
+    def loss(number: Tensor) -> Tensor:
+        return module.weight.sum() + number.sum() / (number.sum() < 11)  # infinite at the end of epoch 2
+
+    with pytest.raises(
+        Diverged, match=r"the loss is inf in stage 'mine', epoch 2 of 3, at learning rate 0\.25"
+    ):
+        list(optimise("mine", module, loss, schedule, Numbers(), FULL))

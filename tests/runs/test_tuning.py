@@ -1,0 +1,507 @@
+"""Fine-tuning detectors in runs: added to a finished one, killed and resumed, damaged, refused."""
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import opencil
+from opencil.cli import app
+from opencil.config import Config
+from opencil.data.digits import Digits
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.views import Source, Views
+from opencil.engine.arithmetic import Arithmetic
+from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.store import StepFolder
+from opencil.runs.tuning import tune
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[Event]]
+Results = Callable[[Path], dict[str, object]]
+Start = Callable[..., subprocess.Popen[str]]
+
+SEVEN = ["augmix", "ber", "logitnorm", "npos", "regmix", "t2fnorm", "vos"]
+#: Two steps of four classes.
+SETTINGS = ["benchmark.classes_per_step=4", "cil.*.epochs=1"]
+
+
+def short(names: list[str], epochs: int = 2) -> list[str]:
+    """Settings that make tunings short; a step has 400 current images or so, and a class about 120."""
+    settings = [f"detector.{name}.schedule.epochs={epochs}" for name in names]
+    return settings + (["detector.vos.samples=50"] if "vos" in names else [])
+
+
+@pytest.fixture(scope="session")
+def _trained_once(
+    tiny: Make, run_all: RunAll, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(cil: str) -> Path:
+        if cil not in made:
+            made[cil] = tmp_path_factory.mktemp("trained") / "runs"
+            assert isinstance(run_all(tiny(made[cil], *SETTINGS, cil=cil, detector="msp"))[-1], Finished)
+        return made[cil]
+
+    return make
+
+
+@pytest.fixture
+def trained(_trained_once: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """A folder of runs, the test's own, in which a method's run is complete, under MSP alone."""
+
+    def copied(cil: str = "icarl", name: str = "runs") -> Path:
+        return Path(shutil.copytree(_trained_once(cil), tmp_path / name))
+
+    return copied
+
+
+@pytest.fixture(scope="module")
+def _tuned_once(
+    tiny: Make,
+    run_all: RunAll,
+    _trained_once: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("tuned") / "runs"))
+    assert isinstance(run_all(tuned_config(tiny, runs))[-1], Finished)
+    return runs
+
+
+def tuned_config(tiny: Make, runs: Path, *settings: str) -> Config:
+    return tiny(runs, *SETTINGS, *short(["ber"], 2), *settings, detector="ber")
+
+
+@pytest.fixture
+def tuned(_tuned_once: Path, tmp_path: Path) -> Path:
+    """A folder of runs in which ``tuned_config``'s is complete."""
+    return Path(shutil.copytree(_tuned_once, tmp_path / "tuned"))
+
+
+def run_of(runs: Path, cil: str = "icarl") -> Path:
+    return runs / "digits" / "k4" / cil / "seed0"
+
+
+def settled(results: Results, folder: Path) -> dict[str, object]:
+    """Results, less what tells which detectors were asked for."""
+    return {name: content for name, content in results(folder).items() if name != "config.yml"}
+
+
+def unevaluated(run: Path, *names: str) -> None:
+    """Forget the rows of detectors, so that they are evaluated again."""
+    for name in names:
+        for path in run.glob(f"step*/detectors/{name}.parquet"):
+            path.unlink()
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """What is noted in a file of tensors."""
+    content = path.read_bytes()
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+
+
+def rows_of(runs: Path) -> set[tuple[int, str]]:
+    """Steps and detectors that have rows."""
+    rows = opencil.read_rows(runs)
+    return {(int(t), str(d)) for t, d in zip(rows["step"], rows["detector"], strict=True) if d}
+
+
+def tuning_of(events: list[Event]) -> list[Training]:
+    return [e for e in events if isinstance(e, Training) and e.progress.stage.startswith("tune")]
+
+
+# --- added to a finished run -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cil", ["icarl", "bic", "foster"])
+def test_tuning_changes_nothing_of_the_model(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll, results: Results, cil: str
+) -> None:
+    runs = trained(cil)
+    run, before = run_of(runs, cil), settled(results, run_of(runs, cil))
+    settings = [*SETTINGS, *short(["ber", "vos"], 1)]
+    events = run_all(tiny(runs, *settings, cil=cil, detector=["msp", "ber", "vos"]))
+    assert isinstance(events[-1], Finished)
+    assert {e.progress.stage for e in events if isinstance(e, Training)} == {"tune 2 heads"}
+    after = settled(results, run)
+    assert {name: after[name] for name in before} == before
+    heads = {f"step{t:02d}/heads/{d}.safetensors" for t in (1, 2) for d in ("ber", "vos")}
+    rows = {f"step{t:02d}/detectors/{d}.parquet" for t in (1, 2) for d in ("ber", "vos")}
+    assert after.keys() - before.keys() == heads | rows
+    for name in heads:
+        head, classes = load_file(run / name), 4 if "step01" in name else 8
+        (weight,) = [t for t in head.values() if t.ndim == 2]
+        assert weight.shape == (classes, 128 if cil == "foster" and classes == 8 else 64)
+        assert sum(t.ndim == 0 for t in head.values()) == (classes // 2 if cil == "bic" else 0)  # α, β
+    assert json.loads((run / "step02" / "step.json").read_text())["seconds"]["tuning"] > 0
+
+
+def test_steps_are_trained_as_if_those_before_had_not_been_tuned(
+    tuned: Path, tmp_path: Path, tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    """Tuned at once, step by step, or later: models, memories, accuracies and heads are the same bits."""
+    at_once = tmp_path / "at-once"
+    run_all(tiny(at_once, *SETTINGS, *short(["ber"], 2), detector=["msp", "ber"]))
+    one, other = (settled(results, run_of(runs)) for runs in (at_once, tuned))
+    assert one.keys() == other.keys()
+    for name in one.keys() - {"step01/detectors/ber.parquet", "step02/detectors/ber.parquet"}:
+        assert one[name] == other[name], name
+    # Last digits of rows depend on whether outputs were computed just now.
+    tables = [opencil.read_rows(runs) for runs in (at_once, tuned)]
+    pd.testing.assert_frame_equal(*(t[t["metric"] == "confidence"] for t in tables), rtol=1e-4)
+
+
+def test_all_sixteen_have_rows(trained: Callable[..., Path], tiny: Make, run_all: RunAll) -> None:
+    runs, names = trained(), opencil.list_detectors()
+    assert len(names) == 16
+    events = run_all(tiny(runs, *SETTINGS, *short(SEVEN, 1), detector="all"))
+    assert isinstance(events[-1], Finished)
+    assert {e.progress.stage for e in events if isinstance(e, Training)} == {"tune 7 heads"}
+    assert [(e.step, e.detector) for e in events if isinstance(e, Evaluated)] == [
+        (t, d) for t in (1, 2) for d in names if d != "msp"
+    ]
+    assert rows_of(runs) == {(t, name) for t in (1, 2) for name in names}
+    assert bool(opencil.read_rows(runs)["value"].map(math.isfinite).all())
+
+
+def test_the_command_adds_detectors_to_a_run(
+    trained: Callable[..., Path], results: Results, contents: Callable[[Path], dict[str, bytes]]
+) -> None:
+    runs = trained()
+    before = settled(results, run_of(runs))
+    words = ["run", "--detector", "ber,vos", "--cil", "icarl", "--classes-per-step", "4", "--device", "cpu"]
+    words += ["--runs", str(runs)]
+    for setting in (SETTINGS[1], *short(["ber", "vos"], 1)):
+        words += ["--set", setting]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    after = settled(results, run_of(runs))
+    assert {name: after[name] for name in before} == before
+    assert {"step01/heads/ber.safetensors", "step02/heads/vos.safetensors"} <= after.keys()
+    again, whole = CliRunner().invoke(app, words), contents(runs)
+    assert again.exit_code == 0, again.output
+    assert contents(runs) == whole
+    assert settled(results, run_of(runs)) == after
+
+
+@pytest.mark.parametrize(("name", "tau"), [("logitnorm", 1.0), ("t2fnorm", 0.1)])
+def test_rows_are_those_of_the_stored_head(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll, name: str, tau: float
+) -> None:
+    """The energy of the head's logits, pair by pair: AUC with ties counted half."""
+    runs = trained()
+    run_all(tiny(runs, *SETTINGS, *short([name]), detector=name))
+    data = opencil.benchmark("digits")
+    step, folder = data.stream(4)[1], run_of(runs) / "step02"
+    model = opencil.Model(opencil.create_backbone("resnet8"), 8)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    head = load_file(folder / "heads" / f"{name}.safetensors")
+
+    def scores(images: opencil.ImageSet, indices: torch.Tensor | None = None) -> torch.Tensor:
+        features = opencil.forward(model, images, data.transform, indices).features / tau
+        return torch.logsumexp(features @ head["weight"].T + head["bias"], dim=1)
+
+    inside = scores(data.stream(4).test, step.test)
+    outside = scores(data.ood["digits-held-out"].images)  # all of them at the last step
+    pairs = (inside[:, None] > outside).double() + (inside[:, None] == outside).double() / 2
+    rows = opencil.read_rows(runs)
+    rows = rows[(rows["detector"] == name) & (rows["step"] == 2) & (rows["ood"] == "digits-held-out")]
+    assert float(rows[rows["metric"] == "auc"]["value"].item()) == pytest.approx(
+        float(pairs.mean()), abs=1e-4
+    )
+
+
+def test_memory_is_the_exemplars_of_old_classes(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll
+) -> None:
+    """And current images are those of the step's classes, as many an iteration as of the memory."""
+    seen: list[Batch] = []
+
+    @opencil.register_detector("watched")
+    @dataclass
+    class Watched(Tuner):
+        """Cross-entropy, watched."""
+
+        def loss(self, extra: Extra, batch: Batch) -> torch.Tensor:
+            seen.append(batch)
+            return F.cross_entropy(extra(batch.current.features), batch.current.labels)
+
+    runs = trained()
+    run_all(tiny(runs, *SETTINGS, *short(["watched"], 1), detector="watched"))
+    data = opencil.benchmark("digits")
+    stream = data.stream(4)
+    exemplars = load_file(run_of(runs) / "step01" / "memory.safetensors")["indices"]
+
+    def known(indices: torch.Tensor) -> set[bytes]:
+        return {image.numpy().tobytes() for image in data.transform.test(stream.train.images[indices])}
+
+    def served(views: list[Views]) -> set[bytes]:
+        return {image.numpy().tobytes() for part in views for image in part.images}
+
+    first, second = ([b for b in seen if (b.memory is not None) == old] for old in (False, True))
+    assert served([b.current for b in first]) == known(stream[0].train)
+    assert served([b.current for b in second]) == known(stream[1].train)
+    assert served([b.memory for b in second]) == known(exemplars)
+    for batch in second:
+        assert int(batch.memory.labels.max()) < 4 <= int(batch.current.labels.min())
+        assert len(batch.memory.labels) == len(batch.current.labels) == 128
+    assert len(second) == -(-len(stream[1].train) // 128)
+
+
+def test_ber_s_ablation_is_four_names_in_one_run(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll
+) -> None:
+    """At step 1 OTER is absent, so its switch makes no difference; at step 2 all four differ."""
+    runs = trained()
+    names = ["ber", "ber@nter", "ber@oter", "ber@none"]
+    off = ["detector.ber@nter.oter=false", "detector.ber@oter.nter=false"]
+    off += ["detector.ber@none.oter=false", "detector.ber@none.nter=false"]
+    events = run_all(tiny(runs, *SETTINGS, *short(["ber"], 1), *off, detector=names))
+    assert isinstance(events[-1], Finished)
+
+    def weights(step: int) -> dict[str, bytes]:
+        folder = run_of(runs) / f"step{step:02d}" / "heads"
+        return {n: load_file(folder / f"{n}.safetensors")["weight"].numpy().tobytes() for n in names}
+
+    first = weights(1)
+    assert first["ber"] == first["ber@nter"] != first["ber@oter"] == first["ber@none"]
+    assert len(set(weights(2).values())) == 4
+    rows = opencil.read_rows(runs)
+    assert set(rows["detector"]) == {"", "msp", *names}
+
+
+# --- stored heads ------------------------------------------------------------------------------------------
+
+
+def test_a_stored_head_is_used_and_not_tuned_again(
+    tuned: Path, tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    whole = results(tuned)
+    unevaluated(run_of(tuned), "ber")
+    events = run_all(tuned_config(tiny, tuned))
+    assert tuning_of(events) == []
+    assert [e.step for e in events if isinstance(e, Evaluated)] == [1, 2]
+    assert results(tuned) == whole
+
+
+def test_a_head_stored_under_other_values_is_not_used(
+    tuned: Path, trained: Callable[..., Path], tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    fresh, before = trained(), settled(results, run_of(tuned))
+    unevaluated(run_of(tuned), "ber")
+    for runs in (tuned, fresh):
+        assert tuning_of(run_all(tuned_config(tiny, runs, "detector.ber.alpha=0.4")))
+    after = settled(results, run_of(tuned))
+    assert after == settled(results, run_of(fresh))
+    for name in ("step01/heads/ber.safetensors", "step02/heads/ber.safetensors"):
+        assert after[name] != before[name]
+
+
+@pytest.mark.parametrize("other", ["weights", "seed", "arithmetic"])
+def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, other: str) -> None:
+    digits, stored = Digits().load("train", 8, None), StepFolder(tmp_path)
+    model = opencil.Model(opencil.create_backbone("resnet8"), 8).eval()
+    transform = opencil.Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8)
+
+    def tuned_anew(weights: str = "a", seed: int = 0, precision: Any = "fp32") -> bool:
+        tuner = opencil.create_detector("logitnorm", schedule={"epochs": 1})
+        inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
+        source = Source(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
+        rounds = list(tune({"mine": tuner}, source, weights, stored, 60.0))
+        assert tuner.ready
+        return bool(rounds)
+
+    changed: dict[str, Any] = {
+        "weights": {"weights": "b"},
+        "seed": {"seed": 1},
+        "arithmetic": {"precision": "bf16"},
+    }
+    assert tuned_anew()
+    assert not tuned_anew()
+    assert tuned_anew(**changed[other])
+    assert not tuned_anew(**changed[other])
+
+
+@pytest.mark.parametrize("damage", ["junk", "half", "other tensors", "not a number"])
+def test_a_damaged_head_is_named(
+    tuned: Path, tiny: Make, run_all: RunAll, results: Results, damage: str
+) -> None:
+    whole, config = results(tuned), tuned_config(tiny, tuned)
+    unevaluated(run_of(tuned), "ber")
+    path = run_of(tuned) / "step02" / "heads" / "ber.safetensors"
+    content, head, about = path.read_bytes(), load_file(path), metadata(path)
+    if damage == "junk":
+        path.write_bytes(b"junk")
+    elif damage == "half":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "other tensors":
+        save_file({"other": head["weight"]}, path, about)
+    else:
+        save_file(head | {"bias": head["bias"] * math.nan}, path, about)
+    failed = run_all(config)[-1]
+    assert isinstance(failed, Failed)
+    assert str(path) in str(failed.error)
+    assert f"delete the folder {path.parent}" in str(failed.error)
+    if damage == "junk":  # and what the sentence says, helps
+        shutil.rmtree(path.parent)
+        assert isinstance(run_all(config)[-1], Finished)
+        assert results(tuned) == whole
+
+
+# --- killed and resumed ------------------------------------------------------------------------------------
+
+KILLED_BETWEEN_EPOCHS = """
+for event in opencil.execute(config):
+    if isinstance(event, Training) and event.step == 2:
+        if (event.progress.epoch, event.progress.iteration) == (2, 1):
+            die()
+"""
+TUNERS = ["ber", "vos"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tiny: Make,
+    run_all: RunAll,
+    _trained_once: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Two heads, tuned for three epochs without a checkpoint."""
+    runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("uninterrupted") / "runs"))
+    settings = [*SETTINGS, *short(TUNERS, 3), "place.checkpoint_seconds=1000000"]
+    assert isinstance(run_all(tiny(runs, *settings, detector=TUNERS))[-1], Finished)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def _killed_once(
+    tiny: Make, start: Start, _trained_once: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("killed") / "runs"))
+    with start(with_checkpoints(tiny, runs), KILLED_BETWEEN_EPOCHS) as process:
+        _, errors = process.communicate()
+    assert process.returncode == -9, errors
+    return runs
+
+
+@pytest.fixture
+def killed(_killed_once: Path, tmp_path: Path) -> Path:
+    """A folder of runs in which step 2's tuning was killed when one of its epochs was done."""
+    return Path(shutil.copytree(_killed_once, tmp_path / "killed"))
+
+
+def with_checkpoints(tiny: Make, runs: Path, *settings: str) -> Config:
+    """The same with a checkpoint after every epoch."""
+    settings = (*SETTINGS, *short(TUNERS, 3), "place.checkpoint_seconds=0", *settings)
+    return tiny(runs, *settings, detector=TUNERS)
+
+
+def test_a_killed_tuning_goes_on_and_ends_with_the_same_heads(
+    killed: Path, uninterrupted: Path, tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    assert not list(killed.rglob("step01/heads/*checkpoint*")), "stored heads need none"
+    for name in TUNERS:
+        path = run_of(killed) / "step02" / "heads" / f"{name}.checkpoint.safetensors"
+        assert load_file(path)["position"].tolist() == [0, 1]
+    events = run_all(with_checkpoints(tiny, killed))
+    first = events[0]
+    assert isinstance(first, Training)
+    assert (first.step, first.progress.epoch, first.progress.iteration) == (2, 2, 1)
+    assert isinstance(events[-1], Finished)
+    assert settled(results, run_of(killed)) == settled(results, run_of(uninterrupted))
+
+
+def test_a_head_that_is_not_begun_joins_one_in_the_middle(
+    killed: Path, uninterrupted: Path, tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    (run_of(killed) / "step02" / "heads" / "ber.checkpoint.safetensors").unlink()
+    stages = [e.progress.stage for e in tuning_of(run_all(with_checkpoints(tiny, killed)))]
+    assert stages == ["tune 2 heads"] * 2 * 4 + ["tune ber"] * 4
+    assert settled(results, run_of(killed)) == settled(results, run_of(uninterrupted))
+
+
+def test_a_checkpoint_under_other_values_is_not_used(killed: Path, tiny: Make, run_all: RunAll) -> None:
+    config = tiny(killed, *SETTINGS, *short(["ber"], 3), "detector.ber.schedule.lr=0.02", detector="ber")
+    unevaluated(run_of(killed), *TUNERS)
+    of_second = [e.progress for e in tuning_of(run_all(config)) if e.step == 2]
+    assert (of_second[0].epoch, of_second[0].iteration) == (1, 1)
+    assert {e.lr for e in of_second if e.epoch == 1} == {0.02}
+
+
+@pytest.mark.parametrize("damage", ["junk", "another head's"])
+def test_a_damaged_checkpoint_is_named(killed: Path, tiny: Make, run_all: RunAll, damage: str) -> None:
+    path = run_of(killed) / "step02" / "heads" / "vos.checkpoint.safetensors"
+    if damage == "junk":
+        path.write_bytes(b"junk")
+    else:
+        save_file({n: t for n, t in load_file(path).items() if "queue" not in n}, path, metadata(path))
+    failed = run_all(with_checkpoints(tiny, killed))[-1]
+    assert isinstance(failed, Failed)
+    assert str(path) in str(failed.error)
+
+
+# --- refused, and alone in trouble -------------------------------------------------------------------------
+
+
+def test_a_method_without_memory_gets_an_answer_and_the_other_detectors_their_rows(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    config = tiny(tmp_path, *SETTINGS, *short(["ber"], 1), cil="finetune", detector=["ber", "energy", "msp"])
+    for _ in ("at first", "again"):
+        events = run_all(config)
+        failed = events[-1]
+        assert isinstance(failed, Failed)
+        for part in ("ber has no rows: step 2", "finetune keeps no images of old classes", "a memory"):
+            assert part in str(failed.error)
+        assert rows_of(tmp_path) == {(1, "ber"), (1, "energy"), (1, "msp"), (2, "energy"), (2, "msp")}
+    assert [e for e in events if isinstance(e, (Training, Evaluated))] == []
+
+
+def test_a_method_that_sees_all_old_images_needs_no_memory(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    events = run_all(tiny(tmp_path, *SETTINGS, *short(["ber"], 1), cil="joint", detector="ber"))
+    assert isinstance(events[-1], Finished)
+    assert rows_of(tmp_path) == {(1, "ber"), (2, "ber")}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "lr", "size"),
+    [(2, 1e30, 128), (1, 1e38, 100000)],
+    ids=["while it is tuned", "by the last update"],
+)
+def test_a_tuner_that_diverges_fails_alone(
+    tuned: Path,
+    trained: Callable[..., Path],
+    tiny: Make,
+    run_all: RunAll,
+    results: Results,
+    epochs: int,
+    lr: float,
+    size: int,
+) -> None:
+    """Its absurd learning rate is named; the head tuned beside it is as if it had not been there."""
+    runs = trained()
+    absurd = [f"detector.ber@absurd.schedule={{epochs: {epochs}, lr: {lr}}}"]
+    absurd += [f"detector.ber@absurd.batch_size={size}", "place.checkpoint_seconds=0"]
+    settings = [*SETTINGS, *short(["ber"], 2), *absurd]
+    events = run_all(tiny(runs, *settings, detector=["ber@absurd", "energy", "ber"]))
+    failed = events[-1]
+    assert isinstance(failed, Failed)
+    for part in ("ber@absurd has no rows: step 1", f"learning rate {lr:g}"):
+        assert part in str(failed.error)
+    assert rows_of(runs) == {(t, d) for t in (1, 2) for d in ("msp", "energy", "ber")}
+    left = {n: c for n, c in settled(results, run_of(runs)).items() if "energy" not in n}
+    assert left == settled(results, run_of(tuned))
