@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from opencil import cli_data
+from opencil import cli_data, cli_report
 from opencil._version import __version__
 from opencil.errors import BadInput, OpenCILError
 
@@ -161,7 +161,9 @@ def run(config: "Config") -> None:
     folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
     rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
     if rows is not None:
-        _print_summaries(screen, rows[rows["detector"].isin(["", *config.detector])])
+        from opencil.report.tables import summaries
+
+        cli_report.show(screen, summaries(rows[rows["detector"].isin(["", *config.detector])]))
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
         raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")
@@ -237,29 +239,6 @@ def _of_detector(detector: "Detector") -> dict[str, str]:
     return {"reads": ", ".join(sorted(detector.reads)), "set-up": set_up, "values": values or "–"}
 
 
-@app.command(epilog="Example: opencil report runs --save report.md")
-@guarded
-def report(
-    runs: Annotated[Path, typer.Argument(help="A folder of runs, or of one run.")] = Path("runs"),
-    extra: Annotated[
-        bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
-    ] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the tables to a Markdown file too.", metavar="FILE")
-    ] = None,
-) -> None:
-    """Show the tables of stored runs, from their rows alone."""
-    from opencil.report.tables import summaries
-    from opencil.runs.files import write_text
-    from opencil.runs.store import read_rows
-
-    rows = read_rows(runs)
-    _print_summaries(Console(), rows, extra)
-    if save:
-        write_text(save, "\n".join(summary.markdown() for summary in summaries(rows, extra)))
-        typer.echo(f"report: {save}")
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"opencil {__version__}")
@@ -279,6 +258,7 @@ def _top(
 
 
 cli_data.register(app, guarded)
+cli_report.register(app, guarded)
 
 
 def main() -> None:
@@ -314,20 +294,6 @@ def _rows(folders: list[Path]) -> "pd.DataFrame | None":
     from opencil.runs.store import read_rows
 
     return pd.concat([read_rows(folder) for folder in folders], ignore_index=True) if folders else None
-
-
-def _print_summaries(screen: Console, rows: "pd.DataFrame", extra: bool = False) -> None:
-    from opencil.report.tables import summaries
-
-    wide = Console(width=10_000)
-    for summary in summaries(rows, extra):
-        # A terminal that is too narrow gets a table per metric; a pipe or a file has no width to keep to.
-        for table in summary.fitting(
-            lambda s: not screen.is_terminal or wide.measure(s.rich()).maximum <= screen.width
-        ):
-            drawn = table.rich()
-            Console(width=max(wide.measure(drawn).maximum, screen.width)).print(drawn)
-        screen.print("\n".join(summary.notes), highlight=False)
 
 
 @contextmanager

@@ -51,14 +51,18 @@ def load_data(
     """Load a benchmark's datasets: those of the user's ``own`` by their name there, others as registered."""
 
     def load(name: str, split: Split) -> Images:
-        dataset: Dataset = (own or {}).get(name) or DATASETS.create(name)
-        return dataset.serve(name, split, image_size, access).to(device)
+        return dataset_of(name, own).serve(name, split, image_size, access).to(device)
 
     distances: dict[str, Distance] = dict.fromkeys(near, "near") | dict.fromkeys(far, "far")  # type: ignore[assignment]
     train, test = load(id_name, "train"), load(id_name, "test")
     _same_classes(train, test)
     ood = {name: OOD(load(name, "test"), distance) for name, distance in distances.items()}
     return BenchmarkData(train, test, ood, transform.fitted(train))
+
+
+def dataset_of(name: str, own: Mapping[str, Dataset] | None = None) -> Dataset:
+    """The dataset that a benchmark calls by a name: the user's own, or a registered one."""
+    return (own or {}).get(name) or DATASETS.create(name)
 
 
 def _same_classes(train: Images, test: Images) -> None:

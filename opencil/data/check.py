@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from opencil.data.cache import SURVEY_SIDE
 from opencil.data.decoding import decoded, workers_here
 from opencil.data.files import FileDataset
-from opencil.data.images import Split
+from opencil.data.images import Dataset, Split
 from opencil.errors import BadInput
 from opencil.files import digest
 
@@ -83,6 +83,18 @@ def check(
     except OSError as error:  # of this split alone: the others are still looked at
         result.problem = f"{error.filename or asked.name} cannot be read: {error.strerror or error}"
     return result
+
+
+def describe(dataset: Dataset, split: Split, root: Path | None) -> dict[str, Any]:
+    """What to note about a split that a run reads: how many images the paper has, and whose files these are.
+
+    ``files`` is ``canonical`` where they are, byte for byte, those that the dataset's makers distribute,
+    ``differs`` where they are not, and empty where that is not known.
+    """
+    if not isinstance(dataset, FileDataset):
+        return {"paper": None, "files": ""}
+    place = dataset.find(split, root) if dataset.checksums else None
+    return {"paper": dataset.counts.get(split), "files": _checksum(place, dataset) if place else ""}
 
 
 def _checksum(found: "Found", dataset: FileDataset) -> Literal["", "canonical", "differs"]:

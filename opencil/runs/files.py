@@ -1,6 +1,7 @@
 """A run's files: tensors and tables on top of the whole-or-absent writing of ``opencil.files``."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ __all__ = [
 ]
 
 
+def damaged(path: Path, error: object) -> OpenCILError:
+    """The error for a stored file that cannot be used."""
+    return OpenCILError(
+        f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again"
+    )
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file for people to read."""
     write_text(path, json.dumps(content, indent=2) + "\n")
@@ -46,8 +54,8 @@ def write_rows(path: Path, rows: pd.DataFrame) -> None:
     write(path, lambda temporary: rows.to_parquet(temporary, index=False))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file's mapping."""
+def read_json(path: Path, damaged: Callable[[Path, object], OpenCILError] = damaged) -> dict[str, Any]:
+    """Read a JSON file's mapping; ``damaged`` makes the error for one that has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -63,10 +71,3 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
-
-
-def damaged(path: Path, error: object) -> OpenCILError:
-    """The error for a stored file that cannot be used."""
-    return OpenCILError(
-        f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again"
-    )

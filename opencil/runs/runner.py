@@ -16,8 +16,9 @@ from torch import Tensor
 from opencil._version import __version__
 from opencil.cil.learner import BadCheckpoint, Checkpoint, Learner, Setting
 from opencil.config import Config, PlaceConfig, resolve
-from opencil.data.benchmark import BenchmarkData, load_data
-from opencil.data.images import Access
+from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
+from opencil.data.check import describe
+from opencil.data.images import Access, Images, Split
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, count_classes
 from opencil.engine.device import resolve_device
@@ -87,6 +88,7 @@ def execute(config: Config) -> Iterator[Event]:
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
+    sources = cache(lambda: describe_data(config, data()))
     specs = plan(config)
     for spec in specs:
         RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
@@ -97,7 +99,7 @@ def execute(config: Config) -> Iterator[Event]:
     while True:
         free = config.place.pack - len(lanes)
         for spec in islice(waiting, free):
-            lanes.append(_Lane(_advance(spec, config.place, device, data, outputs), device))
+            lanes.append(_Lane(_advance(spec, config.place, device, data, sources, outputs), device))
         if not lanes:
             return
         for lane in list(lanes):
@@ -113,6 +115,7 @@ def _advance(
     place: PlaceConfig,
     device: torch.device,
     data: Callable[[], BenchmarkData],
+    sources: Callable[[], dict[str, Any]],
     outputs: OutputsCache,
 ) -> Iterator[Event]:
     """One run from where it is to its end."""
@@ -124,10 +127,11 @@ def _advance(
     except OpenCILError as error:
         yield Failed(spec, error)
         return
-    loaded = data()  # what is wrong with the data is wrong for every run: not caught here
+    loaded, read = data(), sources()  # what is wrong with the data is wrong for every run: not caught here
     try:
         with folder.opened(spec):
             files.write_json(folder.path / "environment.json", environment(device))
+            files.write_json(folder.path / "data.json", read)
             yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
     except OpenCILError as error:
         yield Failed(spec, error)
@@ -185,6 +189,19 @@ def load(config: Config) -> BenchmarkData:
     )
     benchmark.check_classes(count_classes(data.train))
     return data
+
+
+def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
+    """What data a config's runs read, for their record: numbers of images, ours and the paper's."""
+    benchmark, root = config.benchmark, access(config.place).root
+
+    def of(name: str, role: str, split: Split, images: Images) -> dict[str, Any]:
+        found = {"name": name, "role": role, "split": split, "images": len(images)}
+        return found | describe(dataset_of(name, benchmark.datasets), split, root)
+
+    splits = [of(benchmark.id, "ID", "train", data.train), of(benchmark.id, "ID", "test", data.test)]
+    splits += [of(name, ood.distance, "test", ood.images) for name, ood in data.ood.items()]
+    return {"datasets": splits}
 
 
 def access(place: PlaceConfig) -> Access:

@@ -5,6 +5,7 @@
     runs/<benchmark>/k<k>/<cil>/seed<s>/
         config.yml           every value that decides the result; detectors are added as they are evaluated
         environment.json     versions and device of the process that last wrote here
+        data.json            what images it read, and how many the paper has
         step01/
             checkpoint.safetensors    while the step is being trained
             model.safetensors    θ_t
@@ -14,7 +15,7 @@
             detectors/msp.parquet
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from opencil.runs.plan import RunSpec
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
 #: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
 COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
+_TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class StepFolder:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
 
+    def tables(self) -> list[Path]:
+        """The files of the step's rows: of the model itself, then of the detectors evaluated so far."""
+        return [self.path / "accuracy.parquet", *sorted((self.path / "detectors").glob("*.parquet"))]
+
     def detector_rows(self, name: str) -> Path:
         """The file of a detector's rows."""
         return self.path / "detectors" / f"{name}.parquet"
@@ -112,7 +118,7 @@ class RunFolder:
 
     def differences(self, spec: RunSpec) -> list[str]:
         """How the stored config differs from a spec; a detector that only one has is no difference."""
-        stored = self._stored()
+        stored = self.stored()
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return []
         both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
@@ -151,7 +157,7 @@ class RunFolder:
         try:
             self.check(spec)
             files.remove_temporary(self.path)
-            stored = self._stored()
+            stored = self.stored()
             detectors = {**stored.get("detector", {}), **spec.detectors}
             record = {**spec.record(), "detector": detectors}
             if record != stored:
@@ -160,7 +166,12 @@ class RunFolder:
         finally:
             lock.release()
 
-    def _stored(self) -> dict[str, Any]:
+    def trained(self) -> list[StepFolder]:
+        """The steps whose models are stored, in their order."""
+        return [StepFolder(mark.parent) for mark in sorted(self.path.glob("step*/step.json"))]
+
+    def stored(self) -> dict[str, Any]:
+        """The config that the run was made under; empty before there is one."""
         path = self.path / "config.yml"
         if not path.exists():
             if any(self.path.glob("step*/*.safetensors")):
@@ -174,27 +185,52 @@ class RunFolder:
         return record
 
 
-def read_rows(root: str | Path) -> pd.DataFrame:
-    """All rows of all runs below a folder."""
-    root = Path(root)
+def find_runs(root: Path) -> list[RunFolder]:
+    """The runs at or below a folder, those too that have no finished step yet."""
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
-    steps = [mark.parent for mark in sorted(root.rglob("step*/step.json"))]
+    begun = {p.parent for p in root.rglob("environment.json") if (p.parent / "config.yml").exists()}
+    return [
+        RunFolder(path) for path in sorted(begun | {p.parent.parent for p in root.rglob("step*/step.json")})
+    ]
+
+
+def read_rows(root: str | Path) -> pd.DataFrame:
+    """All rows of all runs below a folder."""
+    steps = [step for run in find_runs(Path(root)) for step in run.trained()]
     if not steps:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
-    tables = [[step / "accuracy.parquet", *sorted((step / "detectors").glob("*.parquet"))] for step in steps]
-    return pd.concat([_read_table(path) for paths in tables for path in paths], ignore_index=True)
+    return read_tables([path for step in steps for path in step.tables()])
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_tables(
+    paths: list[Path], damaged: Callable[[Path, object], OpenCILError] = files.damaged
+) -> pd.DataFrame:
+    """The rows of some files, one after the other: read by Arrow, three times as fast as by pandas."""
+    import pyarrow as pa
+
+    schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
+    tables = [_read_table(path, schema, damaged) for path in paths]
+    rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *tables]).to_pandas()
+    return rows
+
+
+def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenCILError]) -> Any:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     if not path.exists():
-        raise files.damaged(path, "it is missing")
+        raise damaged(path, "it is missing")
     try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise files.damaged(path, error) from None
-    if list(table.columns) != COLUMNS:
-        raise files.damaged(path, f"its columns are {', '.join(table.columns)}")
+        with ParquetFile(path) as file:
+            table = file.read()
+        if table.column_names != COLUMNS:
+            raise damaged(path, f"its columns are {', '.join(table.column_names)}")
+        table = table.cast(schema)
+    except (OSError, ValueError, ArrowException) as error:
+        raise damaged(path, error) from None
+    if any(column.null_count for column in table.columns):
+        raise damaged(path, "values are missing in it")
     return table
 
 

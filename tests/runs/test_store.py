@@ -103,6 +103,7 @@ def test_layout(finished: Path, contents: Contents) -> None:
         f"{RUN}/{name}"
         for name in [
             "config.yml",
+            "data.json",
             "environment.json",
             *(f"step{t:02d}/{n}" for t in (1, 2, 3, 4) for n in step + detectors),
         ]

@@ -1,0 +1,184 @@
+"""Studies: the same from a folder of runs and as published; unfinished runs, copies, damage."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import opencil
+from opencil import BadInput, OpenCILError
+from opencil.config import Config
+from opencil.runs.study import Study, read_study, write_study
+
+RUN = Path("digits/k2/icarl/seed0")
+
+
+def only(study: Study) -> Any:
+    (run,) = study.runs
+    return run
+
+
+@pytest.fixture
+def published(finished: Path, tmp_path: Path) -> Path:
+    write_study(read_study(finished), tmp_path / "published")
+    return tmp_path / "published"
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+def test_a_finished_run(finished: Path) -> None:
+    study = read_study(finished)
+    pd.testing.assert_frame_equal(study.rows, opencil.read_rows(finished))
+    run = only(study)
+    assert [run[key] for key in ("benchmark", "k", "cil", "seed")] == ["digits", 2, "icarl", 0]
+    assert (run["trained"], run["steps"]) == (4, 4)
+    stored = [json.loads((finished / RUN / f"step0{t}/step.json").read_text()) for t in (1, 2, 3, 4)]
+    assert run["seconds"] == [info["seconds"] for info in stored]
+    assert run["detectors"] == {"energy": 4, "msp": 4, "relation": 4}
+    assert run["config"]["cil"].keys() == {"icarl"}
+    assert run["environment"]["opencil"] == opencil.__version__
+    assert study.finished
+
+
+def test_the_data_that_a_run_read(finished: Path) -> None:
+    found = {(d["name"], d["role"], d["split"]): d["images"] for d in only(read_study(finished))["data"]}
+    assert found == {
+        ("digits", "ID", "train"): 965,
+        ("digits", "ID", "test"): 478,
+        ("digits-held-out", "near", "test"): 354,
+        ("photo-patches", "far", "test"): 520,
+        ("noise", "far", "test"): 500,
+    }
+
+
+def test_an_unfinished_run_has_what_it_has(finished: Path) -> None:
+    shutil.rmtree(finished / RUN / "step04")
+    (finished / RUN / "step03/detectors/msp.parquet").unlink()
+    study = read_study(finished)
+    run = only(study)
+    assert (run["trained"], run["steps"], len(run["seconds"])) == (3, 4, 3)
+    assert run["detectors"] == {"energy": 3, "msp": 2, "relation": 3}
+    assert set(study.rows["step"]) == {1, 2, 3}
+    assert not study.finished
+
+
+def test_a_run_that_has_only_begun(finished: Path) -> None:
+    for step in (finished / RUN).glob("step*"):
+        shutil.rmtree(step)
+    study = read_study(finished)
+    run = only(study)
+    assert [run[key] for key in ("benchmark", "k", "cil", "seed")] == ["digits", 2, "icarl", 0]
+    assert (run["trained"], run["steps"]) == (0, 4), "8 classes, 2 a step"
+    assert run["detectors"] == {"energy": 0, "msp": 0, "relation": 0}
+    assert study.rows.empty
+    assert list(study.rows.columns) == list(opencil.runs.store.COLUMNS)
+
+
+def test_a_run_of_before_data_was_noted(finished: Path) -> None:
+    (finished / RUN / "data.json").unlink()
+    assert only(read_study(finished))["data"] == []
+
+
+def test_several_folders(finished: Path, tmp_path: Path, tiny: Callable[..., Config]) -> None:
+    other = tmp_path / "other"
+    list(opencil.execute(tiny(other, "cil.*.epochs=1", seed=5, detector="msp")))
+    together = read_study(finished, other)
+    assert [run["seed"] for run in together.runs] == [0, 5]
+    assert len(together.rows) == len(read_study(finished).rows) + len(read_study(other).rows)
+
+
+def test_one_run_in_two_places_is_refused(finished: Path, published: Path) -> None:
+    with pytest.raises(BadInput, match="run digits/k2/icarl/seed0 is there 2 times"):
+        read_study(finished, published)
+    shutil.copytree(finished / RUN, finished / "copy")
+    with pytest.raises(BadInput, match="2 times"):
+        read_study(finished)
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no runs below"):
+        read_study(tmp_path)
+    with pytest.raises(BadInput, match="no folder"):
+        read_study(tmp_path / "absent")
+
+
+# --- published -------------------------------------------------------------------------------------
+
+
+def test_a_published_study_is_the_same(finished: Path, published: Path) -> None:
+    assert sorted(path.name for path in published.iterdir()) == ["rows.parquet", "runs.json"]
+    ours, theirs = read_study(finished), read_study(published)
+    pd.testing.assert_frame_equal(theirs.rows, ours.rows)
+    assert theirs.runs == ours.runs
+    assert read_study(published.parent / "published" / "..", *()).runs == ours.runs, (
+        "found below a folder too"
+    )
+
+
+def test_runs_are_preferred_to_what_was_published_beside_them(finished: Path) -> None:
+    """A report written into the folder of runs is older than they are, and must not count twice."""
+    write_study(read_study(finished), finished)
+    write_study(read_study(finished), finished / "report")
+    shutil.rmtree(finished / RUN / "step04")
+    assert set(read_study(finished).rows["step"]) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda c: c.update(format=99), "format 1"),
+        (lambda c: c.update(runs={}), "list of runs"),
+        (lambda c: c["runs"].append("icarl"), "no usable 'benchmark'"),
+        (lambda c: c["runs"][0].pop("detectors"), "no usable 'detectors'"),
+        (lambda c: c["runs"][0].update(seed="0"), "no usable 'seed'"),
+        (lambda c: c["runs"][0].update(seed=1), "digits/k2/icarl/seed0 that is not among its runs"),
+    ],
+)
+def test_foreign_records(published: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
+    changed(published / "runs.json", change)
+    with pytest.raises(OpenCILError, match=why) as error:
+        read_study(published)
+    assert str(published / "runs.json") in str(error.value)
+    assert "delete" not in str(error.value), "what is published cannot be computed again by deleting it"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "runs.json"])
+def test_damaged_files(published: Path, name: str) -> None:
+    (published / name).write_bytes(b"junk")
+    with pytest.raises(OpenCILError, match=name):
+        read_study(published)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda rows: rows.drop(columns="task"),
+        lambda rows: rows.assign(value="high"),
+        lambda rows: rows.assign(cil=None),
+        lambda rows: rows.assign(detector="\x1b[2Jmsp"),
+    ],
+)
+def test_foreign_rows(published: Path, rows: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    path = published / "rows.parquet"
+    rows(pd.read_parquet(path)).to_parquet(path, index=False)
+    with pytest.raises(OpenCILError, match=r"rows\.parquet cannot be used") as error:
+        read_study(published)
+    assert str(error.value).isprintable()
+
+
+def test_rows_of_two_runs_in_one_folder(finished: Path) -> None:
+    path = finished / RUN / "step02/detectors/msp.parquet"
+    pd.read_parquet(path).assign(seed=3).to_parquet(path, index=False)
+    with pytest.raises(OpenCILError, match="rows are of several runs"):
+        read_study(finished)
