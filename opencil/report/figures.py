@@ -99,11 +99,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: ``name`` is its file's, ``title`` and ``caption`` are for the page that shows it."""
+    """One figure: ``name`` is its file's, ``title`` and ``caption`` are for the page that shows it.
+
+    ``cil`` is empty where it shows all CIL models.
+    """
 
     name: str
     benchmark: str
     k: int
+    cil: str
     title: str
     caption: str
     picture: Picture
@@ -181,7 +185,7 @@ class _Group:
     def figure(self, number: str, cil: str, title: str, caption: str, picture: Picture) -> Figure:
         """A figure of this group; ``cil`` is empty where it is of all models."""
         name = "-".join(filter(None, (f"{self.benchmark}-k{self.k}", f"fig{number}", cil)))
-        return Figure(_file_name(name), self.benchmark, self.k, title, caption, picture)
+        return Figure(_file_name(name), self.benchmark, self.k, cil, title, caption, picture)
 
     def against_joint(self, cil: str) -> Figure | None:
         """1a: AUC per step of some detectors, and of the same on the joint model."""
@@ -196,13 +200,16 @@ class _Group:
             _line(axes, curve, i, linestyle=_DASHES, marker="", alpha=0.85, linewidth=1.0)
         _lines(axes, lines)
         _step_axis(axes, lines, "AUC, all OOD sets (%)")
-        compared = "no runs of it are here to compare with"
         if _any(others):
+            title = f"{cil} against {reference}"
             compared = "dashed: the same on a model trained on all data of all classes seen"
             _styles(axes, {cil: "-", reference: _DASHES})
-        axes.set_title(f"{cil} against {reference}" if _any(others) else cil)
+        else:
+            title = f"{cil}: detectors"
+            compared = f"no runs of {reference} are here to compare with"
+        axes.set_title(title)
         caption = f"AUC per step of {_listed(lines)} on {cil}; {compared}. {_basis(lines)}"
-        return self.figure("1a", cil, f"1a · {cil}: detectors against {reference}", caption, picture)
+        return self.figure("1a", cil, f"1a · {title}", caption, picture)
 
     def models(self) -> Figure | None:
         """3a: AUC per step of the CIL models under one detector."""
@@ -360,7 +367,7 @@ class _Group:
         )
         caption = (
             "Accuracy of each CIL model and AUC of each detector on it, both averaged over steps and seeds; "
-            "the best detector of each is named."
+            f"the best detector of each is named.{_unfinished(auc)}"
         )
         return self.figure("-accuracy-auc", "", "every baseline: accuracy and AUC", caption, picture)
 
@@ -506,6 +513,15 @@ def _deviation(found: pd.DataFrame) -> str:
     if seeds == 1:
         return " One seed."
     return f" Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
+
+
+def _unfinished(averages: pd.DataFrame) -> str:
+    """Which models have not come as far as others, so that they do not compare."""
+    steps = averages.groupby("cil")["steps"].min()
+    behind = [
+        f"{cil} ({count} of {steps.max()} steps)" for cil, count in steps.items() if count < steps.max()
+    ]
+    return f" Unfinished, so not comparable: {', '.join(behind)}." if behind else ""
 
 
 def _file_name(name: str) -> str:

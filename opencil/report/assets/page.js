@@ -15,7 +15,7 @@
       else if (value === true) node.setAttribute(name, "");
       else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
     }
-    node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
     return node;
   }
   const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
@@ -57,7 +57,7 @@
   }
   const lower = (metric) => data.metrics[metric].lower;
   const label = (metric) => data.metrics[metric].label;
-  const arrow = (metric) => label(metric) + (lower(metric) ? " ↓" : " ↑");
+  const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
   const percent = (value) => (value === null ? "–" : value.toFixed(2));
   function cell(found, most) {
     if (found.mean === null) return ["–"];
@@ -124,8 +124,7 @@
     ]);
     const metrics = Object.keys(data.metrics).filter((m) => group.values[m]);
     options("metric", [["", metrics.map((m) => [m, label(m)])]]);
-    const every = group.seeds.length > 1 ? "all: mean ± deviation" : "all";
-    options("seed", [["", [["", every], ...same(group.seeds)]]]);
+    options("seed", [["", [["", "all"], ...same(group.seeds)]]]);
     const indices = (list, test) => list.map((_, i) => i).filter((i) => test(list[i]));
     return {
       group,
@@ -163,7 +162,10 @@
       }
     }
     const sign = lower(view.metric) ? 1 : -1;
-    const ranked = [...found].sort((a, b) => sign * (a.value.mean - b.value.mean));
+    // What lacks steps has no rank: early steps are the easy ones.
+    for (const line of found) line.rank = null;
+    const whole = found.filter((line) => line.value.steps === most(view, view.metric));
+    const ranked = whole.sort((a, b) => sign * (a.value.mean - b.value.mean));
     ranked.forEach((line, i) => {
       const above = ranked[i - 1];
       line.rank = above && above.value.mean === line.value.mean ? above.rank : i + 1;
@@ -176,12 +178,12 @@
     const order = (a, b) => {
       const [x, y] = [by.of(a), by.of(b)];
       if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last
-      return (up ? 1 : -1) * (typeof x === "string" ? x.localeCompare(y) : x - y) || a.rank - b.rank;
+      return (up ? 1 : -1) * (typeof x === "string" ? x.localeCompare(y) : x - y) || (a.rank ?? 1e9) - (b.rank ?? 1e9);
     };
     return { by, up, found: found.sort(order) };
   }
   const columns = (view) => [
-    { key: "rank", text: "#", up: true, of: (line) => line.rank, show: (line) => [line.rank] },
+    { key: "rank", text: "#", up: true, of: (line) => line.rank, show: (line) => [line.rank ?? "–"] },
     { key: "cil", text: "CIL", up: true, names: true, of: (line) => line.cil, show: (line) => [line.cil] },
     {
       key: "detector", text: "Detector", up: true, names: true,
@@ -193,7 +195,7 @@
       show: (line) => cell(line[`metric:${metric}`], most(view, metric)),
     })),
     {
-      key: "accuracy", text: "Accuracy ↑", up: false, of: (line) => line.accuracy.mean,
+      key: "accuracy", text: "Accuracy↑", up: false, of: (line) => line.accuracy.mean,
       show: (line) => cell(line.accuracy, view.group.steps.length),
     },
   ];
@@ -244,7 +246,7 @@
       );
       return el("tr", { "data-key": line.key, class: ticked ? "shown" : null }, el("td", {}, tick), cells);
     });
-    $("board").tHead.replaceChildren(el("tr", {}, el("th", { scope: "col" }, "chart"), head));
+    $("board").tHead.replaceChildren(el("tr", {}, el("th", { scope: "col", "aria-label": "on the chart" }), head));
     $("board").tBodies[0].replaceChildren(...body);
     const all = view.group.cils.length * view.group.detectors.length;
     $("count").textContent =
@@ -286,7 +288,7 @@
     return { curves, ticked: ticked.length > 0, common };
   }
   function nice(low, high) {
-    const rough = Math.max(high - low, 0.5) / 4;
+    const rough = Math.max(high - low, 0.5) / 5;
     const unit = 10 ** Math.floor(Math.log10(rough));
     const by = [1, 2, 2.5, 5, 10].map((f) => f * unit).find((step) => step >= rough);
     const first = Math.floor(low / by) * by;
@@ -297,9 +299,8 @@
   function showChart(view, board) {
     const { curves, ticked, common } = drawn(view, board);
     $("chart-title").textContent = `${label(view.metric)} per step${common}`;
-    $("chart-hint").textContent = ticked
-      ? `The baselines that are ticked. ${oodText()}, percent.`
-      : `The first ${curves.filter((c) => !c.dashed).length} of the table; tick others there. ${oodText()}, percent.`;
+    const which = ticked ? "the baselines that are ticked" : "the first of the table: tick others there";
+    $("chart-hint").textContent = `Percent, ${oodText()}; ${which}.`;
     const limits = curves.flatMap((c) =>
       c.points.filter((p) => p.mean !== null).flatMap((p) => [p.mean - (p.std || 0), p.mean + (p.std || 0)]),
     );
@@ -308,23 +309,24 @@
       $("legend").replaceChildren();
       return;
     }
-    const [W, H, left, right, top, bottom] = [560, 330, 46, 14, 12, 36];
+    const W = Math.max(260, $("chart").clientWidth); // so that letters keep their size
+    const [H, left, right, top, bottom] = [Math.min(360, Math.max(240, 0.62 * W)), 40, 12, 10, 38];
     const ticks = nice(Math.min(...limits), Math.max(...limits));
     const [low, high] = [ticks[0], ticks[ticks.length - 1]];
     const numbers = view.group.steps;
     const x = (t) => left + ((W - left - right) * (numbers.length > 1 ? t / (numbers.length - 1) : 0.5));
     const y = (value) => H - bottom - ((H - top - bottom) * (value - low)) / (high - low || 1);
     const digits = ticks.every((tick) => Math.abs(tick - Math.round(tick)) < 1e-9) ? 0 : 1;
-    const every = Math.ceil(numbers.length / 12);
+    const every = Math.ceil(numbers.length / 10);
     const guide = draw("path", { class: "guide", d: "" });
     const picture = draw(
-      "svg", { viewBox: `0 0 ${W} ${H}`, "aria-hidden": "true" },
+      "svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, "aria-hidden": "true" },
       ticks.map((tick) => draw("path", { class: "rule", d: `M${left},${y(tick)}H${W - right}` })),
       ticks.map((tick) => draw("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, tick.toFixed(digits))),
       numbers.map((step, t) =>
         t % every ? null : draw("text", { x: x(t), y: H - bottom + 19, "text-anchor": "middle" }, String(step)),
       ),
-      draw("text", { x: (left + W - right) / 2, y: H - 2, "text-anchor": "middle" }, "step"),
+      draw("text", { x: (left + W - right) / 2, y: H - 4, "text-anchor": "middle" }, "step"),
       guide,
       curves.map((c) => draw("path", { class: `band line-${c.look}`, d: band(c.points, x, y) })),
       curves.map((c) =>
@@ -392,7 +394,7 @@
       ),
     );
     const when = t === null ? "mean over steps" : `step ${numbers[t]}`;
-    $("legend").replaceChildren(...items, el("li", { class: "hint" }, el("span", { class: "name" }, when)));
+    $("legend").replaceChildren(el("li", { class: "when" }, when), ...items);
   }
 
   // --- matrix ----------------------------------------------------------------------------------------
@@ -404,7 +406,8 @@
     const every = known(table.flat().map((found) => found.mean));
     const [low, high] = [Math.min(...every), Math.max(...every)];
     const places = view.cils.map((_, i) => {
-      const column = unique(known(table.map((row) => row[i].mean))).sort((a, b) => (lower(metric) ? a - b : b - a));
+      const whole = table.map((row) => row[i]).filter((found) => found.steps === most(view, metric));
+      const column = unique(known(whole.map((found) => found.mean))).sort((a, b) => (lower(metric) ? a - b : b - a));
       return new Map(column.slice(0, 3).map((value, place) => [value, ["best", "second", "third"][place]]));
     });
     const rows = [];
@@ -435,7 +438,7 @@
       el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), accuracy), rows),
     );
     $("matrix-hint").replaceChildren(
-      `${arrow(metric)}, ${oodText()}, percent; darker is better. Of each column: `,
+      `${arrow(metric)}, ${oodText()}, percent; the stronger the colour, the better. Of each column: `,
       el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
       el("span", { class: "third" }, "third"), ". It answers to the selection above.",
     );
@@ -514,7 +517,7 @@
         el("td", { class: `state-${stateOf(run)}` }, STATES[stateOf(run)]),
         el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
         el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
-        el("td", {}, left || "–"),
+        el("td", { class: "free" }, left || "–"),
         el("td", { class: "number" }, run.seconds.length ? duration(run.seconds.reduce((a, b) => a + b, 0)) : "–"),
         el("td", {}, String(run.environment.device ?? "–")),
       );
@@ -560,7 +563,7 @@
     $("environments").replaceChildren(...tables.flat());
     $("differences").replaceChildren(...data.differences.map((text) => el("li", {}, text)));
     $("metrics").replaceChildren(
-      ...Object.values(data.metrics).flatMap((m) => [el("dt", {}, m.label), el("dd", {}, m.definition)]),
+      ...Object.values(data.metrics).map((m) => el("div", {}, el("dt", {}, m.label), el("dd", {}, m.definition))),
     );
   }
 
@@ -610,6 +613,11 @@
       goal.focus({ preventScroll: true });
     });
   }
+  let wide = 0;
+  new ResizeObserver(() => {
+    if (wide && wide !== $("chart").clientWidth) show();
+    wide = $("chart").clientWidth;
+  }).observe($("chart"));
   addEventListener("hashchange", () => { load(); paint(); show(); });
   load();
   paint();
