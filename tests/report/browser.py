@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 30.0  # the longest wait for an answer; a healthy browser answers in milliseconds
-_PLACE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+#: Put two file descriptors where the browser expects them, then become the browser.
+_PLACE = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_browser() -> str | None:
@@ -27,7 +33,10 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page in a browser of its own; ``problems`` is what it complained about, ``loaded`` what it fetched."""
+    """One page in a browser of its own.
+
+    ``problems`` is what it complained about, ``loaded`` what it fetched, ``loads`` how many pages it showed.
+    """
 
     def __init__(self, command: str, profile: Path) -> None:
         self.problems: list[str] = []
