@@ -308,10 +308,15 @@ class _Group:
             axes = drawn[i]
             for j, curve in enumerate(lines.values()):
                 _line(axes, curve, j)
-            both = lines["new classes"].join(
-                lines["old classes"], lsuffix="_new", rsuffix="_old", how="inner"
+            both = pd.concat(lines, axis=1, join="inner")
+            axes.fill_between(
+                both.index,
+                both["old classes", "mean"],
+                both["new classes", "mean"],
+                color="#999999",
+                alpha=0.15,
+                linewidth=0,
             )
-            axes.fill_between(both.index, both["mean_old"], both["mean_new"], color="#999999", alpha=0.15)
             _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "")
             axes.set_title(detector)
         _label_ends(drawn[-1], lines, picture)  # limits are shared: after all of them are drawn

@@ -476,7 +476,7 @@
       el("div", { class: "pictures" }, of("").map(picture)),
       ...shown.map((cil, i) => block(cil, i === 0)),
     ];
-    $("gallery").replaceChildren(...(here.length ? parts : [el("p", { class: "note" }, "This report has no figures.")]));
+    $("gallery").replaceChildren(...(here.length ? parts : [el("p", { class: "note" }, data.refresh ? "They are drawn when all runs are done." : "This report has none.")]));
   }
 
   // --- runs ------------------------------------------------------------------------------------------
