@@ -13,8 +13,11 @@ import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SECONDS = 30.0  # the longest wait for an answer; a healthy browser answers in milliseconds
 #: Put two file descriptors where the browser expects them, then become the browser.
@@ -180,3 +183,14 @@ class Browser:
         elif kind == "Page.javascriptDialogOpening":
             self.problems.append(f"dialog: {values['message']}")
             self.call("Page.handleJavaScriptDialog", accept=True)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for all tests; they are skipped, and say so, where there is none."""
+    command = find_browser()
+    if command is None:
+        pytest.skip("there is no chromium here to open the page in: apt-get install chromium brings it")
+    browser = Browser(command, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
