@@ -1,16 +1,19 @@
-"""``opencil report``: tables of stored or published runs, from their rows alone."""
+"""``opencil report``: what stored or published runs have come to, from their rows alone."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from opencil.errors import BadInput
+from opencil.errors import BadInput, unknown
 
-if TYPE_CHECKING:
-    from opencil.report.tables import Summary
+if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
+    from opencil.report.layout import Table
+    from opencil.report.tables import Kind
+    from opencil.runs.study import Study
 
 
 def report(
@@ -18,49 +21,157 @@ def report(
         list[Path] | None,
         typer.Argument(help="Folders of runs, or of published rows; default: runs.", show_default=False),
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
+            show_default="summary",
+            metavar="A,B|all",
+        ),
+    ] = None,
+    form: Annotated[
+        Literal["terminal", "markdown", "csv", "latex"],
+        typer.Option("--format", help="What to print the tables as."),
+    ] = "terminal",
+    compare: Annotated[
+        Literal["paper"] | None,
+        typer.Option(help="Ours beside the published figures (main and distance tables, ablation)."),
+    ] = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Detectors ranked, with intervals of their differences.")
+    ] = False,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Detector that --statistics compares with; default: the best.", metavar="NAME"),
+    ] = None,
     extra: Annotated[
         bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option(help="Write the tables to a Markdown file too.", metavar="FILE")
+        Path | None, typer.Option(help="Write the tables shown to a Markdown file too.", metavar="FILE")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the rows and all that is made of them.", metavar="FOLDER")
+        Path | None,
+        typer.Option(help="Write every table, as Markdown, CSV and LaTeX, and the rows.", metavar="FOLDER"),
     ] = None,
 ) -> None:
-    """Show the tables of stored runs, from their rows alone."""
-    from opencil.report.tables import summaries
+    """Show what stored runs have come to: tables, beside the paper's figures, with statistics.
+
+    Everything is computed from rows; nothing is trained or evaluated again.
+    """
     from opencil.runs.files import write_text
-    from opencil.runs.study import read_study, write_study
+    from opencil.runs.study import read_study
 
     study = read_study(*(runs or [Path("runs")]))
     if study.rows.empty:
         raise BadInput(
             f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
         )
-    tables = summaries(study.rows, extra)
-    show(Console(), tables)
+    made = _chosen(study, _kinds(table), compare is not None, statistics, baseline, extra)
+    if form == "terminal":
+        show(Console(), made)
+    else:
+        typer.echo("\n".join(one.text(form) for one in made), nl=False)
     if save:
-        write_text(save, "\n".join(table.markdown() for table in tables))
-        typer.echo(f"report: {save}")
+        write_text(save, "\n".join(one.markdown() for one in made))
+        typer.echo(f"report: {save}", err=form != "terminal")
     if out:
-        write_study(study, out)
-        typer.echo(f"report: {out}")
+        write(study, out, baseline)
+        typer.echo(f"report: {out}", err=form != "terminal")
 
 
-def show(screen: Console, tables: "list[Summary]") -> None:
+def _kinds(text: str | None) -> "list[Kind]":
+    """The kinds of tables that a flag names."""
+    from opencil.report.tables import KINDS
+
+    known = {str(kind): kind for kind in KINDS}
+    names = list(KINDS) if text == "all" else (text or "").replace(",", " ").split()
+    if text is not None and not names:
+        raise BadInput(f"--table {text!r} names nothing: allowed are {', '.join(KINDS)}, or all")
+    for name in names:
+        if name not in known:
+            raise unknown("table", name, known)
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _chosen(
+    study: "Study",
+    kinds: "list[Kind]",
+    paper: bool,
+    statistics: bool,
+    baseline: str | None,
+    extra: bool,
+) -> "list[Table]":
+    """The tables that flags ask for; the summary where they ask for none."""
+    from opencil.report.compare import COMPARED, comparison_tables, incomparable
+    from opencil.report.statistics import statistics_tables
+    from opencil.report.tables import KINDS, tables
+
+    made: list[Table] = []
+    every = set(kinds) == set(KINDS)  # that is: as far as there are any
+    if paper:
+        compared: list[Kind] = [kind for kind in kinds if kind in COMPARED] or ["main"]
+        made += comparison_tables(study.rows, study.runs, compared)
+        if not made:
+            raise incomparable(study.rows)
+        kinds = [kind for kind in kinds if kind not in COMPARED]
+    elif not kinds and not statistics:
+        kinds = ["summary"]
+    for kind in kinds:
+        of_kind = tables(kind, study.rows, study.runs, extra)
+        if not of_kind and not every:
+            raise BadInput(
+                f"there is no table {kind!r} to show: it is of detectors with labels, as ber@nter, and these "
+                "runs have none"
+            )
+        made += of_kind
+    if statistics:
+        ranked = statistics_tables(study.rows, baseline)
+        if not ranked:
+            raise BadInput(
+                "there is nothing to compare by statistics: at least two detectors with the same runs, steps "
+                "and OOD datasets are needed"
+            )
+        made += ranked
+    return made
+
+
+def write(study: "Study", folder: Path, baseline: str | None = None) -> None:
+    """Write a study and every table that can be made of it into a folder."""
+    from opencil.report.compare import COMPARED, comparison_tables
+    from opencil.report.layout import ENDINGS
+    from opencil.report.statistics import statistics_tables
+    from opencil.report.tables import KINDS, tables
+    from opencil.runs.files import write_text
+    from opencil.runs.study import write_study
+
+    write_study(study, folder)
+    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs)]
+    made += comparison_tables(study.rows, study.runs, list(COMPARED))
+    made += statistics_tables(study.rows, baseline)
+    for table in made:
+        for kind, ending in ENDINGS.items():
+            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
+    write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
+
+
+def show(screen: Console, tables: "list[Table]") -> None:
     """Print tables; one that is too wide for a terminal is cut into several."""
     wide = Console(width=10_000)
-    for table in tables:
-        # A pipe or a file has no width to keep to.
-        for part in table.fitting(
-            lambda s: not screen.is_terminal or wide.measure(s.rich()).maximum <= screen.width
-        ):
+
+    def fits(table: "Table") -> bool:  # a pipe or a file has no width to keep to
+        return not screen.is_terminal or wide.measure(table.rich()).maximum <= screen.width
+
+    for i, table in enumerate(tables):
+        screen.print(Text("\n" * (i > 0) + table.title, style="bold"))
+        for j, part in enumerate(table.fitting(fits)):
             drawn = part.rich()
-            Console(width=max(wide.measure(drawn).maximum, screen.width)).print(drawn)
-        screen.print("\n".join(table.notes), highlight=False)
+            width = max(wide.measure(drawn).maximum, screen.width)
+            Console(width=width).print(*[""] * (j > 0), drawn, sep="\n")
+        screen.print("\n".join(table.notes), highlight=False, markup=False)
 
 
 def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Add ``report`` to the command line, under the guard that all commands have."""
-    top.command(epilog="Example: opencil report runs --save report.md")(guarded(report))
+    example = "opencil report runs --table main --compare paper --out report"
+    top.command(epilog=f"Example: {example}")(guarded(report))

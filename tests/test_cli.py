@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -401,55 +400,6 @@ def test_list_of_nothing_is_2(kind: str) -> None:
     result = call("list", kind, "zz*")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "'zz*'" in result.stderr
-
-
-# --- report ----------------------------------------------------------------------------------------
-
-
-def test_report_shows_what_run_showed(finished: Path) -> None:
-    ran = call("run", *SHORT, "--runs", str(finished))
-    reported = call("report", str(finished))
-    assert (reported.exit_code, reported.stderr) == (0, "")
-    assert ran.stdout.splitlines()[:-1] == reported.stdout.splitlines()
-
-
-def test_report_looks_in_runs_by_default(finished: Path, tmp_path: Path) -> None:
-    shutil.move(finished, tmp_path / "runs")
-    assert call("report").exit_code == 0
-
-
-def test_report_of_nothing_is_2(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        result = call("report", str(folder))
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert str(folder) in result.stderr.replace("\n", "")
-
-
-def test_report_saves_markdown(finished: Path, tmp_path: Path) -> None:
-    result = call("report", str(finished), "--save", "new/report.md")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1] == "report: new/report.md"
-    text = (tmp_path / "new" / "report.md").read_text()
-    models, detection = text.split("## digits, 2 classes per step: OOD detection\n")
-    assert models.startswith("## digits, 2 classes per step: accuracy\n")
-    assert models.count("| icarl |") == 1
-    found = [line.split()[3] for line in detection.splitlines() if line.startswith("| icarl")]
-    assert found == ["energy", "msp", "relation"]
-
-
-def test_report_with_the_flipped_conventions(finished: Path) -> None:
-    plain, extra = call("report", str(finished)), call("report", str(finished), "--extra")
-    assert "FPR(OOD+)↓" not in plain.stdout
-    assert "FPR(OOD+)↓" in extra.stdout
-    assert "AP(ID+)↑" in extra.stdout
-
-
-def test_report_of_damaged_rows_is_1_and_names_the_file(finished: Path) -> None:
-    path = finished / RUN / "step02" / "accuracy.parquet"
-    path.write_bytes(b"junk")
-    result = call("report", str(finished))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert str(path) in result.stderr
 
 
 # --- help ------------------------------------------------------------------------------------------

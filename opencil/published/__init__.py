@@ -1,8 +1,21 @@
-"""The paper's own result figures, to print beside ours."""
+"""The paper's own result figures, to print beside ours; and where they contradict each other."""
 
 from importlib import resources
 
 import pandas as pd
+
+#: The OOD datasets of the paper's two tracks, as this project names them.
+OOD: dict[str, dict[str, tuple[str, ...]]] = {
+    "cifar100": {"near": ("cifar10", "tin"), "far": ("mnist", "texture", "svhn", "places365")},
+    "imagenet1k": {
+        "near": ("imagenet-o", "inaturalist", "openimage-o", "species"),
+        "far": ("mnist", "texture"),
+    },
+}
+#: By how much, in percent points, a printed mean may miss its parts: they are rounded to two digits.
+TOLERANCE = 0.05
+
+_CELL = ["id_dataset", "classes_per_step", "cil", "detector", "metric"]
 
 
 def published_results() -> pd.DataFrame:
@@ -11,5 +24,37 @@ def published_results() -> pd.DataFrame:
     Columns: id_dataset, classes_per_step, cil, detector, ood_split, metric, value, paper_table; ``detector``
     and ``ood_split`` are empty in rows of accuracy.
     """
-    with (resources.files("opencil.published") / "results.csv").open(encoding="utf-8") as file:
+    return _read("results.csv")
+
+
+def published_ablation() -> pd.DataFrame:
+    """The 48 figures per OOD dataset of the paper's ablation (iCaRL on CIFAR-100, k = 10), in percent.
+
+    Columns as of ``published_results``, with ``ood``, a dataset, for ``ood_split``. ``ber@nter`` and
+    ``ber@oter`` are BER with one of its two parts.
+    """
+    return _read("ablation.csv")
+
+
+def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
+    """What near and far figures say that ``all`` should be: the mean over datasets; NaN for other rows.
+
+    ``figures`` are rows of ``published_results``. A near split of n datasets and a far one of m give
+    (n · near + m · far) / (n + m).
+    """
+    parts = figures.pivot_table(index=_CELL, columns="ood_split", values="value")
+    names = parts.index.get_level_values("id_dataset")
+    near, far = (names.map({n: len(ood[split]) for n, ood in OOD.items()}) for split in ("near", "far"))
+    mean = ((near * parts["near"] + far * parts["far"]) / (near + far)).rename("mean")
+    found = figures.join(mean, on=_CELL)["mean"]
+    return found.where(figures["ood_split"] == "all")
+
+
+def contradictory(figures: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of ``published_results`` are means that their own near and far figures contradict."""
+    return (figures["value"] - recomputed_means(figures)).abs() > TOLERANCE
+
+
+def _read(name: str) -> pd.DataFrame:
+    with (resources.files("opencil.published") / name).open(encoding="utf-8") as file:
         return pd.read_csv(file, keep_default_na=False, dtype={"value": float})

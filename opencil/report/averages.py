@@ -5,7 +5,8 @@ import torch
 
 from opencil.evaluation.metrics import backward_transfer, forgetting
 
-_RUN = ["benchmark", "k", "cil", "seed"]
+#: What tells one run from another.
+RUN = ["benchmark", "k", "cil", "seed"]
 _METHOD = ["benchmark", "k", "cil", "detector"]
 
 
@@ -14,24 +15,38 @@ def per_step(rows: pd.DataFrame) -> pd.DataFrame:
 
     Rows of one task's samples have no place in it.
     """
-    measured = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
+    measured = of_datasets(rows)
     both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split="all")])
-    return both.groupby([*_RUN, "step", "detector", "split", "metric"], as_index=False).agg(
+    return both.groupby([*RUN, "step", "detector", "split", "metric"], as_index=False).agg(
         value=("value", "mean")
     )
+
+
+def of_datasets(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a detector against all of an OOD dataset."""
+    return rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
 
 
 def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """One value per run, detector, split and metric; accuracy has an empty detector and split."""
     accuracy = rows[(rows["detector"] == "") & (rows["task"] == 0)].assign(split="")
-    table = pd.concat([per_step(rows), accuracy[[*_RUN, "step", "detector", "split", "metric", "value"]]])
-    grouped = table.groupby([*_RUN, "detector", "split", "metric"], as_index=False)
+    table = pd.concat([per_step(rows), accuracy[[*RUN, "step", "detector", "split", "metric", "value"]]])
+    return _over_steps(table, "split")
+
+
+def datasets_over_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """One value per run, detector, OOD dataset and metric."""
+    return _over_steps(of_datasets(rows), "ood")
+
+
+def _over_steps(table: pd.DataFrame, by: str) -> pd.DataFrame:
+    grouped = table.groupby([*RUN, "detector", by, "metric"], as_index=False)
     return grouped.agg(value=("value", "mean"), steps=("step", "nunique"))
 
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and sample standard deviation over seeds; one seed has no deviation."""
-    return _spread(over_steps(rows), [*_METHOD, "split", "metric"])
+    return spread(over_steps(rows), [*_METHOD, "split", "metric"])
 
 
 def continual(rows: pd.DataFrame) -> pd.DataFrame:
@@ -42,7 +57,7 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
     """
     models = rows[rows["detector"] == ""]
     found = []
-    for run, part in models.groupby(_RUN):
+    for run, part in models.groupby(RUN):
         steps = part["step"].nunique()
         whole = part[part["task"] == 0]
         for metric, values in whole.groupby("metric"):
@@ -58,11 +73,12 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
             tensor = torch.tensor(matrix.to_numpy())
             found += [(*run, "forgetting", forgetting(tensor), steps)]
             found += [(*run, "backward transfer", backward_transfer(tensor), steps)]
-    table = pd.DataFrame(found, columns=[*_RUN, "metric", "value", "steps"])
-    return _spread(table, ["benchmark", "k", "cil", "metric"])
+    table = pd.DataFrame(found, columns=[*RUN, "metric", "value", "steps"])
+    return spread(table, ["benchmark", "k", "cil", "metric"])
 
 
-def _spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Mean and sample standard deviation of runs' values over seeds."""
     return per_run.groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
     )

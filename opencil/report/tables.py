@@ -1,118 +1,243 @@
-"""The summary table: one line per CIL method and detector, to the terminal or as Markdown."""
+"""The paper's tables, of any set of runs: main, near and far, per dataset, ablation; and a plain summary."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 import pandas as pd
-from rich import box
-from rich.table import Table
 
 from opencil.evaluation.metrics import DEFINITIONS
 from opencil.report.averages import continual, over_seeds
+from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
+from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors
+from opencil.report.results import FLIPPED, METRICS, Average, Results, lower_is_better, of_dataset, results
 
-_METRICS = {"auc": "AUC↑", "fpr": "FPR↓", "ap": "AP↑"}
-_FLIPPED = {"fpr_ood_positive": "FPR(OOD+)↓", "ap_id_positive": "AP(ID+)↑"}
+Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
+KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
+
+_SPLITS = ("near", "far", "all")
+_MAIN = ("auc", "fpr")
+#: Every fine-tuning detector scores by Energy: without its training, that is what it would be.
+UNTUNED = "energy"
 _CONTINUAL = (
     "Percent. Average: mean over steps of the accuracy on all classes seen. Forgetting: best earlier "
     "accuracy on a task minus the last, mean over old tasks. Backward transfer: last minus first."
 )
-_SPLITS = ("near", "far", "all")
+_LABELLED = "A name with @ is its method under other values; it does not count in averages of detectors."
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One benchmark and k as text: ``lines`` has the cells of each CIL method and detector."""
+def tables(
+    kind: Kind, rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]] = (), extra: bool = False
+) -> list[Table]:
+    """All tables of a kind, one for each benchmark and k (and CIL method, where that is a table each).
 
-    title: str
-    columns: list[str]
-    lines: list[list[str]]
-    notes: list[str]
-    labels: int = 2  #: leading columns that name the line
+    ``runs`` are a study's records, which say what is still to come. ``extra`` adds the flipped conventions
+    of FPR and AP to the summary.
+    """
+    if kind == "summary":
+        return summaries(rows, extra)
+    records = list(runs)
+    makers: dict[Kind, Callable[[Results], list[Table]]] = {
+        "main": main_tables,
+        "distance": distance_tables,
+        "dataset": dataset_tables,
+        "ablation": lambda found: ablation_tables(found, records),
+    }
+    return [table for found in results(rows, records) for table in makers[kind](found)]
 
-    def rich(self) -> Table:
-        """The table for a terminal."""
-        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-        for i, column in enumerate(self.columns):
-            justify: Literal["left", "right"] = "left" if i < self.labels else "right"
-            table.add_column(column.replace(" ", "\n", 1), justify=justify, no_wrap=True)
-        for i, line in enumerate(self.lines):
-            ends = self.labels > 1 and i + 1 < len(self.lines) and self.lines[i + 1][0] != line[0]
-            table.add_row(*line, end_section=ends)
-        return table
 
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        rule = ["---" if i < self.labels else "---:" for i in range(len(self.columns))]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.lines)]
-        return "\n".join([f"## {self.title}", "", *lines, "", *[f"- {note}" for note in self.notes], ""])
+# --- the paper's -----------------------------------------------------------------------------------
 
-    def fitting(self, fits: Callable[["Summary"], bool]) -> "list[Summary]":
-        """The table, or where that does not fit, one for each metric."""
-        if self.labels < 2 or fits(self):
-            return [self]
-        first, width = 3, len(_SPLITS)
-        blocks = [slice(i, i + width) for i in range(first, len(self.columns), width)]
-        return [
-            Summary(
-                self.title if i == 0 else "",
-                self.columns[:first] + self.columns[block],
-                [line[:first] + line[block] for line in self.lines],
-                self.notes,
+#: The key of a column: CIL method, metric, place.
+Key = tuple[str, str, str]
+
+
+def main_tables(found: Results) -> list[Table]:
+    """AUC and FPR over all datasets, per CIL method."""
+    columns = {Column(METRICS[m], cil): (cil, m, "all") for cil in found.cil for m in _MAIN}
+    return [_by_family(found, f"main-{found.name}", f"{found.title}: main results", columns)]
+
+
+def distance_tables(found: Results) -> list[Table]:
+    """Near and far datasets apart, per CIL method: a table each for AUC, AP and FPR."""
+    made = []
+    for metric in ("auc", "ap", "fpr"):
+        columns = {Column(place, cil): (cil, metric, place) for cil in found.cil for place in ("near", "far")}
+        title = f"{found.title}: near and far OOD, {METRICS[metric]}"
+        made.append(_by_family(found, f"distance-{metric}-{found.name}", title, columns))
+    return made
+
+
+def dataset_tables(found: Results) -> list[Table]:
+    """AUC and FPR on each OOD dataset: a table for each CIL method."""
+    made = []
+    for cil in found.cil:
+        title = f"{found.title}, {cil}: OOD detection per dataset"
+        made.append(_by_family(found, f"dataset-{cil}-{found.name}", title, _per_dataset(found, cil)))
+    return made
+
+
+def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> list[Table]:
+    """AUC and FPR on each OOD dataset of one detector under several values: those with labels."""
+    made = []
+    for own in dict.fromkeys(method(name) for name in found.detectors if labelled(name)):
+        names = ablation_lines(found, own)
+        values = _differing_values(names, runs)
+        for cil in found.cil:
+            columns = _per_dataset(found, cil)
+            if not any((cil, name, m, p) in found.averages for name in names for _, m, p in columns.values()):
+                continue
+            lines = _ranked([_line(found, name, columns) for name in names], list(columns.values()))
+            notes = [*found.basis(), *values, MARKS, *(DEFINITIONS[m] for m in _MAIN)]
+            title = f"{found.title}, {cil}: ablation of {own}"
+            made.append(
+                Table(f"ablation-{own}-{cil}-{found.name}", title, _columns(columns), [Block(lines)], notes)
             )
-            for i, block in enumerate(blocks)
-        ]
+    return made
 
 
-def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Summary]:
-    """For each benchmark and k: the CIL models themselves, then the detectors on them.
+def ablation_lines(found: Results, own: str) -> list[str]:
+    """The lines of a method's ablation: what it is without its training, its variants, then the method."""
+    tuned = own in dict(families([own])).get(FAMILIES[1], [])
+    variants = sorted(name for name in found.detectors if labelled(name) and method(name) == own)
+    return [name for name in [*[UNTUNED] * tuned, *variants, own] if name in found.detectors]
+
+
+def _differing_values(names: list[str], runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a method's variants differ in, as far as runs recorded it."""
+    values: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        values |= {name: v for name, v in run["config"].get("detector", {}).items() if name in names}
+    variants = {name: v for name, v in values.items() if method(name) == method(names[-1])}
+    keys = sorted({key for value in variants.values() for key in value})
+    differing = [key for key in keys if len({repr(v.get(key)) for v in variants.values()}) > 1]
+    return [
+        f"{name}: {', '.join(f'{key} = {variants[name].get(key)}' for key in differing)}."
+        for name in names
+        if name in variants and differing
+    ]
+
+
+def _per_dataset(found: Results, cil: str) -> dict[Column, Key]:
+    return {
+        Column(METRICS[m], f"{distance} {name}"): (cil, m, of_dataset(name))
+        for name, distance in found.datasets.items()
+        for m in _MAIN
+    }
+
+
+def _by_family(found: Results, name: str, title: str, columns: dict[Column, Key]) -> Table:
+    """A table like the paper's: accuracy on top, a block of detectors per family, averages below each."""
+    keys = list(columns.values())
+    blocks, plain = [], []
+    for family, names in families(found.detectors):
+        lines = [_line(found, detector, columns) for detector in names]
+        own = [detector for detector in names if not labelled(detector)]
+        plain += own
+        blocks.append(Block(lines, family, [_average("Average", found, own, keys)] if own else []))
+    ranked = iter(_ranked([line for block in blocks for line in block.lines], keys))
+    blocks = [replace(block, lines=[next(ranked) for _ in block.lines]) for block in blocks]
+    top = [Block([_accuracy_line(found, columns)])]
+    bottom = [Block([_average("Average (All)", found, plain, keys)])] if len(blocks) > 1 else []
+    notes = [*found.basis(), MARKS, *[_LABELLED] * any(map(labelled, found.detectors))]
+    notes += [DEFINITIONS[metric] for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]]
+    return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes)
+
+
+def _columns(columns: dict[Column, Key]) -> list[Column]:
+    return [Column("detector", label=True), *columns]
+
+
+def _line(found: Results, detector: str, columns: dict[Column, Key]) -> list[Cell]:
+    return [words(detector), *(_cell(found.of(cil, detector, m, p)) for cil, m, p in columns.values())]
+
+
+def _average(name: str, found: Results, detectors: list[str], keys: list[Key]) -> list[Cell]:
+    return [words(name), *(_cell(found.mean_over(detectors, *key)) for key in keys)]
+
+
+def _accuracy_line(found: Results, columns: dict[Column, Key]) -> list[Cell]:
+    """The accuracy of each CIL method over the first column of its group; of one method, over all of them."""
+    cells, names = [words("CIL accuracy")], [cil for cil, _, _ in columns.values()]
+    for i, cil in enumerate(names):
+        first = i == 0 or names[i - 1] != cil
+        several = len(set(names)) > 1
+        span = names.count(cil) if several else 1
+        cells.append(replace(_cell(found.accuracy(cil)), span=span) if first else words(""))
+    return cells
+
+
+def _cell(average: Average | None) -> Cell:
+    return Cell(average.mean, average.std) if average else Cell()
+
+
+def _ranked(lines: list[list[Cell]], keys: list[Key]) -> list[list[Cell]]:
+    """Lines in which the three best values of each column are marked, compared as they are shown."""
+    ranked = [list(line) for line in lines]
+    for i, (_, metric, _) in enumerate(keys, start=1):
+        shown = {round(line[i].value or 0.0, 2) for line in lines if line[i].value is not None}
+        best = sorted(shown, reverse=not lower_is_better(metric))[:3]
+        for line in ranked:
+            value = line[i].value
+            if value is not None and round(value, 2) in best:
+                line[i] = replace(line[i], rank=best.index(round(value, 2)) + 1)
+    return ranked
+
+
+# --- summary ---------------------------------------------------------------------------------------
+
+
+def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Table]:
+    """For each benchmark and k: the CIL models themselves, then the detectors on them, finished or not.
 
     ``extra`` adds the flipped conventions of FPR and AP.
     """
-    metrics = _METRICS | (_FLIPPED if extra else {})
+    metrics = METRICS | (FLIPPED if extra else {})
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     found = []
     for (name, k), part in over_seeds(shown).groupby(["benchmark", "k"]):
-        title = f"{name}, {k} classes per step"
+        title, files = f"{name}, {k} classes per step", f"{name}-k{k}"
         found += [
-            _models(f"{title}: accuracy", models[name, k]),
-            _summary(f"{title}: OOD detection", part, metrics),
+            _models(f"accuracy-{files}", f"{title}: accuracy", models[name, k]),
+            _summary(f"summary-{files}", f"{title}: OOD detection", part, metrics),
         ]
     return found
 
 
-def _models(title: str, averages: pd.DataFrame) -> Summary:
-    cells = {
-        (row["cil"], row["metric"]): _cell(row["mean"], row["std"]) for row in averages.to_dict("records")
-    }
+def _models(name: str, title: str, averages: pd.DataFrame) -> Table:
+    cells = {(row["cil"], row["metric"]): _spread(row) for row in averages.to_dict("records")}
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
-    lines = [[cil, *(cells.get((cil, m), "–") for m in metrics)] for cil in averages["cil"].unique()]
-    columns = [m.replace("average accuracy_", "average ").replace("_", " ") for m in metrics]
-    return Summary(title, ["CIL", *columns], lines, [_CONTINUAL], labels=1)
+    lines = [
+        [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)] for cil in sort_cil(averages["cil"])
+    ]
+    columns = [Column(m.replace("average accuracy_", "average ").replace("_", " ")) for m in metrics]
+    return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], [_CONTINUAL])
 
 
-def _summary(title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Summary:
+def _summary(name: str, title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Table:
     cells = {
-        (row["cil"], row["detector"], row["metric"], row["split"]): _cell(row["mean"], row["std"])
+        (row["cil"], row["detector"], row["metric"], row["split"]): _spread(row)
         for row in averages.to_dict("records")
     }
-    methods = averages.loc[averages["detector"] != "", ["cil", "detector"]].drop_duplicates()
-    lines = [
-        [cil, detector, cells.get((cil, "", "accuracy", ""), "–")]
-        + [cells.get((cil, detector, metric, split), "–") for metric in metrics for split in _SPLITS]
-        for cil, detector in methods.itertuples(index=False)
-    ]
-    columns = [
-        "CIL",
-        "detector",
-        "acc↑",
-        *(f"{label} {split}" for label in metrics.values() for split in _SPLITS),
-    ]
-    return Summary(title, columns, lines, [_basis(averages), *(DEFINITIONS[metric] for metric in metrics)])
+    measured = averages[averages["detector"] != ""]
+    blocks = []
+    for cil in sort_cil(measured["cil"]):
+        names = sort_detectors(measured.loc[measured["cil"] == cil, "detector"])
+        accuracy = cells.get((cil, "", "accuracy", ""), Cell())
+        keys = [(metric, split) for metric in metrics for split in _SPLITS]
+        lines = [
+            [words(cil), words(name), accuracy, *(cells.get((cil, name, *key), Cell()) for key in keys)]
+            for name in names
+        ]
+        blocks.append(Block(lines))
+    columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
+    columns += [Column(split, label) for label in metrics.values() for split in _SPLITS]
+    return Table(
+        name, title, columns, blocks, [_basis(averages), *(DEFINITIONS[metric] for metric in metrics)]
+    )
 
 
 def _basis(averages: pd.DataFrame) -> str:
@@ -133,5 +258,5 @@ def _basis(averages: pd.DataFrame) -> str:
     return text
 
 
-def _cell(mean: float, std: float) -> str:
-    return f"{100 * mean:.2f}" if math.isnan(std) else f"{100 * mean:.2f} ± {100 * std:.2f}"
+def _spread(row: Mapping[Any, Any]) -> Cell:
+    return Cell(100 * row["mean"], None if pd.isna(row["std"]) else 100 * row["std"])

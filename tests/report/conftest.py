@@ -1,15 +1,20 @@
 """Rows that no run has made."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from opencil.published import OOD as PAPER_OOD
+from opencil.published import published_results
+from opencil.registry import DETECTORS
 from opencil.runs.store import COLUMNS
 
 METRICS = ("auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive")
 OOD = {"n1": "near", "f1": "far", "f2": "far", "f3": "far"}
+FINE_TUNING = ("logitnorm", "t2fnorm", "augmix", "regmix", "vos", "npos", "ber")
 
 
 @pytest.fixture
@@ -28,6 +33,7 @@ def made_up() -> Callable[..., pd.DataFrame]:
         detectors: tuple[str, ...] = ("msp", "energy"),
         entropy: int = 0,
         others: tuple[str, ...] = (),
+        ood: dict[str, str] = OOD,
     ) -> pd.DataFrame:
         draw = np.random.default_rng(entropy)
         rows = []
@@ -38,12 +44,47 @@ def made_up() -> Callable[..., pd.DataFrame]:
                     rows += [(*head, "", "", "", task, metric, draw.random()) for task in tasks]
                 for detector in detectors:
                     rows += [(*head, detector, "", "", t, "confidence", draw.random()) for t in tasks[1:]]
-                    for ood, distance in OOD.items():
-                        place = (*head, detector, ood, distance)
+                    for name, distance in ood.items():
+                        place = (*head, detector, name, distance)
                         rows += [(*place, t, "confidence", draw.random()) for t in tasks[1:]]
                         metrics = METRICS if step == 1 else (*METRICS, "auc_old")
                         rows += [(*place, 0, metric, draw.random()) for metric in metrics]
         table = pd.DataFrame(rows, columns=COLUMNS)
         return table.sample(frac=1, random_state=entropy)  # their order has no say
+
+    return make
+
+
+@pytest.fixture
+def families() -> None:
+    """The paper's fine-tuning detectors are registered as such, by stand-ins where they are not there."""
+    for name in FINE_TUNING:
+        if name not in DETECTORS.names():
+            make = type(name, (), {"family": "fine-tuning", "__module__": __name__})
+            DETECTORS.register(name)(make)
+
+
+@pytest.fixture
+def paper_rows(families: None) -> pd.DataFrame:
+    """Rows of one step in which every dataset has the paper's figure of its split: near or far."""
+    rows = []
+    for row in published_results().to_dict("records"):
+        head = (row["id_dataset"], row["classes_per_step"], row["cil"], 0, 1, row["detector"])
+        if row["metric"] == "acc":
+            rows.append((*head, "", "", 0, "accuracy", row["value"] / 100))
+        elif row["ood_split"] != "all":
+            names = PAPER_OOD[row["id_dataset"]][row["ood_split"]]
+            rows += [(*head, ood, row["ood_split"], 0, row["metric"], row["value"] / 100) for ood in names]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+@pytest.fixture
+def record() -> Callable[..., dict[str, Any]]:
+    """The record of a run, as a study has it: ``record(cil="wa", steps=10)``."""
+
+    def make(**values: object) -> dict[str, Any]:
+        run: dict[str, Any] = {"benchmark": "b", "k": 2, "cil": "icarl", "seed": 0, "steps": 4, "trained": 4}
+        run |= {"seconds": [1.0] * 4, "detectors": {"msp": 4, "energy": 4}, "config": {}, "environment": {}}
+        return run | {"data": []} | values
 
     return make

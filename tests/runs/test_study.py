@@ -121,9 +121,15 @@ def test_a_published_study_is_the_same(finished: Path, published: Path) -> None:
     ours, theirs = read_study(finished), read_study(published)
     pd.testing.assert_frame_equal(theirs.rows, ours.rows)
     assert theirs.runs == ours.runs
-    assert read_study(published.parent / "published" / "..", *()).runs == ours.runs, (
-        "found below a folder too"
-    )
+
+
+def test_published_studies_below_a_folder(published: Path, tmp_path: Path) -> None:
+    one, two = (Path(shutil.copytree(published, tmp_path / "results" / name)) for name in ("one", "two"))
+    changed(two / "runs.json", lambda c: c["runs"][0].update(seed=1))
+    pd.read_parquet(one / "rows.parquet").assign(seed=1).to_parquet(two / "rows.parquet", index=False)
+    study = read_study(tmp_path / "results")
+    assert [run["seed"] for run in study.runs] == [0, 1]
+    assert study.rows["seed"].value_counts().to_dict() == dict.fromkeys([0, 1], len(study.rows) // 2)
 
 
 def test_runs_are_preferred_to_what_was_published_beside_them(finished: Path) -> None:

@@ -1,0 +1,108 @@
+"""A report of the paper's whole study at full size, timed part by part.
+
+    python benchmarks/report.py [--cil 4] [--detectors 16] [--steps 10] [--datasets 6] [--seeds 3]
+
+Made-up rows of every metric that a run stores, written as runs are (a Parquet file per step and detector) and
+read back from there; then all tables in all formats, the comparison with the paper and the statistics.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from opencil.published import published_results
+from opencil.runs.files import write_json, write_rows
+from opencil.runs.store import COLUMNS
+
+OOD = {"cifar10": "near", "tin": "near", "mnist": "far", "texture": "far", "svhn": "far", "places365": "far"}
+METRICS = ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_new", "fpr_new", "oscr"]
+METRICS += ["accuracy_with_rejection", "ood_as_new"]
+
+
+def step_rows(head: tuple, detector: str, ood: list[str], quality: float, draw: np.random.Generator) -> list:
+    """The rows of a detector at a step, as a run stores them."""
+    step = head[-1]
+    rows = [(*head, detector, "", "", t, "confidence", draw.random()) for t in range(1, step + 1)]
+    for name in ood:
+        place = (*head, detector, name, OOD[name])
+        for metric in METRICS if step == 1 else [*METRICS, "auc_old", "fpr_old"]:
+            level = 1.1 - quality if metric.startswith("fpr") else quality
+            rows.append((*place, 0, metric, float(np.clip(draw.normal(level, 0.05), 0, 1))))
+        rows += [(*place, t, "confidence", draw.random()) for t in range(1, step + 1)]
+    return rows
+
+
+def make_runs(root: Path, cil: int, detectors: int, steps: int, datasets: int, seeds: int) -> int:
+    paper = published_results()
+    methods = list(paper["cil"].unique())[:cil]
+    names = [name for name in paper["detector"].unique() if name][:detectors]
+    draw, count = np.random.default_rng(0), 0
+    for method in methods:
+        for seed in range(seeds):
+            run = root / "cifar100" / "k10" / method / f"seed{seed}"
+            config = {"benchmark": {"name": "cifar100"}, "cil": {method: {}}, "seed": {"run": seed}}
+            run.mkdir(parents=True)
+            (run / "config.yml").write_text(json.dumps({**config, "detector": {n: {} for n in names}}))
+            write_json(run / "environment.json", {})
+            for step in range(1, steps + 1):
+                folder, head = run / f"step{step:02d}", ("cifar100", 10, method, seed, step)
+                accuracy = [(*head, "", "", "", t, "accuracy", draw.random()) for t in range(step + 1)]
+                tables = {"accuracy": accuracy}
+                for i, name in enumerate(names):
+                    quality = 0.6 + 0.2 * i / len(names) - 0.02 * step
+                    tables[f"detectors/{name}"] = step_rows(head, name, list(OOD)[:datasets], quality, draw)
+                for name, rows in tables.items():
+                    write_rows(folder / f"{name}.parquet", pd.DataFrame(rows, columns=COLUMNS))
+                    count += len(rows)
+                write_json(folder / "step.json", {"step": step, "steps": steps, "seconds": 1.0})
+    return count
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    print(f"{what:<32}{time.perf_counter() - started:8.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    sizes = {"cil": 4, "detectors": 16, "steps": 10, "datasets": 6, "seeds": 3}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--keep", type=Path, help="make the runs in this folder and leave them there")
+    arguments = vars(parser.parse_args())
+    keep = arguments.pop("keep")
+    with tempfile.TemporaryDirectory() as temporary:
+        root = keep or Path(temporary) / "runs"
+        count = make_runs(root, **arguments)
+        print(f"{count:,} rows of {' × '.join(f'{n} {name}' for name, n in arguments.items())}")
+        measure(root, Path(temporary) / "report")
+
+
+def measure(root: Path, out: Path) -> None:
+    from opencil.report.tables import KINDS, tables
+    from opencil.runs.study import read_study, write_study
+
+    started = time.perf_counter()
+    with timed("read the runs"):
+        study = read_study(root)
+    with timed("write rows.parquet, runs.json"):
+        write_study(study, out)
+    with timed("all tables, three formats"):
+        made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs)]
+        for table in made:
+            for kind in ("markdown", "csv", "latex"):
+                table.text(kind)
+    print(f"{'together':<32}{time.perf_counter() - started:8.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""Ours beside the paper's figures: cell by cell, and how far the two agree."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from opencil.errors import BadInput
+from opencil.evaluation.metrics import DEFINITIONS
+from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
+from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.order import families, sort_detectors
+from opencil.report.results import METRICS, Results, lower_is_better, of_dataset, results
+from opencil.report.tables import Kind
+
+#: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
+COMPARED: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "main": (("auc", "fpr"), ("all",)),
+    "distance": (("auc", "ap", "fpr"), ("near", "far")),
+    "ablation": (("auc", "fpr"), ()),  # its places are the datasets
+}
+_FLAG = "†"
+_FLAGGED = (
+    f"{_FLAG} The paper contradicts itself here: the mean over all datasets is not that of its own near and "
+    "far figures. Such cells are not counted."
+)
+_CELL = ["cil", "detector", "metric", "place"]
+
+
+def comparison_tables(
+    rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]], kinds: Sequence[Kind] = ("main",)
+) -> list[Table]:
+    """For each benchmark and k that the paper has: ours beside the paper's, then how far they agree."""
+    records = list(runs)
+    made: list[Table] = []
+    for found in results(rows, records):
+        cells = compare(found)
+        if cells.empty:
+            continue
+        data = data_notes(found, records)
+        for kind in kinds:
+            made += _of_kind(found, cells, kind, data)
+        if flagged := _contradictions(found, cells):
+            made.append(flagged)
+    return made
+
+
+def incomparable(rows: pd.DataFrame) -> BadInput:
+    """The error for rows that the paper has no figures for."""
+    figures = published_results()[["id_dataset", "classes_per_step"]].drop_duplicates()
+    sizes = figures.groupby("id_dataset")["classes_per_step"].agg(lambda sizes: ", ".join(map(str, sizes)))
+    has = "; ".join(f"{name} with k = {k}" for name, k in sizes.items())
+    ours = sorted(set(zip(rows["benchmark"], rows["k"], strict=True)))
+    named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in ours)
+    return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
+
+
+def compare(found: Results) -> pd.DataFrame:
+    """Every cell that the paper has of a benchmark and k: cil, detector, metric, place, ours, std, paper,
+    recomputed (what the paper's near and far figures give), flagged, difference; in percent.
+
+    ``ours`` is NaN where no run is finished; ``difference`` where there is nothing to count.
+    """
+    figures = published_results()
+    figures = figures.assign(recomputed=recomputed_means(figures), flagged=contradictory(figures))
+    figures = figures.rename(columns={"ood_split": "place"})
+    figures = figures.assign(metric=figures["metric"].replace("acc", "accuracy"))
+    ablation = published_ablation()
+    ablation = ablation.assign(place=ablation["ood"].map(of_dataset), recomputed=float("nan"), flagged=False)
+    columns = ["id_dataset", "classes_per_step", *_CELL, "value", "recomputed", "flagged"]
+    every = pd.concat([figures[columns], ablation[columns]]).rename(columns={"value": "paper"})
+    here = (every["id_dataset"] == found.benchmark) & (every["classes_per_step"] == found.k)
+    cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
+    ours = [found.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
+    cells["ours"] = pd.Series([average.mean if average else None for average in ours], dtype=float)
+    cells["std"] = pd.Series([average.std if average else None for average in ours], dtype=float)
+    return cells.assign(difference=(cells["ours"] - cells["paper"]).where(~cells["flagged"]))
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Three columns: ours, the paper's and the difference of one CIL method, metric and place."""
+
+    cil: str
+    metric: str
+    place: str
+    group: str
+
+
+def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
+    metrics, places = COMPARED[kind]
+    if not places:
+        places = tuple(of_dataset(name) for name in found.datasets)
+    shown = cells[cells["place"].isin(places) & cells["metric"].isin(metrics) & cells["ours"].notna()]
+    if shown.empty:
+        return []
+    name = f"compare-{kind}-{found.name}"
+    methods = [cil for cil in found.cil if cil in set(shown["cil"])]
+    made = []
+    # The near and far table is wide: one for each metric, as in the paper.
+    for part in [metrics] if len(places) != 2 else [(metric,) for metric in metrics]:
+        pairs = [
+            _Pair(cil, m, place, " ".join([cil, *_place_words(place), METRICS[m]]))
+            for cil in methods
+            for place in places
+            for m in part
+        ]
+        file = name if part == metrics else f"{name}-{part[0]}"
+        made.append(_side_by_side(found, cells, pairs, file, data))
+    return [*made, _agreement(found, shown, methods, metrics, places, f"agreement-{kind}-{found.name}", data)]
+
+
+def _place_words(place: str) -> list[str]:
+    return [] if place == "all" else [place.removeprefix(of_dataset(""))]
+
+
+def _side_by_side(
+    found: Results, cells: pd.DataFrame, pairs: list[_Pair], name: str, data: list[str]
+) -> Table:
+    by_cell = cells.set_index(_CELL).to_dict("index")
+    of_pairs = cells[cells["place"].isin({p.place for p in pairs}) & (cells["detector"] != "")]
+    names = [d for d in found.detectors if d in set(of_pairs["detector"])]
+    columns = [Column("detector", label=True)]
+    columns += [Column(what, pair.group) for pair in pairs for what in ("ours", "paper", "Δ")]
+    nothing: dict[Any, Any] = {}
+
+    def line(detector: str) -> list[Cell]:
+        found_cells = [by_cell.get((p.cil, detector, p.metric, p.place), nothing) for p in pairs]
+        return [words(detector), *(cell for values in found_cells for cell in _three(values))]
+
+    blocks = [
+        Block([line(d) for d in members], family, [_averages(of_pairs, members, pairs)])
+        for family, members in families(names)
+    ]
+    accuracy = [words("CIL accuracy")]
+    seen: set[str] = set()
+    for pair in pairs:  # in the first group of each CIL method
+        new = pair.cil not in seen
+        seen.add(pair.cil)
+        accuracy += _three(by_cell.get((pair.cil, "", "accuracy", ""), nothing)) if new else [words("")] * 3
+    notes = [
+        *found.basis(),
+        "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
+    ]
+    notes += [_FLAGGED] if of_pairs["flagged"].any() else []
+    missing = set(of_pairs["detector"]) - set(names)
+    notes += [f"Not in these runs: {', '.join(sort_detectors(missing))}."] if missing else []
+    notes += [*data, *(DEFINITIONS[m] for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)]))]
+    title = f"{found.title}: ours beside the paper's"
+    return Table(name, title, columns, [Block([accuracy]), *blocks], notes)
+
+
+def _three(values: Mapping[Any, Any]) -> list[Cell]:
+    """Ours, the paper's and the difference."""
+    if not values:
+        return [Cell(), Cell(), Cell()]
+    ours = Cell(_number(values["ours"]), _number(values["std"]))
+    paper = Cell(values["paper"], flag=_FLAG if values["flagged"] else "")
+    return [ours, paper, Cell(_number(values["difference"]), signed=True)]
+
+
+def _averages(cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]) -> list[Cell]:
+    """Means over the detectors that count, so that ours and the paper's are over the same ones."""
+    counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
+    grouped = counted.groupby(["cil", "metric", "place"])[["ours", "paper", "difference"]]
+    means: dict[Any, dict[Any, float]] = grouped.mean().to_dict("index")
+    line = [words("Average")]
+    for pair in pairs:
+        key = (pair.cil, pair.metric, pair.place)
+        ours, paper, difference = (means.get(key, {}).get(name) for name in ("ours", "paper", "difference"))
+        line += [Cell(ours), Cell(paper), Cell(difference, signed=True)]
+    return line
+
+
+def _agreement(
+    found: Results,
+    cells: pd.DataFrame,
+    methods: list[str],
+    metrics: Sequence[str],
+    places: Sequence[str],
+    name: str,
+    data: list[str],
+) -> Table:
+    """How far ours and the paper's agree: a line for each CIL method and split, then over all of them."""
+    several = len(places) > 1
+    columns = [Column("CIL", label=True), *[Column("OOD", label=True)] * several]
+    for m in metrics:
+        columns += [
+            Column(what, METRICS[m]) for what in ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
+        ]
+    lines = []
+    for cil in methods:
+        for place in places:
+            here = cells[(cells["cil"] == cil) & (cells["place"] == place)]
+            labels = [words(cil), *[words(" ".join(_place_words(place)))] * several]
+            agreements = [agreement(here[here["metric"] == m]) for m in metrics]
+            lines.append([*labels, *(cell for a in agreements for cell in _agreement_cells([a]))])
+    every = [
+        [agreement(part) for _, part in cells[cells["metric"] == m].groupby(["cil", "place"])]
+        for m in metrics
+    ]
+    total = [
+        words("all"),
+        *[words("")] * several,
+        *(cell for part in every for cell in _agreement_cells(part)),
+    ]
+    counted = cells[cells["difference"].notna()].sort_values("difference", key=abs)
+    notes = [
+        "Cells: detectors that both have, less those in which the paper contradicts itself. |Δ|: absolute "
+        "difference, in percent points.",
+        "rank ρ: Spearman's correlation of the detectors' ranks, ours and the paper's (in the last line the "
+        "mean of those above it); same best: whether the same detector is best.",
+    ]
+    if len(counted):
+        worst = counted.iloc[-1]
+        at = " ".join(
+            [worst["cil"], worst["detector"], *_place_words(worst["place"]), METRICS[worst["metric"]]]
+        )
+        notes.append(
+            f"Largest difference: {at}, {worst['ours']:.2f} against {worst['paper']:.2f} in the paper."
+        )
+    title = f"{found.title}: agreement with the paper"
+    return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data])
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of some cells: how many count, their absolute differences, the ranks' correlation, the same best."""
+
+    cells: int
+    mean: float | None
+    largest: float | None
+    correlation: float | None
+    same_best: bool | None
+
+
+def agreement(cells: pd.DataFrame) -> Agreement:
+    """How far ours and the paper's agree in the cells of one CIL method, metric and place."""
+    counted = cells[cells["difference"].notna()]
+    if counted.empty:
+        return Agreement(0, None, None, None, None)
+    off = counted["difference"].abs()
+    ours, paper = counted["ours"].round(2), counted["paper"]
+    if lower_is_better(str(counted["metric"].iloc[0])):
+        ours, paper = -ours, -paper
+    several = len(counted) > 1
+    # Spearman's is Pearson's of the ranks; without any spread on one side there is none.
+    ranks = pd.DataFrame({"ours": ours.rank(), "paper": paper.rank()})
+    told_apart = bool((ranks.nunique() > 1).all())
+    correlation = float(ranks["ours"].corr(ranks["paper"])) if told_apart else None
+    best = set(counted.index[ours == ours.max()]) & set(counted.index[paper == paper.max()])
+    return Agreement(
+        len(counted), float(off.mean()), float(off.max()), correlation, bool(best) if several else None
+    )
+
+
+def _agreement_cells(agreements: list[Agreement]) -> list[Cell]:
+    """Five cells of one agreement, or of several together."""
+    counted = [a for a in agreements if a.cells]
+    cells = sum(a.cells for a in counted)
+    mean = sum((a.mean or 0.0) * a.cells for a in counted) / cells if cells else None
+    largest = max((a.largest for a in counted if a.largest is not None), default=None)
+    correlations = [a.correlation for a in counted if a.correlation is not None]
+    correlation = sum(correlations) / len(correlations) if correlations else None
+    best = [a.same_best for a in counted if a.same_best is not None]
+    if len(agreements) > 1:
+        told = f"{sum(best)} of {len(best)}" if best else "–"
+    else:
+        told = ("yes" if best[0] else "no") if best else "–"
+    return [Cell(cells, digits=0), Cell(mean), Cell(largest), Cell(correlation), words(told)]
+
+
+def _contradictions(found: Results, cells: pd.DataFrame) -> Table | None:
+    """The cells in which the paper contradicts itself, with what its near and far figures give."""
+    flagged = cells[cells["flagged"]]
+    if flagged.empty:
+        return None
+    order = {name: i for i, name in enumerate(sort_detectors(flagged["detector"]))}
+    flagged = flagged.assign(order=flagged["detector"].map(order)).sort_values(
+        ["metric", "order"], kind="stable"
+    )
+    lines = [
+        [
+            words(row["cil"]),
+            words(row["detector"]),
+            words(METRICS[row["metric"]]),
+            Cell(row["paper"]),
+            Cell(row["recomputed"]),
+            Cell(_number(row["ours"]), _number(row["std"])),
+        ]
+        for row in flagged.to_dict("records")
+    ]
+    columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
+    columns += [Column("printed"), Column("from near/far"), Column("ours")]
+    near, far = (len(OOD[found.benchmark][split]) for split in ("near", "far"))
+    notes = [
+        f"The mean over all {near + far} datasets should be ({near} · near + {far} · far) / {near + far}; "
+        "these miss it by more than 0.05. They are not counted in the comparison."
+    ]
+    title = f"{found.title}: where the paper contradicts itself"
+    return Table(f"contradictions-{found.name}", title, columns, [Block(lines)], notes)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+def data_notes(found: Results, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Which datasets differ from the paper's, by what the runs noted about the images they read."""
+    of_these = [run for run in runs if (run["benchmark"], run["k"]) == (found.benchmark, found.k)]
+    notes = []
+    paper = OOD.get(found.benchmark, {})
+    theirs = {name for names in paper.values() for name in names}
+    if lacking := sorted(theirs - set(found.datasets)):
+        notes.append(f"OOD datasets of the paper that these runs lack: {', '.join(lacking)}.")
+    if added := sorted(set(found.datasets) - theirs):
+        notes.append(f"OOD datasets that the paper does not have: {', '.join(added)}.")
+    recorded = {
+        (d["name"], d["split"], d["images"], d["paper"], d["files"]) for run in of_these for d in run["data"]
+    }
+    if not recorded:
+        return [*notes, "Data: these runs did not note which images they read."]
+    other = sorted((n, s, i, p) for n, s, i, p, _ in recorded if p is not None and i != p)
+    files = sorted({(n, s) for n, s, i, p, f in recorded if f == "differs" and i == p})
+    notes += [f"Data: {n} has {i:,} {_split(s)} images, the paper's {p:,}." for n, s, i, p in other]
+    if files:
+        named = ", ".join(f"{n} ({_split(s)})" for n, s in files)
+        notes.append(
+            "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
+            f"datasets' makers distribute: {named}."
+        )
+    if not other and not files:
+        notes.append("Data: every dataset has as many images as the paper's.")
+    return notes
+
+
+def _split(split: str) -> str:
+    return {"train": "training"}.get(split, split)

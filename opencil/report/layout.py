@@ -1,0 +1,293 @@
+"""A table as text: the same cells for a terminal, as Markdown, as CSV and as LaTeX."""
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal
+
+from rich import box
+from rich.table import Table as Drawn
+from rich.text import Text
+
+Format = Literal["markdown", "csv", "latex"]
+#: What the files of each format end in.
+ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
+
+#: How the best, the second and the third of a column are marked, as the paper does it; all have a number too,
+#: since a pipe shows no bold type.
+_NUMBERS = ("", "¹", "²", "³")
+_STYLES = ("", "bold underline", "bold", "underline")
+MARKS = "¹ best, ² second, ³ third in its column."
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its deviation, or words; ``rank`` 1 to 3 marks the best of a column."""
+
+    value: float | None = None
+    std: float | None = None
+    words: str = "–"  #: where there is no number
+    rank: int = 0
+    digits: int = 2
+    signed: bool = False
+    flag: str = ""  #: set behind the number; the notes say what it means
+    span: int = 1  #: columns it stands over; the cells after it are empty
+
+    @property
+    def text(self) -> str:
+        """The cell without its rank."""
+        if self.value is None:
+            return self.words
+        number = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
+        deviation = "" if self.std is None else f" ± {self.std:.{self.digits}f}"
+        return f"{number}{deviation}{self.flag}"
+
+
+def words(text: str) -> Cell:
+    """A cell of words."""
+    return Cell(words=text)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; those of a ``group`` stay together where a table is cut, those of none are in every part."""
+
+    name: str
+    group: str = ""
+    label: bool = False  #: it names the line
+
+    @property
+    def heading(self) -> str:
+        """Group and name."""
+        return f"{self.group} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines under a title; those of ``foot`` sum them up."""
+
+    lines: list[list[Cell]]
+    title: str = ""
+    foot: list[list[Cell]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells in blocks of lines, under a title and over notes; ``name`` tells it from others."""
+
+    name: str
+    title: str
+    columns: list[Column]
+    blocks: list[Block]
+    notes: list[str]
+
+    @property
+    def lines(self) -> list[list[Cell]]:
+        """All lines, those of averages too."""
+        return [line for block in self.blocks for line in [*block.lines, *block.foot]]
+
+    @property
+    def file(self) -> str:
+        """Its name as that of a file, without an ending."""
+        return re.sub(r"[^\w@-]", "_", self.name)
+
+    def text(self, kind: Format) -> str:
+        """The table in a format for files."""
+        return {"markdown": self.markdown, "csv": self.csv, "latex": self.latex}[kind]()
+
+    # --- terminal ----------------------------------------------------------------------------------
+
+    def rich(self) -> Drawn:
+        """The table for a terminal, without its title, which may be wider."""
+        drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+        by_line: list[list[Text]] = [[] for _ in self.lines]
+        before = ""
+        for i, column in enumerate(self.columns):
+            leads, before = column.group not in ("", before), column.group
+            heading, texts = _drawn_column(column, leads, [cells[i] for cells in self.lines])
+            drawn.add_column(heading, no_wrap=True, vertical="bottom")
+            for line, text in zip(by_line, texts, strict=True):
+                line.append(text)
+        lines = iter(by_line)
+        for block in self.blocks:
+            if block.title:
+                drawn.add_row(Text(block.title, style="bold italic"))
+            for part in (block.lines, block.foot):
+                for i in range(len(part)):
+                    drawn.add_row(*next(lines), end_section=i == len(part) - 1)
+        return drawn
+
+    def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
+        """The table, or where that does not fit, several with as many groups of columns each as do."""
+        groups = list(dict.fromkeys(column.group for column in self.columns if column.group))
+        parts: list[list[str]] = []
+        for group in groups:
+            if parts and fits(self._only([*parts[-1], group])):
+                parts[-1].append(group)
+            else:
+                parts.append([group])
+        if len(parts) < 2:
+            return [self]
+        return [self._only(part) for part in parts]
+
+    def _only(self, groups: list[str]) -> "Table":
+        """The table with some groups of its columns."""
+        kept = [i for i, column in enumerate(self.columns) if not column.group or column.group in groups]
+
+        def only(lines: list[list[Cell]]) -> list[list[Cell]]:
+            return [[cells[i] for i in kept] for cells in lines]
+
+        blocks = [replace(block, lines=only(block.lines), foot=only(block.foot)) for block in self.blocks]
+        return replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
+
+    # --- Markdown ----------------------------------------------------------------------------------
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [[_markdown(column.heading) for column in self.columns]]
+        lines.append(["---" if column.label else "---:" for column in self.columns])
+        for block in self.blocks:
+            if block.title:
+                lines.append([f"***{_markdown(block.title)}***", *[""] * (len(self.columns) - 1)])
+            lines += [[_markdown_cell(cell) for cell in cells] for cells in block.lines]
+            lines += [[f"*{text}*" if text else "" for text in map(_markdown_cell, c)] for c in block.foot]
+        drawn = ["| " + " | ".join(cells) + " |" for cells in lines]
+        notes = [f"- {_markdown(note)}" for note in self.notes]
+        return "\n".join([f"## {_markdown(self.title)}", "", *drawn, "", *notes, ""])
+
+    # --- CSV ---------------------------------------------------------------------------------------
+
+    def csv(self) -> str:
+        """The table as CSV for other programs: numbers alone, deviations in columns of their own."""
+        deviates = [any(cells[i].std is not None for cells in self.lines) for i in range(len(self.columns))]
+        titled = any(block.title for block in self.blocks)
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        header = ["block"] if titled else []
+        for column, std in zip(self.columns, deviates, strict=True):
+            header += [column.heading, f"{column.heading} std"] if std else [column.heading]
+        writer.writerow(header)
+        for block in self.blocks:
+            for cells in [*block.lines, *block.foot]:
+                row = [block.title] if titled else []
+                for cell, std in zip(cells, deviates, strict=True):
+                    row.append(cell.words.replace("–", "") if cell.value is None else f"{cell.value:.6g}")
+                    row += ["" if cell.std is None else f"{cell.std:.6g}"] if std else []
+                writer.writerow(row)
+        return file.getvalue()
+
+    # --- LaTeX -------------------------------------------------------------------------------------
+
+    def latex(self) -> str:
+        """The table as a LaTeX float that needs no package."""
+        runs = [(group, len(list(part))) for group, part in groupby(self.columns, key=lambda c: c.group)]
+        # "l|rr|rr": a rule before each group.
+        kinds = [
+            "".join("l" if c.label else "r" for c in p)
+            for _, p in groupby(self.columns, key=lambda c: c.group)
+        ]
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(self.title)}}}"]
+        lines += [rf"\begin{{tabular}}{{{'|'.join(kinds)}}}", r"\hline"]
+        if any(column.group for column in self.columns):
+            spans = [
+                rf"\multicolumn{{{count}}}{{{'c' if i == len(runs) - 1 else 'c|'}}}{{{_latex(group)}}}"
+                for i, (group, count) in enumerate(runs)
+            ]
+            lines.append(" & ".join(spans) + r" \\")
+        lines += [" & ".join(_latex(column.name) for column in self.columns) + r" \\", r"\hline"]
+        for block in self.blocks:
+            if block.title:
+                bold = rf"\textbf{{\textit{{{_latex(block.title)}}}}}"
+                lines.append(rf"\multicolumn{{{len(self.columns)}}}{{l}}{{{bold}}} \\")
+            lines += [_latex_line(cells) for cells in block.lines]
+            if block.foot:
+                lines += [r"\hline", *(_latex_line(cells) for cells in block.foot)]
+            lines.append(r"\hline")
+        lines.append(r"\end{tabular}")
+        notes = " ".join(_latex(note) for note in self.notes)
+        return "\n".join([*lines, r"\par\smallskip", rf"{{\footnotesize {notes}\par}}", r"\end{table}", ""])
+
+
+def _drawn_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
+    """Heading and cells for a terminal; ``leads`` says that the column is the first of its group.
+
+    Numbers end at the same place, whether or not a rank follows them: so they are set by hand. A group is
+    named once, and set apart by a blank.
+    """
+    ranked = any(cell.rank for cell in cells)
+    texts = [
+        Text().append(cell.text, style=_STYLES[cell.rank]).append(_NUMBERS[cell.rank] or " " * ranked)
+        for cell in cells
+    ]
+    if column.group:
+        group = column.group.split(" ")
+        head = [*(group if leads else [""] * len(group)), column.name]
+    else:
+        head = column.name.split(" ", 1)
+    heading = [Text(line + " " * (ranked and not column.label)) for line in head]
+    if not column.label:
+        width = max(text.cell_len for text in [*heading, *texts]) + leads
+        for text in [*heading, *texts]:
+            text.pad_left(width - text.cell_len)
+    return Text("\n").join(heading), texts
+
+
+def _markdown(text: str) -> str:
+    """Text in which nothing is markup."""
+    return re.sub(r"([\\`*\[\]<>|&~])", r"\\\1", text)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _markdown(cell.text)
+    styled = ("{}", "**{}**¹", "*{}*²", "{}³")[cell.rank]
+    return styled.format(text)
+
+
+_LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "–": "--",
+    "−": "$-$",
+    "†": r"$\dagger$",
+    "ρ": r"$\rho$",
+    "Δ": r"$\Delta$",
+    "≥": r"$\geq$",
+    "…": r"\ldots{}",
+    "²": "$^2$",
+    "χ": r"$\chi$",
+    "[": "{[}",  # behind the end of a line it would be an argument
+    "¹": "$^1$",
+    "³": "$^3$",
+}
+
+
+def _latex(text: str) -> str:
+    """Text in which nothing is a command."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _latex_line(cells: list[Cell]) -> str:
+    parts, i = [], 0
+    while i < len(cells):
+        cell = cells[i]
+        text = _latex(cell.text if cell.value is None else cell.text.replace("-", "−"))
+        styled = ("{}", r"\underline{{\textbf{{{}}}}}", r"\textbf{{{}}}", r"\underline{{{}}}")[cell.rank]
+        shown = styled.format(text)
+        if cell.span > 1:
+            last = i + cell.span == len(cells)
+            shown = rf"\multicolumn{{{cell.span}}}{{{'c' if last else 'c|'}}}{{{shown}}}"
+        parts.append(shown)
+        i += cell.span
+    return " & ".join(parts) + r" \\"

@@ -1,0 +1,174 @@
+"""Statistics over cells: which detectors can be told apart, and by how much they differ.
+
+A cell is one (CIL method, seed, step, OOD dataset) of a benchmark and k: all detectors are measured on the
+same model and the same images there, so that they are compared in pairs. Cells of one run are not independent
+of each other (its steps share a history, its OOD images are nested): the intervals are about these runs, and
+are too narrow for what another training would give.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from opencil.errors import BadInput, unknown
+from opencil.evaluation.metrics import DEFINITIONS
+from opencil.report.averages import of_datasets
+from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.results import METRICS, lower_is_better
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+_UNIT = ["cil", "seed", "step", "ood"]
+_CHUNK = 500  # resamplings at a time: memory stays small
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Detectors by mean rank over cells, best first, with the test that tells them apart.
+
+    ``statistic`` and ``p`` are Friedman's; two detectors whose mean ranks differ by ``critical`` or more are
+    told apart (Nemenyi). ``groups`` are the largest sets of detectors that are not, as positions.
+    """
+
+    detectors: list[str]
+    ranks: Matrix
+    statistic: float
+    p: float
+    critical: float
+    groups: list[range]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference and its bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Cells × detectors of a metric, fractions; cells that not every detector has are left out."""
+    chosen = of_datasets(rows)
+    chosen = chosen[chosen["metric"] == metric]
+    return chosen.pivot(index=_UNIT, columns="detector", values="value").dropna()
+
+
+def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: float = 0.05) -> Ranking:
+    """Friedman's test over cells × detectors, and Nemenyi's critical difference of mean ranks.
+
+    With N cells and K detectors, CD = q · sqrt(K (K + 1) / (6 N)), q the studentised range's 1 − α quantile
+    for K groups and infinitely many degrees of freedom, over sqrt 2.
+    """
+    count, detectors = cells.shape
+    if detectors < 2 or count < 2:
+        raise BadInput(
+            f"{detectors} detectors on {count} cells cannot be ranked: at least 2 of each are needed, on the "
+            "same runs, steps and OOD datasets"
+        )
+    values = cells.to_numpy(dtype=np.float64)
+    ranks = stats.rankdata(values if lower_is_better else -values, axis=1)  # [N, K], 1 is best, ties share
+    mean = ranks.mean(axis=0)
+    # Friedman's statistic, corrected for ties: between detectors' mean ranks, over the spread within cells
+    # (which is K (K + 1) / 12 where there are no ties).
+    middle = (detectors + 1) / 2
+    within = ((ranks - middle) ** 2).sum() / (count * (detectors - 1))
+    statistic = count * ((mean - middle) ** 2).sum() / within if within > 0 else 0.0
+    critical = nemenyi(detectors, count, alpha)
+    order = np.argsort(mean, kind="stable")
+    return Ranking(
+        detectors=[str(cells.columns[i]) for i in order],
+        ranks=mean[order],
+        statistic=float(statistic),
+        p=float(stats.chi2.sf(statistic, detectors - 1)),
+        critical=critical,
+        groups=_groups(mean[order], critical),
+    )
+
+
+def nemenyi(detectors: int, cells: int, alpha: float = 0.05) -> float:
+    """By how much the mean ranks of two detectors must differ for them to be told apart."""
+    q = stats.studentized_range.ppf(1 - alpha, detectors, np.inf) / np.sqrt(2)
+    return float(q * np.sqrt(detectors * (detectors + 1) / (6 * cells)))
+
+
+def bootstrap(
+    differences: Matrix, resamplings: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> list[Interval]:
+    """Percentile intervals of the means of paired differences [cells, pairs]; a cell's are drawn together."""
+    count, pairs = differences.shape
+    draw = np.random.default_rng(seed)
+    means = np.empty((resamplings, pairs))
+    for start in range(0, resamplings, _CHUNK):
+        size = min(_CHUNK, resamplings - start)
+        chosen = draw.integers(0, count, size=(size, count))
+        # How often each cell was drawn, [size, cells]: one product then gives the means of all pairs.
+        flat = (chosen + count * np.arange(size)[:, None]).ravel()
+        times = np.bincount(flat, minlength=size * count).reshape(size, count)
+        means[start : start + size] = times @ differences / count
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    return [Interval(*map(float, three)) for three in zip(differences.mean(axis=0), low, high, strict=True)]
+
+
+def statistics_tables(rows: pd.DataFrame, baseline: str | None = None) -> list[Table]:
+    """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
+
+    ``baseline`` is that one; by default the best. Where not all detectors have at least two cells in common,
+    there is no table.
+    """
+    known = set(rows["detector"]) - {""}
+    if baseline is not None and baseline not in known:
+        raise unknown("detector", baseline, known)
+    made = []
+    for (name, k), part in rows.groupby(["benchmark", "k"]):
+        for metric in ("auc", "fpr"):
+            cells = cell_matrix(part, metric)
+            if min(cells.shape) > 1:
+                total = len(of_datasets(part)[_UNIT].drop_duplicates())
+                files, title = f"statistics-{metric}-{name}-k{k}", f"{name}, {k} classes per step"
+                made.append(_table(files, title, cells, total, metric, baseline))
+    return made
+
+
+def _table(
+    name: str, title: str, cells: pd.DataFrame, total: int, metric: str, baseline: str | None
+) -> Table:
+    ranking = rank_detectors(cells, lower_is_better(metric))
+    reference = baseline if baseline in cells.columns else ranking.detectors[0]
+    values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
+    intervals = bootstrap(values - values[:, [ranking.detectors.index(str(reference))]])
+    lines = []
+    for i, detector in enumerate(ranking.detectors):
+        letters = "".join(chr(ord("a") + g) for g, group in enumerate(ranking.groups) if i in group)
+        own, interval = detector == reference, intervals[i]
+        limits = [Cell(interval.mean), Cell(interval.low), Cell(interval.high)]
+        shown = [words("") if own else Cell(c.value, signed=True) for c in limits]
+        lines.append(
+            [words(detector), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *shown]
+        )
+    columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
+    columns += [Column(METRICS[metric]), Column("difference"), Column("low"), Column("high")]
+    p = f"p = {ranking.p:.2g}" if ranking.p >= 1e-12 else "p < 1e-12"
+    notes = [
+        f"Over {len(cells):,} cells (CIL method × seed × step × OOD dataset)"
+        + (f" of {total:,}: those that all detectors have." if len(cells) < total else "."),
+        f"Friedman's test: χ² = {ranking.statistic:.1f} with {len(lines) - 1} degrees of freedom, {p}. Mean "
+        f"ranks that differ by less than {ranking.critical:.2f} (Nemenyi, 5 %) are not told apart: "
+        "such detectors share a group's letter.",
+        f"Difference from {reference}, in percent points: mean over cells, and its 95 % interval (low, high) "
+        "by a paired bootstrap that draws cells (10,000 times, seed 0). Cells of one run depend on each "
+        "other: the interval is about these runs, not about other trainings.",
+        DEFINITIONS[metric],
+    ]
+    title = f"{title}: detectors ranked by {METRICS[metric]}"
+    return Table(name, title, columns, [Block(lines)], notes)
+
+
+def _groups(ranks: Matrix, critical: float) -> list[range]:
+    """The largest sequences of detectors whose mean ranks differ by less than the critical difference."""
+    ends = [int(np.searchsorted(ranks, rank + critical, side="left")) for rank in ranks]
+    return [range(i, end) for i, end in enumerate(ends) if i == 0 or end > ends[i - 1]]

@@ -1,0 +1,245 @@
+"""Ours beside the paper's: what is compared, what counts, and what is said about the data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from opencil import BadInput
+from opencil.published import OOD, published_ablation, published_results
+from opencil.report.compare import agreement, compare, comparison_tables, data_notes, incomparable
+from opencil.report.layout import Table
+from opencil.report.results import results
+
+Rows = Callable[..., pd.DataFrame]
+Record = Callable[..., dict[str, Any]]
+CIFAR = {name: distance for distance, names in OOD["cifar100"].items() for name in names}
+PLAIN = ("msp", "odin", "energy", "gen", "klm")
+
+
+@pytest.fixture
+def cifar(made_up: Rows) -> Rows:
+    """Rows as of the paper's CIFAR-100 track at k = 10; detectors are random."""
+
+    def make(cil: str = "icarl", detectors: tuple[str, ...] = PLAIN, **values: Any) -> pd.DataFrame:
+        place: dict[str, Any] = {"benchmark": "cifar100", "k": 10, "steps": 2, "ood": CIFAR}
+        return made_up(cil=cil, detectors=detectors, **place | values)
+
+    return make
+
+
+def of(rows: pd.DataFrame) -> pd.DataFrame:
+    (found,) = results(rows)
+    return compare(found)
+
+
+def test_cells_are_ours_the_papers_and_the_difference(cifar: Rows) -> None:
+    rows = cifar()
+    (found,) = results(rows)
+    cells = compare(found)
+    published = published_results()
+    here = published[(published["id_dataset"] == "cifar100") & (published["classes_per_step"] == 10)]
+    assert len(cells) == len(here) + len(published_ablation())
+    ours = cells[cells["ours"].notna()]
+    assert len(ours) == 1 + len(PLAIN) * (3 + 3 + 2) + 12, "accuracy; AUC, FPR, AP; Energy per dataset"
+    for row in ours.to_dict("records"):
+        average = found.of(row["cil"], row["detector"], row["metric"], row["place"])
+        assert average is not None
+        assert (row["ours"], row["std"]) == (average.mean, average.std)
+        assert row["difference"] == row["ours"] - row["paper"]
+    energy = ours[(ours["detector"] == "energy") & (ours["metric"] == "auc")].set_index("place")["paper"]
+    assert energy["all"] == 70.35
+    assert energy["near"] == 71.72
+    assert energy["dataset mnist"] == 86.63
+
+
+def test_published_ablation_is_whole() -> None:
+    """The mean over six datasets of each line is the printed one, where the main table has that line."""
+    table, main = published_ablation(), published_results()
+    assert table.groupby(["detector", "metric"]).size().to_dict() == {
+        (name, metric): 6 for name in ("energy", "ber@nter", "ber@oter", "ber") for metric in ("auc", "fpr")
+    }
+    means = table.groupby(["detector", "metric"])["value"].mean()
+    here = main[(main["classes_per_step"] == 10) & (main["cil"] == "icarl") & (main["ood_split"] == "all")]
+    printed = here.set_index(["detector", "metric"])["value"]
+    for key in [(name, metric) for name in ("energy", "ber") for metric in ("auc", "fpr")]:
+        assert means[key] == pytest.approx(printed[key], abs=0.01)
+
+
+# --- agreement -------------------------------------------------------------------------------------
+
+
+def cells(ours: list[float], paper: list[float], metric: str = "auc", flagged: int = 0) -> pd.DataFrame:
+    table = pd.DataFrame({"ours": ours, "paper": paper, "metric": metric})
+    table["difference"] = (table["ours"] - table["paper"]).where(np.arange(len(ours)) >= flagged)
+    return table
+
+
+@pytest.mark.parametrize("metric", ["auc", "fpr"])
+def test_agreement(metric: str) -> None:
+    draw = np.random.default_rng(3)
+    ours, paper = draw.uniform(40, 90, 12), draw.uniform(40, 90, 12)
+    found = agreement(cells(list(ours), list(paper), metric))
+    assert found.cells == 12
+    assert found.mean == pytest.approx(sum(abs(a - b) for a, b in zip(ours, paper, strict=True)) / 12)
+    assert found.largest == max(abs(a - b) for a, b in zip(ours, paper, strict=True))
+    assert found.correlation == pytest.approx(spearmanr(ours, paper).statistic)
+    best = np.argmin if metric == "fpr" else np.argmax
+    assert found.same_best == (best(ours) == best(paper))
+
+
+def test_the_best_depends_on_the_metric() -> None:
+    ours, paper = [1.0, 2.0, 9.0], [1.0, 9.0, 2.0]
+    assert agreement(cells(ours, paper, "fpr")).same_best is True
+    assert agreement(cells(ours, paper, "auc")).same_best is False
+
+
+def test_flagged_cells_do_not_count() -> None:
+    whole = agreement(cells([60.0, 70.0, 80.0], [61.0, 72.0, 83.0]))
+    assert agreement(cells([0.0, 60.0, 70.0, 80.0], [99.0, 61.0, 72.0, 83.0], flagged=1)) == whole
+
+
+def test_ranks_need_a_spread() -> None:
+    assert agreement(cells([50.0], [60.0])).correlation is None
+    assert agreement(cells([50.0], [60.0])).same_best is None
+    assert agreement(cells([50.0, 50.0], [60.0, 61.0])).correlation is None
+    assert agreement(cells([50.0], [60.0], flagged=1)).cells == 0
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+def lines(table: Table) -> dict[str, list[str]]:
+    return {cells[0].text: [cell.text for cell in cells[1:]] for cells in table.lines}
+
+
+def test_three_columns_side_by_side(cifar: Rows) -> None:
+    rows = pd.concat([cifar(), cifar(cil="wa")])
+    table, agreed, *_ = comparison_tables(rows, [])
+    assert table.title == "cifar100, 10 classes per step: ours beside the paper's"
+    groups = [f"{cil} {metric}" for cil in ("icarl", "wa") for metric in ("AUC↑", "FPR↓")]
+    assert [c.heading for c in table.columns[1:]] == [
+        f"{group} {what}" for group in groups for what in ("ours", "paper", "Δ")
+    ]
+    where = of(rows).set_index(["cil", "detector", "metric", "place"]).loc["icarl", "energy", "auc", "all"]
+    ours, paper, difference = lines(table)["energy"][:3]
+    assert ours == f"{where['ours']:.2f} ± {where['std']:.2f}"
+    assert paper == "70.35"
+    assert difference == f"{where['ours'] - 70.35:+.2f}"
+    assert lines(table)["CIL accuracy"][1] == "60.08"
+    assert lines(table)["CIL accuracy"][3:6] == ["", "", ""]
+    assert [cells[0].text for cells in agreed.lines] == ["icarl", "wa", "all"]
+    assert lines(agreed)["icarl"][0] == "5"
+    assert lines(agreed)["all"][0] == "10"
+    assert any("Not in these runs: maxlogit, react" in note for note in table.notes)
+
+
+def test_averages_are_over_the_detectors_that_count(cifar: Rows) -> None:
+    table, *_ = comparison_tables(cifar(detectors=("msp", "energy", "mine")), [])
+    assert "mine" not in lines(table), "the paper does not have it"
+    assert lines(table)["Average"][1] == f"{(67.77 + 70.35) / 2:.2f}"
+    ours, paper, difference = (float(text) for text in lines(table)["Average"][:3])
+    assert difference == pytest.approx(ours - paper, abs=0.011)
+
+
+def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows, families: None) -> None:
+    table, agreed, listed = comparison_tables(cifar(cil="bic", detectors=("msp", "regmix")), [])
+    assert lines(table)["regmix"][1:3] == ["71.43†", "–"]
+    assert any(note.startswith("†") for note in table.notes)
+    assert lines(agreed)["bic"][0] == "1"
+    assert [[cell.text for cell in cells[:5]] for cells in listed.lines] == [
+        ["bic", "regmix", "AUC↑", "71.43", f"{(2 * 72.97 + 4 * 69.91) / 6:.2f}"],
+        ["bic", "regmix", "FPR↓", "82.23", f"{(2 * 82.70 + 4 * 83.49) / 6:.2f}"],
+    ]
+
+
+def test_near_and_far(cifar: Rows) -> None:
+    made = comparison_tables(cifar(), [], ["distance"])
+    assert [t.file for t in made[:4]] == [
+        *(f"compare-distance-cifar100-k10-{metric}" for metric in ("auc", "ap", "fpr")),
+        "agreement-distance-cifar100-k10",
+    ]
+    assert [c.group for c in made[0].columns[1::3]] == ["icarl near AUC↑", "icarl far AUC↑"]
+    assert lines(made[0])["energy"][1::3] == ["71.72", "69.67"]
+    assert [[cell.text for cell in cells[:2]] for cells in made[3].lines] == [
+        ["icarl", "near"],
+        ["icarl", "far"],
+        ["all", ""],
+    ]
+
+
+def test_the_ablation_beside_the_papers(cifar: Rows, families: None) -> None:
+    table, *_ = comparison_tables(cifar(detectors=("ber", "ber@nter", "energy", "msp")), [], ["ablation"])
+    assert "msp" not in lines(table)
+    assert lines(table)["ber@nter"][1] == "71.31"
+    assert [c.group for c in table.columns[1::3]][:2] == ["icarl cifar10 AUC↑", "icarl cifar10 FPR↓"]
+
+
+def test_an_unfinished_cell_is_not_compared(cifar: Rows) -> None:
+    rows = cifar(seeds=(0,))
+    rows = rows[(rows["detector"] != "gen") | (rows["step"] < 2)]
+    table, agreed, *_ = comparison_tables(rows, [])
+    assert lines(table)["gen"][:3] == ["–", "70.86", "–"]
+    assert lines(agreed)["icarl"][0] == "4"
+
+
+def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
+    rows = made_up()
+    assert comparison_tables(rows, []) == []
+    error = incomparable(rows)
+    assert isinstance(error, BadInput)
+    assert "b with k = 2" in str(error)
+    assert "cifar100 with k = 5, 10, 20" in str(error) or "cifar100 with k = 10, 5, 20" in str(error)
+
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+def data(name: str, images: int, paper: int | None, files: str = "", split: str = "test") -> dict[str, Any]:
+    return {"name": name, "role": "far", "split": split, "images": images, "paper": paper, "files": files}
+
+
+def notes(rows: pd.DataFrame, *runs: dict[str, Any]) -> str:
+    (found,) = results(rows)
+    return "\n".join(data_notes(found, runs))
+
+
+def test_data_that_differ_are_named(cifar: Rows, record: Record) -> None:
+    run = record(benchmark="cifar100", k=10)
+    run["data"] = [
+        data("places365", 10_000, 33_773),
+        data("svhn", 26_032, 26_032, "differs"),
+        data("mnist", 10_000, 10_000, "canonical"),
+        data("texture", 5_640, 5_640),
+    ]
+    text = notes(cifar(), run)
+    assert "places365 has 10,000 test images, the paper's 33,773." in text
+    assert "makers distribute: svhn (test)." in text
+    assert "mnist" not in text
+    assert "texture" not in text
+
+
+def test_the_same_data_are_said_to_be(cifar: Rows, record: Record) -> None:
+    run = record(benchmark="cifar100", k=10, data=[data("mnist", 10_000, 10_000, "canonical")])
+    assert notes(cifar(), run) == "Data: every dataset has as many images as the paper's."
+
+
+def test_runs_of_another_k_have_no_say(cifar: Rows, record: Record) -> None:
+    run = record(benchmark="cifar100", k=5, data=[data("places365", 10_000, 33_773)])
+    assert notes(cifar(), run) == "Data: these runs did not note which images they read."
+
+
+def test_other_datasets_are_named(cifar: Rows) -> None:
+    ood = {name: d for name, d in CIFAR.items() if name != "tin"} | {"zoo": "near"}
+    text = notes(cifar(ood=ood))
+    assert "that these runs lack: tin." in text
+    assert "that the paper does not have: zoo." in text
+
+
+def test_notes_stand_under_the_comparison(cifar: Rows, record: Record) -> None:
+    run = record(benchmark="cifar100", k=10, steps=2, data=[data("places365", 10_000, 33_773)])
+    for table in comparison_tables(cifar(), [run])[:2]:
+        assert any("places365" in note for note in table.notes)

@@ -1,0 +1,192 @@
+"""Statistics against scipy, published tables and loops."""
+
+from collections.abc import Callable
+from dataclasses import astuple
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import friedmanchisquare
+
+from opencil import BadInput
+from opencil.report.statistics import bootstrap, cell_matrix, nemenyi, rank_detectors, statistics_tables
+
+Rows = Callable[..., pd.DataFrame]
+
+
+def random_cells(count: int, detectors: int, seed: int = 0, digits: int = 6) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    values = draw.random((count, detectors)) + np.linspace(0, 0.3, detectors)
+    return pd.DataFrame(values.round(digits), columns=[f"d{i}" for i in range(detectors)])
+
+
+def naive_ranks(row: list[float], lower: bool) -> list[float]:
+    """1 for the best; ties share the mean of their places."""
+    better = [sum((b < a) if lower else (b > a) for b in row) for a in row]
+    same = [row.count(a) for a in row]
+    return [b + (s + 1) / 2 for b, s in zip(better, same, strict=True)]
+
+
+# --- ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("digits", [6, 1])
+@pytest.mark.parametrize("lower", [True, False])
+def test_friedman(digits: int, lower: bool) -> None:
+    """With one digit there are many ties."""
+    cells = random_cells(40, 5, digits=digits)
+    found = rank_detectors(cells, lower)
+    expected = friedmanchisquare(*cells.to_numpy().T)
+    assert (found.statistic, found.p) == pytest.approx((expected.statistic, expected.pvalue))
+    naive = np.array([naive_ranks(list(row), lower) for row in cells.to_numpy()]).mean(axis=0)
+    assert dict(zip(found.detectors, found.ranks, strict=True)) == pytest.approx(
+        dict(zip(cells, naive, strict=True))
+    )
+    assert list(found.ranks) == sorted(found.ranks)
+
+
+def test_detectors_that_are_all_the_same_are_not_told_apart() -> None:
+    found = rank_detectors(pd.DataFrame(np.ones((5, 3)), columns=["a", "b", "c"]))
+    assert (found.statistic, found.p) == (0.0, 1.0)
+    assert found.groups == [range(3)]
+
+
+#: q of Demšar (2006), Table 5a: the two-tailed Nemenyi test at 5 %, for 2 to 10 classifiers.
+DEMSAR = (1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164)
+
+
+@pytest.mark.parametrize(("detectors", "q"), list(enumerate(DEMSAR, start=2)))
+def test_the_critical_difference_has_the_published_quantiles(detectors: int, q: float) -> None:
+    cells = 30
+    expected = q * (detectors * (detectors + 1) / (6 * cells)) ** 0.5
+    assert nemenyi(detectors, cells) == pytest.approx(expected, rel=4e-4)
+
+
+@given(st.integers(2, 9), st.integers(2, 60), st.integers(0, 99))
+def test_groups_are_the_largest_that_are_not_told_apart(detectors: int, count: int, seed: int) -> None:
+    found = rank_detectors(random_cells(count, detectors, seed))
+    together = {frozenset(group) for group in found.groups}
+    for i in range(detectors):
+        for j in range(i, detectors):
+            near = found.ranks[j] - found.ranks[i] < found.critical
+            assert near == any({i, j} <= group for group in together)
+    assert not any(a < b for a in together for b in together)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 1), (0, 2)])
+def test_too_little_to_rank(shape: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match="at least 2 of each"):
+        rank_detectors(pd.DataFrame(np.zeros(shape)))
+
+
+# --- bootstrap -------------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_against_a_loop() -> None:
+    differences = np.random.default_rng(1).normal(0.3, 1, (25, 3))
+    drawn = np.random.default_rng(7)
+    means = []
+    for size in (500, 500, 200):
+        for chosen in drawn.integers(0, 25, size=(size, 25)):
+            means.append([sum(differences[i, pair] for i in chosen) / 25 for pair in range(3)])
+    for pair, found in enumerate(bootstrap(differences, 1200, 0.9, seed=7)):
+        column = [mean[pair] for mean in means]
+        assert found.mean == pytest.approx(differences[:, pair].mean())
+        assert (found.low, found.high) == pytest.approx(tuple(np.quantile(column, [0.05, 0.95])))
+
+
+def test_the_interval_is_as_wide_as_theory_says() -> None:
+    values = np.random.default_rng(0).normal(0, 1, (400, 1))
+    (found,) = bootstrap(values)
+    error = values.std() / 400**0.5
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    values = np.random.default_rng(0).normal(0, 1, (30, 2))
+    assert bootstrap(values, 100) == bootstrap(values, 100)
+    assert bootstrap(values, 100) != bootstrap(values, 100, seed=1)
+
+
+def test_a_difference_without_spread_has_no_width() -> None:
+    (found,) = bootstrap(np.full((10, 1), 2.5), 50)
+    assert (found.mean, found.low, found.high) == (2.5, 2.5, 2.5)
+
+
+def test_pairs_are_drawn_together() -> None:
+    """The difference of two differences has the interval of the third pair."""
+    values = np.random.default_rng(0).normal(0, 1, (30, 2))
+    both = np.c_[values, values[:, 0] - values[:, 1]]
+    assert astuple(bootstrap(both, 300)[2]) == pytest.approx(astuple(bootstrap(both[:, [2]], 300)[0]))
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+def test_cells_of_rows(made_up: Rows) -> None:
+    rows = pd.concat([made_up(entropy=1), made_up(cil="wa", entropy=2)])
+    cells = cell_matrix(rows, "auc")
+    assert cells.shape == (2 * 3 * 4 * 4, 2)
+    chosen = rows[(rows["metric"] == "auc") & (rows["detector"] == "msp")]
+    for row in chosen.to_dict("records"):
+        assert cells.loc[(row["cil"], row["seed"], row["step"], row["ood"]), "msp"] == row["value"]
+
+
+def test_cells_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
+    rows = made_up()
+    rows = rows[~((rows["detector"] == "msp") & (rows["step"] > 2))]
+    assert set(cell_matrix(rows, "auc").index.get_level_values("step")) == {1, 2}
+    notes = statistics_tables(rows)[0].notes
+    assert (
+        notes[0]
+        == "Over 24 cells (CIL method × seed × step × OOD dataset) of 48: those that all detectors have."
+    )
+
+
+def test_a_table_for_each_metric(made_up: Rows) -> None:
+    rows = made_up(detectors=("msp", "energy", "gen"))
+    rows.loc[(rows["detector"] == "gen") & (rows["metric"] == "auc"), "value"] += 1
+    auc, fpr = statistics_tables(rows)
+    assert auc.title == "b, 2 classes per step: detectors ranked by AUC↑"
+    assert fpr.title.endswith("FPR↓")
+    best, second, _ = auc.lines
+    assert [cell.text for cell in best[:3]] == ["gen", "1.00", "a"]
+    assert [cell.text for cell in best[4:]] == ["", "", ""], "no difference from itself"
+    cells = 100 * cell_matrix(rows, "auc")
+    assert best[3].value == pytest.approx(cells["gen"].mean())
+    name = second[0].text
+    difference, low, high = (cell.value for cell in second[4:])
+    assert difference == pytest.approx((cells[name] - cells["gen"]).mean())
+    assert low < difference < high < 0
+
+
+def test_the_best_has_a_small_fpr(made_up: Rows) -> None:
+    rows = made_up()
+    rows.loc[(rows["detector"] == "msp") & (rows["metric"] == "fpr"), "value"] -= 1
+    assert statistics_tables(rows)[1].lines[0][0].text == "msp"
+
+
+def test_a_baseline_of_ones_own(made_up: Rows) -> None:
+    auc, _ = statistics_tables(made_up(detectors=("msp", "energy", "gen")), "energy")
+    for line in auc.lines:
+        assert (line[4].text == "") == (line[0].text == "energy")
+    assert any("Difference from energy" in note for note in auc.notes)
+    with pytest.raises(BadInput, match="did you mean 'energy'"):
+        statistics_tables(made_up(), "enrgy")
+
+
+def test_one_detector_cannot_be_compared(made_up: Rows) -> None:
+    assert statistics_tables(made_up(detectors=("msp",))) == []
+
+
+def test_the_unit_and_its_limits_are_stated(made_up: Rows) -> None:
+    notes = "\n".join(statistics_tables(made_up())[0].notes)
+    for words in (
+        "48 cells (CIL method × seed × step × OOD dataset)",
+        "paired bootstrap",
+        "seed 0",
+        "depend on",
+    ):
+        assert words in notes
