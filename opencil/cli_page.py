@@ -1,14 +1,14 @@
 """The pictures of ``opencil report``: figures, the HTML page, and the page kept up to date."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
-    from opencil.report.figures import Choice
+    from opencil.report.figures import Choice, Figure
     from opencil.runs.study import Study
 
 
@@ -24,46 +24,44 @@ def choice_of(detectors: str | None) -> "Choice":
     return Choice(detectors=tuple(dict.fromkeys(names)))
 
 
-def write_figures(study: "Study", folder: Path, choice: "Choice") -> int:
-    """Write every figure as PNG and SVG; how many there are."""
-    from opencil.report.figures import figures
-
-    return sum(1 for figure in figures(study.rows, choice) if figure.save(folder))
-
-
-def write_page(study: "Study", path: Path, choice: "Choice", refresh: float | None = None) -> None:
-    """Write the page of a study; while it is refreshed it has no figures, which take seconds to draw."""
+def write_page(
+    study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
+) -> None:
+    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
     from opencil.config import dump_yaml
-    from opencil.report.figures import figures
-    from opencil.report.page import page
+    from opencil.report.page import known_differences, page
     from opencil.runs.files import write_text
 
     runs = [{**run, "config": dump_yaml(run["config"])} for run in study.runs]
-    drawn = figures(study.rows, choice) if refresh is None else ()
-    text = page(study.rows, runs, figures=drawn, refresh=refresh)
-    write_text(path, text)
+    differences = known_differences(study.rows, study.runs)
+    write_text(path, page(study.rows, runs, figures=figures, differences=differences, refresh=refresh))
 
 
 def watch(
     read: Callable[[], "Study"], path: Path, choice: "Choice", every: float, say: Callable[[str], None]
-) -> None:
+) -> "Study":
     """Write the page again and again until every run is done, or until somebody has seen enough.
 
-    The last page does not load itself anew any more, however the watching ended.
+    Meanwhile it has no figures, which take seconds to draw. The last page does not load itself anew any more,
+    however the watching ended; the study that it shows is handed on.
     """
+    from opencil.report.figures import figures
+
     said = ""
     try:
         while not (study := read()).finished:
-            write_page(study, path, choice, refresh=every)
+            write_page(study, path, refresh=every)
             if (now := progress(study)) != said:
                 say(f"{now}: {path}")
                 said = now
             time.sleep(every)
         ending = "all runs are done"
     except KeyboardInterrupt:
+        say("stopping: one last page")
         study, ending = read(), "stopped watching"
-    write_page(study, path, choice)
+    write_page(study, path, figures(study.rows, choice))
     say(f"{ending}: {path}")
+    return study
 
 
 def progress(study: "Study") -> str:

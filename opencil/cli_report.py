@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from opencil import cli_page
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
@@ -52,21 +53,51 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write every table, as Markdown, CSV and LaTeX, and the rows.", metavar="FOLDER"),
+        typer.Option(
+            help="Write all there is: tables as Markdown, CSV and LaTeX, figures, the page, the rows.",
+            metavar="FOLDER",
+        ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one page to explore the results in; it needs no network.", metavar="FILE"),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the paper's figures as PNG and SVG.", metavar="FOLDER")
+    ] = None,
+    figure_detectors: Annotated[
+        str | None,
+        typer.Option(help="Detectors in figures; default: four that stand for the others.", metavar="A,B"),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write the page again and again until all runs are done, or Ctrl-C."),
+    ] = False,
+    every: Annotated[
+        float, typer.Option(help="Seconds between two pages of --watch.", min=0.1, metavar="SECONDS")
+    ] = 10.0,
 ) -> None:
     """Show what stored runs have come to: tables, beside the paper's figures, with statistics.
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
+    from opencil.report.figures import figures as draw
     from opencil.runs.files import write_text
     from opencil.runs.study import read_study
 
-    study = read_study(*(runs or [Path("runs")]))
+    folders, choice = runs or [Path("runs")], cli_page.choice_of(figure_detectors)
+    if watch:
+        page = html or folders[0] / "report.html"
+        study = cli_page.watch(lambda: read_study(*folders), page, choice, every, typer.echo)
+        if study.rows.empty:
+            return
+    else:
+        study = read_study(*folders)
     if study.rows.empty:
         raise BadInput(
             f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
         )
+    choice.check(study.rows)
     made = _chosen(study, _kinds(table), compare is not None, statistics, baseline, extra)
     if form == "terminal":
         show(Console(), made)
@@ -75,8 +106,18 @@ def report(
     if save:
         write_text(save, "\n".join(one.markdown() for one in made))
         typer.echo(f"report: {save}", err=form != "terminal")
+    drawn = list(draw(study.rows, choice)) if figures or (html and not watch) or out else []
+    for folder in filter(None, (figures, out and out / "figures")):
+        for figure in drawn:
+            figure.save(folder)
+    if figures:
+        typer.echo(f"{len(drawn)} figures: {figures}", err=form != "terminal")
+    if html and not watch:
+        cli_page.write_page(study, html, drawn)
+        typer.echo(f"report: {html}", err=form != "terminal")
     if out:
         write(study, out, baseline)
+        cli_page.write_page(study, out / "index.html", drawn)
         typer.echo(f"report: {out}", err=form != "terminal")
 
 
@@ -173,5 +214,5 @@ def show(screen: Console, tables: "list[Table]") -> None:
 
 def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Add ``report`` to the command line, under the guard that all commands have."""
-    example = "opencil report runs --table main --compare paper --out report"
+    example = "opencil report runs --table main --compare paper --html report.html"
     top.command(epilog=f"Example: {example}")(guarded(report))

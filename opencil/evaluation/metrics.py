@@ -53,9 +53,6 @@ DEFINITIONS = {
     "ood_as_new": "OOD as new: share of OOD whose largest logit is a new class's.",
 }
 
-#: Of these less is better; of all others more.
-LOWER_IS_BETTER = frozenset({"fpr", "fpr_ood_positive", "fpr_old", "fpr_new", "ood_as_new"})
-
 
 @dataclass(frozen=True)
 class OODMetrics:

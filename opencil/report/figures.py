@@ -21,6 +21,7 @@ from matplotlib.figure import Figure as Picture
 from opencil.errors import unknown
 from opencil.files import write, write_text
 from opencil.report.averages import over_seeds, per_step
+from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 
 # Blue, vermilion, green, purple, orange, sky: black is kept for what others are compared with, and the
 # yellow of the eight is too pale for paper.
@@ -28,6 +29,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY = "#555555"
 _DASHES = (0, (3, 2))
+_TITLE = 44  # letters that fit above a column
 _REFERENCE: dict[str, Any] = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
 _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
@@ -82,7 +84,7 @@ class Choice:
 
     def settled(self, rows: pd.DataFrame) -> "Choice":
         """With everything chosen, from the detectors that rows have."""
-        present = sorted(set(rows["detector"]) - {""})
+        present = sort_detectors(set(rows["detector"]) - {""})
 
         def first(*wishes: str | None, count: int = 1) -> tuple[str, ...]:
             return tuple([name for name in dict.fromkeys([*wishes, *present]) if name in present][:count])
@@ -152,14 +154,18 @@ class _Group:
 
     def __init__(self, benchmark: str, k: int, rows: pd.DataFrame, choice: Choice) -> None:
         self.benchmark, self.k, self.choice = benchmark, k, choice
-        self.cils = [cil for cil in dict.fromkeys(rows["cil"]) if cil != choice.reference]
+        self.cils = [cil for cil in sort_cil(rows["cil"]) if cil != choice.reference]
         steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
         every = pd.concat([steps[steps["split"] == "all"].drop(columns="split"), models])
-        self._curves = _spread(every, ["cil", "detector", "metric", "step"])
+        self._curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
-        self._confidence = _spread(of_tasks, ["cil", "ood", "step", "task"])
+        self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
+        self._oods = list(
+            sort_datasets(benchmark, dict(zip(of_tasks["ood"], of_tasks["distance"], strict=True)))
+        )
+        self.score = f"mean score of {_short(choice.confidence or '')}"  #: what confidence is, for an axis
 
     def draws(self) -> Iterator[Callable[[], Figure | None]]:
         """Functions that draw a figure each."""
@@ -203,11 +209,11 @@ class _Group:
         if _any(others):
             title = f"{cil} against {reference}"
             compared = "dashed: the same on a model trained on all data of all classes seen"
-            _styles(axes, {cil: "-", reference: _DASHES})
+            _styles(axes, {_short(cil): "-", _short(reference): _DASHES})
         else:
             title = f"{cil}: detectors"
             compared = f"no runs of {reference} are here to compare with"
-        axes.set_title(title)
+        axes.set_title(_short(title, _TITLE))
         caption = f"AUC per step of {_listed(lines)} on {cil}; {compared}. {_basis(lines)}"
         return self.figure("1a", cil, f"1a · {title}", caption, picture)
 
@@ -223,7 +229,7 @@ class _Group:
             lines[reference] = bound
         _lines(axes, lines, own={reference: _REFERENCE})
         _step_axis(axes, lines, "AUC, all OOD sets (%)")
-        axes.set_title(f"CIL models under {detector}")
+        axes.set_title(_short(f"CIL models under {detector}", _TITLE))
         caption = f"AUC per step of {_listed(lines)} under {detector}. {_basis(lines)}"
         return self.figure("3a", "", f"3a · CIL models under {detector}", caption, picture)
 
@@ -233,11 +239,11 @@ class _Group:
         if not _any(lines):
             return None
         picture, axes = _one_panel()
-        accuracy = {"accuracy": self.curve(cil, "", "accuracy")}
-        _lines(axes, lines | accuracy, own={"accuracy": _REFERENCE})
+        accuracy = {"ACC": self.curve(cil, "", "accuracy")}
+        _lines(axes, lines | accuracy, own={"ACC": _REFERENCE})
         _step_axis(axes, lines | accuracy, "accuracy, AUC (%)")
-        axes.set_title(f"{cil}: accuracy and AUC")
-        caption = f"Accuracy of {cil} (dashed) and AUC of {_listed(lines)}, per step. {_basis(lines)}"
+        axes.set_title(f"{_short(cil)}: accuracy and AUC")
+        caption = f"Accuracy of {cil} (ACC, dashed) and AUC of {_listed(lines)}, per step. {_basis(lines)}"
         return self.figure("3b", cil, f"3b · {cil}: accuracy and AUC", caption, picture)
 
     def confidence(self, cil: str) -> Figure | None:
@@ -253,12 +259,14 @@ class _Group:
         axes.set_xticks(range(len(grid.columns)), [str(task) for task in grid.columns])
         axes.set_yticks(range(len(grid)), [str(step) for step in grid.index])
         axes.tick_params(length=0)
-        axes.set(xlabel="task of the test samples", ylabel="step", title=f"{cil}: confidence on each task")
+        axes.set(
+            xlabel="task of the test samples", ylabel="step", title=f"{_short(cil)}: confidence on each task"
+        )
         for side in axes.spines.values():
             side.set_visible(False)
         if len(grid) <= 10:
             _write_cells(axes, values)
-        bar = picture.colorbar(shown, ax=axes, label=f"mean score of {self.choice.confidence}", pad=0.02)
+        bar = picture.colorbar(shown, ax=axes, label=self.score, pad=0.02)
         bar.outline.set_visible(False)
         caption = (
             f"Mean {self.choice.confidence} score of {cil} on the test samples of each task: a row is a "
@@ -273,18 +281,15 @@ class _Group:
             return None
         last = int(found["step"].max())
         found = found[found["step"] == last]
-        lines = {
-            str(ood): part.set_index("task")[["mean", "std", "seeds"]].reindex(range(1, last + 1))
-            for ood, part in found.groupby("ood")
-            if ood
-        }
-        tests = {"test (ID)": found[found["ood"] == ""].set_index("task")[["mean", "std", "seeds"]]}
-        if not lines:
+        by_ood = {ood: part.set_index("task")[["mean", "std", "seeds"]] for ood, part in found.groupby("ood")}
+        lines = {o: by_ood[o].reindex(range(1, last + 1)) for o in self._oods if o and o in by_ood}
+        if not lines or "" not in by_ood:
             return None
+        tests = {"test (ID)": by_ood[""]}
         picture, axes = _one_panel()
         _lines(axes, lines | tests, own={"test (ID)": _REFERENCE})
-        _step_axis(axes, lines, f"mean score of {self.choice.confidence}", "task predicted into (ID: task)")
-        axes.set_title(f"{cil}: confidence of OOD, step {last}")
+        _step_axis(axes, lines, self.score, "task predicted into (ID: task)")
+        axes.set_title(f"{_short(cil)}: confidence of OOD, step {last}")
         caption = (
             f"Mean {self.choice.confidence} score after step {last} of {cil}: of the samples of each OOD set "
             f"that are predicted into each task, and of each task's own test samples (dashed). "
@@ -318,9 +323,9 @@ class _Group:
                 linewidth=0,
             )
             _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "")
-            axes.set_title(detector)
+            axes.set_title(_short(detector))
         _label_ends(drawn[-1], lines, picture)  # limits are shared: after all of them are drawn
-        picture.suptitle(f"{cil}: AUC of old and of new classes", x=0.01, ha="left", fontsize=8.5)
+        picture.suptitle(f"{_short(cil)}: AUC of old and of new classes", x=0.01, ha="left", fontsize=8.5)
         caption = (
             f"AUC against OOD of the test samples of new classes alone and of old classes alone, on {cil}; "
             f"the gap is shaded. {_basis({f'{d} {s}': c for d, p in panels.items() for s, c in p.items()})}"
@@ -346,12 +351,18 @@ class _Group:
             values = 100 * auc[auc["cil"] == cil].set_index("detector")["mean"].sort_values()
             x = accuracy[cil]
             axes.plot(
-                [x] * len(values), values, marker, color=colour, alpha=0.75, markeredgewidth=0, label=cil
+                [x] * len(values),
+                values,
+                marker,
+                color=colour,
+                alpha=0.75,
+                markeredgewidth=0,
+                label=_short(cil),
             )
             level = (level + 1) % 3 if x - last < room else 0  # names of neighbours stand on other heights
             last = x
             axes.annotate(
-                str(values.index[-1]),
+                _short(str(values.index[-1])),
                 (x, values.iloc[-1]),
                 xytext=(0, 5 + 7 * level),
                 textcoords="offset points",
@@ -377,7 +388,7 @@ class _Group:
         return self.figure("-accuracy-auc", "", "every baseline: accuracy and AUC", caption, picture)
 
 
-def _spread(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def _over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Mean, sample deviation and number of seeds."""
     return rows.groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
@@ -392,6 +403,11 @@ def _one_panel(height: float = _HEIGHT) -> tuple[Picture, Axes]:
 def _look(i: int) -> tuple[str, str]:
     """Colour and marker of the i-th line; the markers are shifted each time that colours come again."""
     return _COLOURS[i % len(_COLOURS)], _MARKERS[(i + i // len(_COLOURS)) % len(_MARKERS)]
+
+
+def _short(name: str, letters: int = 20) -> str:
+    """A name that leaves room for the drawing."""
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def _ink(colour: str) -> tuple[float, ...]:
@@ -428,12 +444,12 @@ def _label_ends(
     }
     low, high = axes.get_ylim()
     gap = (high - low) * 9.5 / 72 / (0.72 * picture.get_figheight())  # a line of text, about
-    places = spread([value for _, value in ends.values()], gap)
+    places = apart([value for _, value in ends.values()], gap)
     right = max(curve.index.max() for curve in lines.values() if len(curve))
     for (name, (i, value)), place in zip(ends.items(), places, strict=True):
         colour = (colours or {}).get(name, _look(i)[0])
         axes.annotate(
-            name,
+            _short(name),
             (right, value),
             xytext=(1.03, place),
             textcoords=("axes fraction", "data"),
@@ -444,7 +460,7 @@ def _label_ends(
         )
 
 
-def spread(places: Sequence[float], gap: float) -> list[float]:
+def apart(places: Sequence[float], gap: float) -> list[float]:
     """Places moved as little as needed for neighbours to be ``gap`` apart, in their order."""
     order = np.argsort(places, kind="stable")
     groups: list[tuple[float, int]] = []  # of labels that touch: their centre, and how many

@@ -19,11 +19,24 @@ import numpy as np
 import pandas as pd
 
 from opencil._version import __version__
-from opencil.evaluation.metrics import DEFINITIONS, LOWER_IS_BETTER
-from opencil.registry import DETECTORS
+from opencil.evaluation.metrics import DEFINITIONS
+from opencil.published import OOD
+from opencil.report.compare import data_notes
 from opencil.report.figures import Figure
+from opencil.report.order import families, sort_cil, sort_datasets
+from opencil.report.results import lower_is_better, results
 
 _SCALE = 1000  # stored numbers are thousandths of a percent
+#: Where the defaults are the paper's words and not its released code's, or better than either.
+_BY_DESIGN = (
+    "Seeds: class order, initialisation, data order and OOD subset have seeds of their own, noted in each "
+    "config; the paper's released code seeds the class order alone.",
+    "OOD images of a step are the first of one seeded permutation (ood_order: list takes the files' order); "
+    "the released code takes the first of lists sorted by class, so that early steps see few OOD classes.",
+    "ID images are all test images of seen classes; the released code takes 90 % of them.",
+    "Detectors are set up on the step's training images and memory, as the paper says (setup: memory takes "
+    "the memory alone); the released code takes memory and images of the test set.",
+)
 _POLICY = "default-src 'none'; img-src blob:; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
 
 
@@ -49,7 +62,7 @@ def page(
         "figures": [_figure(figure) for figure in figures],
         "runs": [_record(run, i) for i, run in enumerate(runs)],
         "configs": [run["config"] for run in runs],
-        "differences": list(differences) or ["None has been noted."],
+        "differences": list(differences),
         "refresh": refresh,
     }
     script = _asset("page.js")
@@ -62,6 +75,17 @@ def page(
         data=_json(data),
         footer=html.escape(f"Made by OpenCIL {__version__} from {len(rows):,} rows of {len(runs):,} runs."),
     )
+
+
+def known_differences(rows: pd.DataFrame, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How results differ from the paper's: in their data, by what the runs noted; and by design."""
+    notes: dict[str, None] = {}
+    for found in results(rows, runs, metrics=["auc"]):
+        if found.benchmark in OOD:
+            notes |= {f"{found.title}: {note}": None for note in data_notes(found, runs)}
+        else:
+            notes[f"{found.benchmark} is not a benchmark of the paper's: it has no figures of it."] = None
+    return [*notes, *_BY_DESIGN]
 
 
 def _asset(name: str) -> str:
@@ -108,7 +132,7 @@ def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     found = {}
     for name in names:
         label, _, definition = DEFINITIONS.get(name, name).partition(": ")
-        found[name] = {"label": label, "definition": definition, "lower": name in LOWER_IS_BETTER}
+        found[name] = {"label": label, "definition": definition, "lower": lower_is_better(name)}
     return found
 
 
@@ -120,21 +144,27 @@ def _group(rows: pd.DataFrame) -> dict[str, Any]:
     """
     detected = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
-    cils, seeds = list(dict.fromkeys(rows["cil"])), sorted({int(seed) for seed in rows["seed"]})
+    benchmark = str(rows["benchmark"].iloc[0])
+    cils, seeds = sort_cil(rows["cil"]), sorted({int(seed) for seed in rows["seed"]})
     steps = sorted({int(step) for step in rows["step"]})
-    names = _ordered(detected["detector"])
-    distance = dict(zip(detected["ood"], detected["distance"], strict=True))
-    oods = sorted(distance, key=lambda name: (distance[name] != "near", name))
-    axes = {"cil": cils, "detector": names, "seed": seeds, "step": steps, "ood": oods}
+    family = {name: group for group, names in families(detected["detector"]) for name in names}
+    oods = sort_datasets(benchmark, dict(zip(detected["ood"], detected["distance"], strict=True)))
+    axes: dict[str, list[Any]] = {
+        "cil": cils,
+        "detector": list(family),
+        "seed": seeds,
+        "step": steps,
+        "ood": list(oods),
+    }
     values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
     return {
-        "benchmark": rows["benchmark"].iloc[0],
+        "benchmark": benchmark,
         "k": int(rows["k"].iloc[0]),
         "cils": cils,
-        "detectors": [{"name": name, "family": _family(name)} for name in names],
+        "detectors": [{"name": name, "family": group} for name, group in family.items()],
         "seeds": seeds,
         "steps": steps,
-        "oods": [{"name": name, "distance": distance[name]} for name in oods],
+        "oods": [{"name": name, "distance": distance} for name, distance in oods.items()],
         "values": values,
         "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
     }
@@ -151,14 +181,3 @@ def _blocks(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]]) -> list[list[
 
 def _whole(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[int | None]:
     return [int(value) if np.isfinite(value) else None for value in np.rint(values)]
-
-
-def _ordered(detectors: Iterable[str]) -> list[str]:
-    """Each once: families together, in the registry's order, unknown ones last."""
-    return sorted(set(detectors), key=lambda name: (_family(name) == "", _family(name) != "post-hoc", name))
-
-
-def _family(detector: str) -> str:
-    """A detector's family, or nothing where it is not registered here; a label after @ is no part of it."""
-    name = detector.split("@")[0]
-    return getattr(DETECTORS.entry(name).make, "family", "") if name in DETECTORS.names() else ""

@@ -64,8 +64,9 @@ def values(data: dict[str, Any]) -> dict[tuple[Any, ...], float]:
                     if value is not None:
                         found[(*head, cil, seed, step, detector, ood, metric)] = value / data["scale"] / 100
         for (cil, seed), block in zip(product(group["cils"], group["seeds"]), group["accuracy"], strict=True):
-            for step, value in zip(group["steps"], block or [], strict=False):
-                found[(*head, cil, seed, step, "", "", "accuracy")] = value / data["scale"] / 100
+            for step, value in zip(group["steps"], block or [None] * len(group["steps"]), strict=True):
+                if value is not None:
+                    found[(*head, cil, seed, step, "", "", "accuracy")] = value / data["scale"] / 100
     return found
 
 

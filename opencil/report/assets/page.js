@@ -51,22 +51,24 @@
 
   const perSeed = (view, of) => view.seeds.map(of);
   const curve = (series) => series[0].map((_, t) => spread(known(series.map((values) => values[t]))));
-  function average(series) {
-    const done = series.map(known).filter((values) => values.length);
-    return { ...spread(done.map(mean)), steps: done.length ? Math.min(...done.map((v) => v.length)) : 0 };
+  // Of the seeds that have all steps, as in the tables; where none has, of what there is.
+  function average(series, all) {
+    const begun = series.map(known).filter((values) => values.length);
+    const whole = begun.filter((values) => values.length === all);
+    const used = whole.length ? whole : begun;
+    const steps = used.length ? Math.min(...used.map((values) => values.length)) : 0;
+    return { ...spread(used.map(mean)), steps, lacking: steps < all ? `${steps}/${all} steps`
+      : used.length < series.length ? `${used.length}/${series.length} seeds` : "" };
   }
   const lower = (metric) => data.metrics[metric].lower;
   const label = (metric) => data.metrics[metric].label;
   const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
   const percent = (value) => (value === null ? "–" : value.toFixed(2));
-  function cell(found, most) {
+  function cell(found) {
     if (found.mean === null) return ["–"];
     const parts = [percent(found.mean)];
     if (found.std !== null) parts.push(el("span", { class: "deviation" }, ` ± ${percent(found.std)}`));
-    if (found.steps < most) {
-      const text = `${found.steps} of ${most} steps: does not compare yet`;
-      parts.push(el("span", { class: "partial", title: text, "aria-label": text }, ` ${found.steps}/${most}`));
-    }
+    if (found.lacking) parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
     return parts;
   }
 
@@ -150,12 +152,13 @@
     const { group } = view;
     const found = [];
     for (const c of view.cils) {
-      const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)));
+      const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length);
       for (const d of view.detectors) {
         const line = { c, d, cil: group.cils[c], detector: group.detectors[d].name, accuracy };
         line.key = JSON.stringify([line.cil, line.detector]);
         for (const metric of view.columns) {
-          line[`metric:${metric}`] = average(perSeed(view, (s) => steps(group, metric, c, d, s, view.oods)));
+          const series = perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
+          line[`metric:${metric}`] = average(series, most(view, metric));
         }
         line.value = line[`metric:${view.metric}`];
         if (line.value.mean !== null) found.push(line);
@@ -192,11 +195,11 @@
     ...view.columns.map((metric) => ({
       key: `metric:${metric}`, text: arrow(metric), up: lower(metric),
       of: (line) => line[`metric:${metric}`].mean,
-      show: (line) => cell(line[`metric:${metric}`], most(view, metric)),
+      show: (line) => cell(line[`metric:${metric}`]),
     })),
     {
       key: "accuracy", text: "Accuracy↑", up: false, of: (line) => line.accuracy.mean,
-      show: (line) => cell(line.accuracy, view.group.steps.length),
+      show: (line) => cell(line.accuracy),
     },
   ];
   // Steps that a metric can have: some begin at step 2.
@@ -279,7 +282,7 @@
         const series = perSeed(view, (s) => accuracies(group, c, s));
         curves.push({
           name: `${group.cils[c]} · accuracy`, look: 0, dashed: true, mark: "", points: curve(series),
-          whole: average(series),
+          whole: average(series, group.steps.length),
         });
       }
     }
@@ -390,7 +393,7 @@
           draw("path", { class: `mark line-${c.look}`, d: c.mark }),
         ),
         el("span", { class: "name" }, c.name),
-        el("span", {}, cell({ ...value(c), steps: Infinity }, 0)),
+        el("span", {}, cell(value(c))),
       ),
     );
     const when = t === null ? "mean over steps" : `step ${numbers[t]}`;
@@ -401,7 +404,7 @@
 
   function showMatrix(view) {
     const { group, metric } = view;
-    const at = (c, d) => average(perSeed(view, (s) => steps(group, metric, c, d, s, view.oods)));
+    const at = (c, d) => average(perSeed(view, (s) => steps(group, metric, c, d, s, view.oods)), most(view, metric));
     const table = view.detectors.map((d) => view.cils.map((c) => at(c, d)));
     const every = known(table.flat().map((found) => found.mean));
     const [low, high] = [Math.min(...every), Math.max(...every)];
@@ -425,13 +428,13 @@
           const good = lower(metric) ? 1 - share : share;
           td.style.background = `rgba(var(--shade), ${(0.03 + 0.37 * good).toFixed(3)})`;
         }
-        const [value, ...rest] = cell(found, most(view, metric));
+        const [value, ...rest] = cell(found);
         return fill(td, {}, [el("span", { class: places[i].get(found.mean) ?? null }, value), ...rest]);
       });
       rows.push(el("tr", {}, el("th", { scope: "row" }, name), cells));
     });
     const accuracy = view.cils.map((c) =>
-      el("td", { class: "number" }, cell(average(perSeed(view, (s) => accuracies(group, c, s))), group.steps.length)),
+      el("td", { class: "number" }, cell(average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length))),
     );
     $("grid").replaceChildren(
       el("thead", {}, el("tr", {}, el("th", {}, ""), view.cils.map((c) => el("th", { scope: "col", class: "number" }, group.cils[c])))),
