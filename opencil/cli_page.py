@@ -24,6 +24,13 @@ def choice_of(detectors: str | None) -> "Choice":
     return Choice(detectors=tuple(dict.fromkeys(names)))
 
 
+def draw(study: "Study", detectors: str | None) -> "list[Figure]":
+    """Every figure of a study."""
+    from opencil.report.figures import figures
+
+    return list(figures(study.rows, choice_of(detectors)))
+
+
 def write_page(
     study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
 ) -> None:

@@ -81,13 +81,14 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    from opencil.report.figures import figures as draw
     from opencil.runs.files import write_text
     from opencil.runs.study import read_study
 
-    folders, choice = runs or [Path("runs")], cli_page.choice_of(figure_detectors)
+    folders = runs or [Path("runs")]
+    if figure_detectors is not None and not (watch or html or figures or out):
+        raise BadInput("--figure-detectors has no use without --html, --figures, --out or --watch")
     if watch:
-        page = html or folders[0] / "report.html"
+        page, choice = html or folders[0] / "report.html", cli_page.choice_of(figure_detectors)
         study = cli_page.watch(lambda: read_study(*folders), page, choice, every, typer.echo)
         if study.rows.empty:
             return
@@ -97,7 +98,7 @@ def report(
         raise BadInput(
             f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
         )
-    choice.check(study.rows)
+    drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
     made = _chosen(study, _kinds(table), compare is not None, statistics, baseline, extra)
     if form == "terminal":
         show(Console(), made)
@@ -106,7 +107,6 @@ def report(
     if save:
         write_text(save, "\n".join(one.markdown() for one in made))
         typer.echo(f"report: {save}", err=form != "terminal")
-    drawn = list(draw(study.rows, choice)) if figures or (html and not watch) or out else []
     for folder in filter(None, (figures, out and out / "figures")):
         for figure in drawn:
             figure.save(folder)
