@@ -88,6 +88,8 @@ def main() -> None:
 
 
 def measure(root: Path, out: Path) -> None:
+    from opencil.report.compare import COMPARED, comparison_tables
+    from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
     from opencil.runs.study import read_study, write_study
 
@@ -101,6 +103,11 @@ def measure(root: Path, out: Path) -> None:
         for table in made:
             for kind in ("markdown", "csv", "latex"):
                 table.text(kind)
+    with timed("comparison with the paper"):
+        made += comparison_tables(study.rows, study.runs, list(COMPARED))
+    with timed("statistics"):
+        made += statistics_tables(study.rows)
+    print(f"{len(made)} tables")
     print(f"{'together':<32}{time.perf_counter() - started:8.2f} s")
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from opencil.published import published_results
     from opencil.runs.runner import benchmark, execute
     from opencil.runs.store import read_rows
+    from opencil.runs.study import Study, read_study
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
 create_detector, list_detectors = DETECTORS.create, DETECTORS.names
@@ -62,7 +63,9 @@ _LATER = {
     "execute": "opencil.runs.runner",
     "list_benchmarks": "opencil.config",
     "published_results": "opencil.published",
+    "Study": "opencil.runs.study",
     "read_rows": "opencil.runs.store",
+    "read_study": "opencil.runs.study",
     "resolve": "opencil.config",
 }
 
@@ -103,6 +106,7 @@ __all__ = [
     "Step",
     "Stream",
     "StreamedImages",
+    "Study",
     "Task",
     "Transform",
     "__version__",
@@ -125,6 +129,7 @@ __all__ = [
     "ood_metrics",
     "published_results",
     "read_rows",
+    "read_study",
     "register_backbone",
     "register_dataset",
     "register_detector",

@@ -163,7 +163,7 @@ def test_run_is_quiet_away_from_a_terminal_and_ends_in_the_table(
     assert lines[-1] == "runs are stored in r"
     (models,) = [line.split() for line in lines[:second] if line.startswith("icarl")]
     cells = [line.split() for line in lines[second:] if line.startswith("icarl")]
-    assert [line[:2] for line in cells] == [["icarl", "energy"], ["icarl", "msp"]]
+    assert [line[:2] for line in cells] == [["icarl", "msp"], ["icarl", "energy"]]
     assert {len(line) for line in cells} == {2 + 1 + 3 * 3}
     assert not re.search(r"step \d|loss|left|all runs|━", out)
     # The tables are the rows' and nothing else's.

@@ -254,7 +254,7 @@ def test_out_writes_everything(published: Callable[..., Path], tmp_path: Path) -
         *(f"dataset-{cil}-cifar100-k10" for cil in ("icarl", "wa")),
         *(f"ablation-ber-{cil}-cifar100-k10" for cil in ("icarl", "wa")),
         "compare-main-cifar100-k10",
-        *(f"compare-distance-cifar100-k10-{metric}" for metric in ("auc", "ap", "fpr")),
+        *(f"compare-distance-{metric}-cifar100-k10" for metric in ("auc", "ap", "fpr")),
         "compare-ablation-cifar100-k10",
         *(f"agreement-{kind}-cifar100-k10" for kind in ("main", "distance", "ablation")),
         "contradictions-cifar100-k10",

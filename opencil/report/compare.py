@@ -1,7 +1,7 @@
 """Ours beside the paper's figures: cell by cell, and how far the two agree."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ from opencil.errors import BadInput
 from opencil.evaluation.metrics import DEFINITIONS
 from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.order import families, sort_detectors
+from opencil.report.order import families, labelled, sort_detectors
 from opencil.report.results import METRICS, Results, lower_is_better, of_dataset, results
 from opencil.report.tables import Kind
 
@@ -98,19 +98,23 @@ def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -
     shown = cells[cells["place"].isin(places) & cells["metric"].isin(metrics) & cells["ours"].notna()]
     if shown.empty:
         return []
-    name = f"compare-{kind}-{found.name}"
     methods = [cil for cil in found.cil if cil in set(shown["cil"])]
     made = []
-    # The near and far table is wide: one for each metric, as in the paper.
-    for part in [metrics] if len(places) != 2 else [(metric,) for metric in metrics]:
+    split = len(places) == 2  # near and far: a table for each metric, as in the paper
+    for part in [(metric,) for metric in metrics] if split else [metrics]:
         pairs = [
             _Pair(cil, m, place, " ".join([cil, *_place_words(place), METRICS[m]]))
             for cil in methods
             for place in places
             for m in part
         ]
-        file = name if part == metrics else f"{name}-{part[0]}"
-        made.append(_side_by_side(found, cells, pairs, file, data))
+        table = _side_by_side(found, cells, pairs, data)
+        if split:
+            name, about = f"distance-{part[0]}", f"near and far OOD, {METRICS[part[0]]}, "
+        else:
+            name, about = kind, "" if kind == "main" else f"{kind}, "
+        title = f"{found.title}: {about}ours beside the paper's"
+        made.append(replace(table, name=f"compare-{name}-{found.name}", title=title))
     return [*made, _agreement(found, shown, methods, metrics, places, f"agreement-{kind}-{found.name}", data)]
 
 
@@ -118,12 +122,11 @@ def _place_words(place: str) -> list[str]:
     return [] if place == "all" else [place.removeprefix(of_dataset(""))]
 
 
-def _side_by_side(
-    found: Results, cells: pd.DataFrame, pairs: list[_Pair], name: str, data: list[str]
-) -> Table:
+def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
+    """Detectors that both have, in blocks; or in the paper's order, where they are of its ablation."""
     by_cell = cells.set_index(_CELL).to_dict("index")
     of_pairs = cells[cells["place"].isin({p.place for p in pairs}) & (cells["detector"] != "")]
-    names = [d for d in found.detectors if d in set(of_pairs["detector"])]
+    theirs = list(dict.fromkeys(of_pairs["detector"]))
     columns = [Column("detector", label=True)]
     columns += [Column(what, pair.group) for pair in pairs for what in ("ours", "paper", "Δ")]
     nothing: dict[Any, Any] = {}
@@ -132,10 +135,14 @@ def _side_by_side(
         found_cells = [by_cell.get((p.cil, detector, p.metric, p.place), nothing) for p in pairs]
         return [words(detector), *(cell for values in found_cells for cell in _three(values))]
 
-    blocks = [
-        Block([line(d) for d in members], family, [_averages(of_pairs, members, pairs)])
-        for family, members in families(names)
-    ]
+    names = [detector for detector in theirs if detector in found.detectors]
+    if any(map(labelled, theirs)):
+        blocks = [Block([line(detector) for detector in names])]
+    else:
+        blocks = [
+            Block([line(detector) for detector in members], family, [_averages(of_pairs, members, pairs)])
+            for family, members in families(names)
+        ]
     accuracy = [words("CIL accuracy")]
     seen: set[str] = set()
     for pair in pairs:  # in the first group of each CIL method
@@ -147,11 +154,13 @@ def _side_by_side(
         "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
     ]
     notes += [_FLAGGED] if of_pairs["flagged"].any() else []
-    missing = set(of_pairs["detector"]) - set(names)
-    notes += [f"Not in these runs: {', '.join(sort_detectors(missing))}."] if missing else []
+    for where, missing in (
+        ("in these runs", [d for d in theirs if d not in names]),
+        ("in this table of the paper's", [d for d in found.detectors if d not in theirs]),
+    ):
+        notes += [f"Not {where}: {', '.join(missing)}."] if missing else []
     notes += [*data, *(DEFINITIONS[m] for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)]))]
-    title = f"{found.title}: ours beside the paper's"
-    return Table(name, title, columns, [Block([accuracy]), *blocks], notes)
+    return Table("", "", columns, [Block([accuracy]), *blocks], notes)
 
 
 def _three(values: Mapping[Any, Any]) -> list[Cell]:
@@ -248,10 +257,10 @@ def agreement(cells: pd.DataFrame) -> Agreement:
     if lower_is_better(str(counted["metric"].iloc[0])):
         ours, paper = -ours, -paper
     several = len(counted) > 1
-    # Spearman's is Pearson's of the ranks; without any spread on one side there is none.
+    # Spearman's is Pearson's of the ranks. Of two it can only be 1 or −1; without any spread there is none.
     ranks = pd.DataFrame({"ours": ours.rank(), "paper": paper.rank()})
-    told_apart = bool((ranks.nunique() > 1).all())
-    correlation = float(ranks["ours"].corr(ranks["paper"])) if told_apart else None
+    meaningful = len(counted) > 2 and bool((ranks.nunique() > 1).all())
+    correlation = float(ranks["ours"].corr(ranks["paper"])) if meaningful else None
     best = set(counted.index[ours == ours.max()]) & set(counted.index[paper == paper.max()])
     return Agreement(
         len(counted), float(off.mean()), float(off.max()), correlation, bool(best) if several else None

@@ -21,6 +21,8 @@ ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
 _NUMBERS = ("", "¹", "²", "³")
 _STYLES = ("", "bold underline", "bold", "underline")
 MARKS = "¹ best, ² second, ³ third in its column."
+_LATEX_MARKS = "Bold and underlined: best in its column; bold: second; underlined: third."
+_PAGE = 8  # columns of numbers with deviations that a page's width holds
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,14 @@ class Table:
         """The table with some groups of its columns."""
         kept = [i for i, column in enumerate(self.columns) if not column.group or column.group in groups]
 
-        def only(lines: list[list[Cell]]) -> list[list[Cell]]:
-            return [[cells[i] for i in kept] for cells in lines]
+        columns = [self.columns[i] for i in kept]
+        numbers = [i for i in kept if not self.columns[i].label]
+
+        def only(lines: list[list[Cell]]) -> list[list[Cell]]:  # those that have something to say
+            return [[cells[i] for i in kept] for cells in lines if any(cells[i].text for i in numbers)]
 
         blocks = [replace(block, lines=only(block.lines), foot=only(block.foot)) for block in self.blocks]
-        return replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
+        return replace(self, columns=columns, blocks=[block for block in blocks if block.lines])
 
     # --- Markdown ----------------------------------------------------------------------------------
 
@@ -182,19 +187,28 @@ class Table:
     # --- LaTeX -------------------------------------------------------------------------------------
 
     def latex(self) -> str:
-        """The table as a LaTeX float that needs no package."""
-        runs = [(group, len(list(part))) for group, part in groupby(self.columns, key=lambda c: c.group)]
+        """The table as LaTeX floats that need no package; one that is too wide for a page is several."""
+        parts = self.fitting(lambda part: sum(not column.label for column in part.columns) <= _PAGE)
+        floats = []
+        for i, part in enumerate(parts):
+            title = self.title + (f" ({i + 1} of {len(parts)})" if len(parts) > 1 else "")
+            lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}"]
+            lines += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
+            if part is parts[-1]:
+                notes = " ".join(_latex(_LATEX_MARKS if note == MARKS else note) for note in self.notes)
+                lines += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
+            floats.append("\n".join([*lines, r"\end{table}", ""]))
+        return "\n".join(floats)
+
+    def _tabular(self) -> list[str]:
+        groups = [(group, list(part)) for group, part in groupby(self.columns, key=lambda c: c.group)]
         # "l|rr|rr": a rule before each group.
-        kinds = [
-            "".join("l" if c.label else "r" for c in p)
-            for _, p in groupby(self.columns, key=lambda c: c.group)
-        ]
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(self.title)}}}"]
-        lines += [rf"\begin{{tabular}}{{{'|'.join(kinds)}}}", r"\hline"]
-        if any(column.group for column in self.columns):
+        kinds = ["".join("l" if column.label else "r" for column in part) for _, part in groups]
+        lines = [rf"\begin{{tabular}}{{{'|'.join(kinds)}}}", r"\hline"]
+        if any(group for group, _ in groups):
             spans = [
-                rf"\multicolumn{{{count}}}{{{'c' if i == len(runs) - 1 else 'c|'}}}{{{_latex(group)}}}"
-                for i, (group, count) in enumerate(runs)
+                rf"\multicolumn{{{len(part)}}}{{{'c' if part is groups[-1][1] else 'c|'}}}{{{_latex(group)}}}"
+                for group, part in groups
             ]
             lines.append(" & ".join(spans) + r" \\")
         lines += [" & ".join(_latex(column.name) for column in self.columns) + r" \\", r"\hline"]
@@ -206,9 +220,7 @@ class Table:
             if block.foot:
                 lines += [r"\hline", *(_latex_line(cells) for cells in block.foot)]
             lines.append(r"\hline")
-        lines.append(r"\end{tabular}")
-        notes = " ".join(_latex(note) for note in self.notes)
-        return "\n".join([*lines, r"\par\smallskip", rf"{{\footnotesize {notes}\par}}", r"\end{table}", ""])
+        return [*lines, r"\end{tabular}"]
 
 
 def _drawn_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:

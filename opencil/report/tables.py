@@ -140,6 +140,11 @@ def _by_family(found: Results, name: str, title: str, columns: dict[Column, Key]
     top = [Block([_accuracy_line(found, columns)])]
     bottom = [Block([_average("Average (All)", found, plain, keys)])] if len(blocks) > 1 else []
     notes = [*found.basis(), MARKS, *[_LABELLED] * any(map(labelled, found.detectors))]
+    if any(
+        column.group != cil for column, (cil, _, _) in columns.items()
+    ):  # all of one: it has no place on top
+        top = []
+        notes.append(f"Average accuracy of {keys[0][0]}: {_cell(found.accuracy(keys[0][0])).text}.")
     notes += [DEFINITIONS[metric] for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]]
     return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes)
 
@@ -157,13 +162,11 @@ def _average(name: str, found: Results, detectors: list[str], keys: list[Key]) -
 
 
 def _accuracy_line(found: Results, columns: dict[Column, Key]) -> list[Cell]:
-    """The accuracy of each CIL method over the first column of its group; of one method, over all of them."""
+    """The accuracy of each CIL method, over the columns of its group."""
     cells, names = [words("CIL accuracy")], [cil for cil, _, _ in columns.values()]
     for i, cil in enumerate(names):
         first = i == 0 or names[i - 1] != cil
-        several = len(set(names)) > 1
-        span = names.count(cil) if several else 1
-        cells.append(replace(_cell(found.accuracy(cil)), span=span) if first else words(""))
+        cells.append(replace(_cell(found.accuracy(cil)), span=names.count(cil)) if first else words(""))
     return cells
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
 
 NASTY = r"a|b*c_d<e>&f%g$h#i{j}k~l^m\n[red]o`p"
 
@@ -107,6 +107,14 @@ def test_a_table_that_does_not_fit_is_cut_between_groups() -> None:
     assert [block.title for block in parts[1].blocks] == ["", "post-hoc"]
 
 
+def test_a_part_leaves_out_lines_that_are_empty_there() -> None:
+    columns = [Column("n", label=True), Column("x", "g"), Column("x", "h")]
+    blocks = [Block([[words("top"), Cell(1.0), words("")]]), Block([[words("a"), Cell(2.0), Cell()]], "b")]
+    one, other = Table("t", "t", columns, blocks, []).fitting(lambda part: len(part.columns) < 3)
+    assert [cells[0].text for cells in one.lines] == ["top", "a"]
+    assert [cells[0].text for cells in other.lines] == ["a"], "a dash says something"
+
+
 def test_as_many_groups_as_fit_stay_together() -> None:
     groups = [f"g{i}" for i in range(5)]
     wide = Table("t", "t", [Column("x", g) for g in groups], [Block([[Cell(1.0)] * 5])], [])
@@ -185,7 +193,17 @@ def test_csv_keeps_any_name() -> None:
 
 COMMANDS = {"begin", "end", "centering", "caption", "hline", "multicolumn", "textbf", "textit", "underline"}
 COMMANDS |= {"footnotesize", "par", "smallskip", "pm", "uparrow", "downarrow", "dagger", "textbackslash"}
-COMMANDS |= {"textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
+COMMANDS |= {
+    "scriptsize",
+    "setlength",
+    "tabcolsep",
+    "raggedright",
+    "textasciitilde",
+    "textasciicircum",
+    "textless",
+    "textgreater",
+    "textbar",
+}
 
 
 def check_latex(text: str) -> None:
@@ -200,6 +218,11 @@ def check_latex(text: str) -> None:
         depth += {"{": 1, "}": -1}.get(character, 0)
         assert depth >= 0
     assert depth == 0
+    for part in text.split(r"\begin{table}")[1:]:
+        check_tabular(part)
+
+
+def check_tabular(text: str) -> None:
     kinds = re.search(r"\\begin\{tabular\}\{([lr|]+)\}", text)
     assert kinds
     width = len(kinds[1].replace("|", ""))
@@ -223,6 +246,20 @@ def test_latex() -> None:
     assert text.index("energy") < text.index("Average")
     assert r"\caption{a title}" in text
     assert "a note" in text
+
+
+def test_a_table_too_wide_for_a_page_is_several_floats() -> None:
+    columns = [
+        Column("n", label=True),
+        *(Column(name, f"g{i}") for i in range(4) for name in ("a", "b", "c")),
+    ]
+    line = [words("x"), *(Cell(float(i)) for i in range(12))]
+    text = Table("t", "wide", columns, [Block([line])], [MARKS]).latex()
+    check_latex(text)
+    assert re.findall(r"wide \((\d of \d)\)", text) == ["1 of 2", "2 of 2"]
+    assert text.count("best in its column") == 1
+    assert "¹" not in text, "LaTeX marks by type alone"
+    assert [f"{i}.00" for i in range(12)] == re.findall(r"\d+\.00", text)
 
 
 def test_names_are_not_commands() -> None:

@@ -123,6 +123,7 @@ def test_per_dataset(rows: pd.DataFrame) -> None:
         for name in DETECTORS:
             expected = [naive(rows, cil, name, m, (ood,)) for ood in ALL for m in ("auc", "fpr")]
             assert list(line(table, name).values())[1:] == expected
+        assert f"Average accuracy of {cil}: {naive(rows, cil, '', 'accuracy', ('',))}." in table.notes
 
 
 def test_averages_of_blocks(rows: pd.DataFrame) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from opencil.data.catalogue import CIFAR100, MNIST, Texture
-from opencil.data.check import Asked, Checked, check
+from opencil.data.check import Asked, Checked, check, describe
+from opencil.data.digits import Digits
+from opencil.files import digest
 
 Tree = Callable[[Path, Mapping[str, int]], Path]
 
@@ -101,3 +103,25 @@ def test_what_may_not_be_read_is_that_rows_problem(
     result = checked(tmp_path)
     assert "a file cannot be read: Permission denied" in result.problem
     assert not result.usable
+
+
+# --- what a run notes ------------------------------------------------------------------------------
+
+
+def test_what_is_noted_about_a_split(
+    mnist: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = mnist(tmp_path)
+    assert describe(MNIST(), "test", root) == {"paper": 10_000, "files": "differs"}
+    names = [path for path in root.rglob("*") if path.name in MNIST.checksums]
+    monkeypatch.setattr(MNIST, "checksums", {path.name: digest(path, "md5") for path in names})
+    assert describe(MNIST(), "test", root) == {"paper": 10_000, "files": "canonical"}
+
+
+def test_where_no_checksum_is_known_nothing_is_said_of_files(tree: Tree, tmp_path: Path) -> None:
+    tree(tmp_path / "dtd" / "images", {"banded": 3})
+    assert describe(Texture(), "test", tmp_path) == {"paper": 5640, "files": ""}
+
+
+def test_images_of_a_package_are_in_no_paper() -> None:
+    assert describe(Digits(), "train", None) == {"paper": None, "files": ""}
