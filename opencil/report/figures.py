@@ -5,11 +5,12 @@ that a print in grey can be read. Matplotlib is used through its objects: nothin
 """
 
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -120,7 +121,6 @@ class Figure:
         text = io.StringIO()
         with matplotlib.rc_context(_STYLE):
             self.picture.savefig(text, format="svg", metadata={"Date": None})
-        self.picture.set_layout_engine("none")  # everything has its place now: a second drawing is quicker
         return text.getvalue()
 
     def save(self, folder: Path) -> list[Path]:
@@ -266,7 +266,10 @@ class _Group:
             side.set_visible(False)
         if len(grid) <= 10:
             _write_cells(axes, values)
-        bar = picture.colorbar(shown, ax=axes, label=self.score, pad=0.02)
+        _margins(picture, right=0.85)
+        place = axes.get_position()
+        beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
+        bar = picture.colorbar(shown, cax=beside, label=self.score)
         bar.outline.set_visible(False)
         caption = (
             f"Mean {self.choice.confidence} score of {cil} on the test samples of each task: a row is a "
@@ -307,7 +310,7 @@ class _Group:
         panels = {d: lines for d, lines in panels.items() if _any(lines)}
         if not panels:
             return None
-        picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3), layout="constrained")
+        picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3))
         drawn = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for i, (detector, lines) in enumerate(panels.items()):
             axes = drawn[i]
@@ -324,7 +327,7 @@ class _Group:
             )
             _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "")
             axes.set_title(_short(detector))
-        _label_ends(drawn[-1], lines, picture)  # limits are shared: after all of them are drawn
+        _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all of them are drawn
         picture.suptitle(f"{_short(cil)}: AUC of old and of new classes", x=0.01, ha="left", fontsize=8.5)
         caption = (
             f"AUC against OOD of the test samples of new classes alone and of old classes alone, on {cil}; "
@@ -342,7 +345,7 @@ class _Group:
         ]
         if not cils:
             return None
-        picture, axes = _one_panel(height=3.0)
+        picture, axes = _one_panel(height=3.0, top=0.48)
         room = 0.16 * (accuracy[cils].max() - accuracy[cils].min())  # that a name needs, about
         last, level = -np.inf, 0
         for cil in sorted(cils, key=lambda cil: accuracy[cil]):
@@ -395,9 +398,17 @@ def _over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     )
 
 
-def _one_panel(height: float = _HEIGHT) -> tuple[Picture, Axes]:
-    picture = Picture(figsize=(_WIDTH, height), layout="constrained")
-    return picture, picture.subplots()
+def _one_panel(height: float = _HEIGHT, top: float = 0.27) -> tuple[Picture, Axes]:
+    picture = Picture(figsize=(_WIDTH, height))
+    axes = picture.subplots()
+    _margins(picture, top=top)
+    return picture, axes
+
+
+def _margins(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
+    """Leave inches for ticks and labels: names are short, so that it need not be measured, which is slow."""
+    width, height = picture.get_size_inches()
+    picture.subplots_adjust(0.52 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
 
 
 def _look(i: int) -> tuple[str, str]:
@@ -430,11 +441,11 @@ def _lines(axes: Axes, lines: dict[str, pd.DataFrame], own: dict[str, dict[str, 
     own = own or {}
     for i, (name, curve) in enumerate(lines.items()):
         _line(axes, curve, i, **own.get(name, {}))
-    _label_ends(axes, lines, axes.figure, {name: look["color"] for name, look in own.items()})
+    _label_ends(axes, lines, colours={name: look["color"] for name, look in own.items()})
 
 
 def _label_ends(
-    axes: Axes, lines: dict[str, pd.DataFrame], picture: Any, colours: dict[str, str] | None = None
+    axes: Axes, lines: dict[str, pd.DataFrame], colours: dict[str, str] | None = None, top: float = 0.27
 ) -> None:
     """Write each curve's name right of its last point, moved up or down where two would touch."""
     ends = {
@@ -442,16 +453,19 @@ def _label_ends(
         for i, (name, curve) in enumerate(lines.items())
         if curve["mean"].notna().any()
     }
+    picture = cast(Picture, axes.figure)
+    _margins(picture, top, right=0.16 + 0.067 * max(len(_short(name)) for name in ends))
     low, high = axes.get_ylim()
-    gap = (high - low) * 9.5 / 72 / (0.72 * picture.get_figheight())  # a line of text, about
-    places = apart([value for _, value in ends.values()], gap)
+    inches = axes.get_position().height * picture.get_figheight()
+    gap = (high - low) * (9.5 / 72) / inches  # a line of text
+    places = apart([value for _, value in ends.values()], gap, low, high)
     right = max(curve.index.max() for curve in lines.values() if len(curve))
     for (name, (i, value)), place in zip(ends.items(), places, strict=True):
         colour = (colours or {}).get(name, _look(i)[0])
         axes.annotate(
             _short(name),
             (right, value),
-            xytext=(1.03, place),
+            xytext=(1.04, place),
             textcoords=("axes fraction", "data"),
             va="center",
             color=_ink(colour),
@@ -460,16 +474,26 @@ def _label_ends(
         )
 
 
-def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Places moved as little as needed for neighbours to be ``gap`` apart, in their order."""
+def apart(places: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """Places moved as little as needed for neighbours to be ``gap`` apart, in their order.
+
+    They stay between ``low`` and ``high`` where there is room for all of them.
+    """
+
+    def centre(total: float, count: int) -> float:
+        half = gap * (count - 1) / 2
+        return min(max(total / count, low + half), max(high - half, low + half))
+
     order = np.argsort(places, kind="stable")
-    groups: list[tuple[float, int]] = []  # of labels that touch: their centre, and how many
+    groups: list[tuple[float, int]] = []  # of labels that touch: the sum of their places, and how many
     for place in np.asarray(places, dtype=float)[order]:
         groups.append((float(place), 1))
-        while len(groups) > 1 and groups[-1][0] - groups[-2][0] < gap * (groups[-1][1] + groups[-2][1]) / 2:
-            (upper, m), (lower, n) = groups.pop(), groups.pop()
-            groups.append(((upper * m + lower * n) / (m + n), m + n))
-    moved = [centre + gap * (i - (count - 1) / 2) for centre, count in groups for i in range(count)]
+        while len(groups) > 1:
+            (lower, n), (upper, m) = groups[-2:]
+            if centre(upper, m) - centre(lower, n) >= gap * (m + n) / 2:
+                break
+            groups[-2:] = [(lower + upper, n + m)]
+    moved = [centre(*group) + gap * (i - (group[1] - 1) / 2) for group in groups for i in range(group[1])]
     result = np.empty(len(moved))
     result[order] = moved
     return [float(place) for place in result]

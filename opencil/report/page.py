@@ -84,7 +84,9 @@ def known_differences(rows: pd.DataFrame, runs: Sequence[Mapping[str, Any]]) -> 
         if found.benchmark in OOD:
             notes |= {f"{found.title}: {note}": None for note in data_notes(found, runs)}
         else:
-            notes[f"{found.benchmark} is not a benchmark of the paper's: it has no figures of it."] = None
+            notes[
+                f"The paper has no results on {found.benchmark}: there is nothing to compare these with."
+            ] = None
     return [*notes, *_BY_DESIGN]
 
 

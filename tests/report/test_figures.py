@@ -301,6 +301,17 @@ def test_labels_keep_their_distance_and_their_order(given: list[float], gap: flo
     assert math.fsum(moved) == pytest.approx(math.fsum(given), abs=1e-6)
 
 
+@given(places, st.floats(0.1, 10), st.floats(-50, 50))
+def test_labels_stay_within_limits_that_have_room(given: list[float], gap: float, low: float) -> None:
+    high = low + gap * len(given)
+    moved = apart(given, gap, low, high)
+    slack = 1e-6 * (1 + abs(low) + abs(high))
+    assert all(low - slack <= place <= high + slack for place in moved)
+    order = sorted(range(len(given)), key=lambda i: (given[i], i))
+    for lower, upper in pairwise(order):
+        assert moved[upper] - moved[lower] >= gap * (1 - 1e-6)
+
+
 @given(st.lists(st.integers(-20, 20), unique=True, max_size=12))
 def test_labels_that_have_room_stay(given: list[int]) -> None:
     assert apart(given, 1.0) == pytest.approx(given)

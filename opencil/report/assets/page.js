@@ -489,7 +489,7 @@
   const wanted = (run) => Object.keys(run.detectors).length * (run.steps || 0);
   const isDone = (run) => run.steps !== null && run.trained === run.steps && evaluated(run) >= wanted(run);
   const stateOf = (run) => (isDone(run) ? "done" : run.trained || evaluated(run) ? "going" : "waiting");
-  const STATES = { done: "done", going: "under way", waiting: "not begun" };
+  const STATES = { done: "done", going: "under way", waiting: "no step yet" };
   function meter(done, all) {
     const bar = el("i");
     bar.style.width = `${all ? (100 * done) / all : 0}%`;

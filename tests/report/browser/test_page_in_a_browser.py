@@ -276,7 +276,7 @@ def test_a_page_that_is_watched_loads_itself_anew(
     waiting = record(trained=0, seconds=[], detectors={"msp": 0}, config="")
     path.write_text(page(rows[:0], [waiting], refresh=0.2), encoding="utf-8")
     quiet.open(path)
-    assert "1 not begun" in quiet.evaluate("document.getElementById('status').innerText")
+    assert "1 no step yet" in quiet.evaluate("document.getElementById('status').innerText")
     assert not quiet.evaluate("document.getElementById('leaderboard').checkVisibility()")
     path.write_text(page(rows, [record(config="")]), encoding="utf-8")
     while "1 done" not in quiet.evaluate("document.getElementById('status')?.innerText ?? ''"):
