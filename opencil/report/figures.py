@@ -38,6 +38,7 @@ _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # or it is looked for a free place, which is slow
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -78,14 +79,14 @@ class Choice:
 
     def check(self, rows: pd.DataFrame) -> None:
         """Refuse a detector that no row has."""
-        present = set(rows["detector"]) - {""}
+        present = set(rows["detector"].unique()) - {""}
         for name in (*self.detectors, *filter(None, (self.detector, self.confidence))):
             if name not in present:
                 raise unknown("detector of a figure", name, present)
 
     def settled(self, rows: pd.DataFrame) -> "Choice":
         """With everything chosen, from the detectors that rows have."""
-        present = sort_detectors(set(rows["detector"]) - {""})
+        present = sort_detectors(set(rows["detector"].unique()) - {""})
 
         def first(*wishes: str | None, count: int = 1) -> tuple[str, ...]:
             return tuple([name for name in dict.fromkeys([*wishes, *present]) if name in present][:count])
@@ -128,7 +129,8 @@ class Figure:
 
         def png(path: Path) -> None:
             with matplotlib.rc_context(_STYLE):
-                self.picture.savefig(path, format="png", dpi=300, metadata={"Software": None})
+                metadata, quickly = {"Software": None}, {"compress_level": 4}
+                self.picture.savefig(path, format="png", dpi=300, metadata=metadata, pil_kwargs=quickly)
 
         paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
         write_text(paths[0], self.svg)
@@ -154,7 +156,7 @@ class _Group:
 
     def __init__(self, benchmark: str, k: int, rows: pd.DataFrame, choice: Choice) -> None:
         self.benchmark, self.k, self.choice = benchmark, k, choice
-        self.cils = [cil for cil in sort_cil(rows["cil"]) if cil != choice.reference]
+        self.cils = [cil for cil in sort_cil(rows["cil"].unique()) if cil != choice.reference]
         steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
@@ -162,9 +164,8 @@ class _Group:
         self._curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
         self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
-        self._oods = list(
-            sort_datasets(benchmark, dict(zip(of_tasks["ood"], of_tasks["distance"], strict=True)))
-        )
+        distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
+        self._oods = list(sort_datasets(benchmark, dict(distances)))
         self.score = f"mean score of {_short(choice.confidence or '')}"  #: what confidence is, for an axis
 
     def draws(self) -> Iterator[Callable[[], Figure | None]]:

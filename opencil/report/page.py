@@ -147,10 +147,11 @@ def _group(rows: pd.DataFrame) -> dict[str, Any]:
     detected = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
     benchmark = str(rows["benchmark"].iloc[0])
-    cils, seeds = sort_cil(rows["cil"]), sorted({int(seed) for seed in rows["seed"]})
-    steps = sorted({int(step) for step in rows["step"]})
-    family = {name: group for group, names in families(detected["detector"]) for name in names}
-    oods = sort_datasets(benchmark, dict(zip(detected["ood"], detected["distance"], strict=True)))
+    cils, seeds = sort_cil(rows["cil"].unique()), sorted(rows["seed"].unique().tolist())
+    steps = sorted(rows["step"].unique().tolist())
+    family = {name: group for group, names in families(detected["detector"].unique()) for name in names}
+    distances = detected[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
+    oods = sort_datasets(benchmark, dict(distances))
     axes: dict[str, list[Any]] = {
         "cil": cils,
         "detector": list(family),
