@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
     from opencil.runs.study import Study
 
 
+_WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
+_NOTHING = "no detector has been evaluated yet"
+
+
 def report(
     runs: Annotated[
         list[Path] | None,
@@ -99,7 +103,9 @@ def report(
             f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
         )
     drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
-    made = _chosen(study, _kinds(table), compare is not None, statistics, baseline, extra)
+    made = _chosen(
+        study, _kinds(table), compare is not None, statistics or baseline is not None, baseline, extra
+    )
     if form == "terminal":
         show(Console(), made)
     else:
@@ -161,10 +167,7 @@ def _chosen(
     for kind in kinds:
         of_kind = tables(kind, study.rows, study.runs, extra)
         if not of_kind and not every:
-            raise BadInput(
-                f"there is no table {kind!r} to show: it is of detectors with labels, as ber@nter, and these "
-                "runs have none"
-            )
+            raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind
     if statistics:
         ranked = statistics_tables(study.rows, baseline)

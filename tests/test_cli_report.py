@@ -91,6 +91,16 @@ def test_a_run_that_has_only_begun_is_2(finished: Path) -> None:
     assert "none of the 1 runs has a finished step yet" in result.stderr
 
 
+def test_a_run_that_no_detector_has_been_evaluated_on(finished: Path) -> None:
+    for folder in (finished / RUN).glob("step*/detectors"):
+        shutil.rmtree(folder)
+    assert "average" in call("report", str(finished)).stdout
+    result = call("report", str(finished), "--table", "main")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no detector has been evaluated yet" in result.stderr
+    assert call("report", str(finished), "--out", "out").exit_code == 0
+
+
 def test_report_saves_markdown(finished: Path, tmp_path: Path) -> None:
     result = call("report", str(finished), "--save", "new/report.md")
     assert result.exit_code == 0
@@ -215,7 +225,8 @@ def test_nothing_to_compare_with_is_2(finished: Path) -> None:
 
 
 def test_statistics(finished: Path) -> None:
-    result = call("report", str(finished), "--statistics", "--baseline", "msp")
+    result = call("report", str(finished), "--baseline", "msp")
+    assert result.stdout == call("report", str(finished), "--statistics", "--baseline", "msp").stdout
     assert (result.exit_code, result.stderr) == (0, "")
     assert "detectors ranked by AUC↑" in result.stdout
     assert "Difference from msp" in result.stdout

@@ -39,10 +39,10 @@ def comparison_tables(
         if cells.empty:
             continue
         data = data_notes(found, records)
-        for kind in kinds:
-            made += _of_kind(found, cells, kind, data)
-        if flagged := _contradictions(found, cells):
-            made.append(flagged)
+        compared = [table for kind in kinds for table in _of_kind(found, cells, kind, data)]
+        if compared and (flagged := _contradictions(found, cells)):
+            compared.append(flagged)
+        made += compared
     return made
 
 
@@ -343,7 +343,7 @@ def data_notes(found: Results, runs: Iterable[Mapping[str, Any]]) -> list[str]:
         named = ", ".join(f"{n} ({_split(s)})" for n, s in files)
         notes.append(
             "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
-            f"datasets' makers distribute: {named}."
+            f"datasets' makers distribute, which may be a matter of packing alone: {named}."
         )
     if not other and not files:
         notes.append("Data: every dataset has as many images as the paper's.")

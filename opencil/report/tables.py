@@ -31,6 +31,8 @@ def tables(
 ) -> list[Table]:
     """All tables of a kind, one for each benchmark and k (and CIL method, where that is a table each).
 
+    There is none before a detector has been evaluated; the summary then has accuracy alone.
+
     ``runs`` are a study's records, which say what is still to come. ``extra`` adds the flipped conventions
     of FPR and AP to the summary.
     """
@@ -43,7 +45,8 @@ def tables(
         "dataset": dataset_tables,
         "ablation": lambda found: ablation_tables(found, records),
     }
-    return [table for found in results(rows, records) for table in makers[kind](found)]
+    evaluated = [found for found in results(rows, records) if found.datasets]
+    return [table for found in evaluated for table in makers[kind](found)]
 
 
 # --- the paper's -----------------------------------------------------------------------------------
@@ -201,10 +204,9 @@ def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Table]:
     found = []
     for (name, k), part in over_seeds(shown).groupby(["benchmark", "k"]):
         title, files = f"{name}, {k} classes per step", f"{name}-k{k}"
-        found += [
-            _models(f"accuracy-{files}", f"{title}: accuracy", models[name, k]),
-            _summary(f"summary-{files}", f"{title}: OOD detection", part, metrics),
-        ]
+        found.append(_models(f"accuracy-{files}", f"{title}: accuracy", models[name, k]))
+        if (part["detector"] != "").any():
+            found.append(_summary(f"summary-{files}", f"{title}: OOD detection", part, metrics))
     return found
 
 
@@ -217,7 +219,8 @@ def _models(name: str, title: str, averages: pd.DataFrame) -> Table:
         [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)] for cil in sort_cil(averages["cil"])
     ]
     columns = [Column(m.replace("average accuracy_", "average ").replace("_", " ")) for m in metrics]
-    return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], [_CONTINUAL])
+    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min())]
+    return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 
 def _summary(name: str, title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Table:
@@ -251,14 +254,19 @@ def _basis(averages: pd.DataFrame) -> str:
         f"Percent: mean over the datasets of a split, then over {steps} step{'s' * (steps > 1)}, "
         f"then over {seeds} seed{'s' * (seeds > 1)}{' (± standard deviation)' * (seeds > 1)}."
     )
+    return " ".join([text, *_behind(counts)])
+
+
+def _behind(counts: pd.DataFrame) -> list[str]:
+    """A note on methods with fewer steps or seeds than others, if there are any."""
+    steps, seeds = counts.max()
     behind = counts[(counts["steps"] < steps) | (counts["seeds"] < seeds)]
-    if len(behind):
-        parts = [
-            f"{' '.join(filter(None, name))} ({row['steps']} steps, {row['seeds']} seeds)"
-            for name, row in behind.iterrows()
-        ]
-        text += f" Unfinished, so not comparable: {', '.join(parts)}."
-    return text
+    parts = [
+        f"{name if isinstance(name, str) else ' '.join(filter(None, name))} "
+        f"({row['steps']} steps, {row['seeds']} seeds)"
+        for name, row in behind.to_dict("index").items()
+    ]
+    return [f"Unfinished, so not comparable: {', '.join(parts)}."] if parts else []
 
 
 def _spread(row: Mapping[Any, Any]) -> Cell:

@@ -140,8 +140,8 @@ def _identity(config: dict[str, Any], path: Path) -> tuple[str, int, str, int]:
 def _expected_steps(config: dict[str, Any]) -> int | None:
     """Steps of a run that has finished none, where its dataset says how many classes it has."""
     benchmark = config["benchmark"]
-    known = benchmark["id"] in DATASETS.names()
-    classes = getattr(DATASETS.entry(benchmark["id"]).make, "classes", None) if known else None
+    name = benchmark.get("id")
+    classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None
     return -(-classes // benchmark["classes_per_step"][0]) if classes else None
 
 

@@ -188,6 +188,10 @@ def test_an_unfinished_cell_is_not_compared(cifar: Rows) -> None:
     assert lines(agreed)["icarl"][0] == "4"
 
 
+def test_before_a_detector_has_been_evaluated_nothing_is_compared(cifar: Rows) -> None:
+    assert comparison_tables(cifar(detectors=()), []) == []
+
+
 def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
     rows = made_up()
     assert comparison_tables(rows, []) == []
@@ -219,7 +223,7 @@ def test_data_that_differ_are_named(cifar: Rows, record: Record) -> None:
     ]
     text = notes(cifar(), run)
     assert "places365 has 10,000 test images, the paper's 33,773." in text
-    assert "makers distribute: svhn (test)." in text
+    assert "which may be a matter of packing alone: svhn (test)." in text
     assert "mnist" not in text
     assert "texture" not in text
 

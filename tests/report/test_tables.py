@@ -288,6 +288,14 @@ def test_finished_runs_have_nothing_to_say(rows: pd.DataFrame) -> None:
     )
 
 
+def test_before_a_detector_has_been_evaluated_there_is_accuracy_alone(made_up: Rows, record: Record) -> None:
+    rows = made_up(detectors=(), seeds=(0,), steps=2)
+    runs = [record(detectors={"msp": 0})]
+    assert [table.title for table in tables("summary", rows, runs)] == ["b, 2 classes per step: accuracy"]
+    for kind in ("main", "distance", "dataset", "ablation"):
+        assert tables(kind, rows, runs) == []
+
+
 # --- summary of OOD detection ----------------------------------------------------------------------
 
 
@@ -413,6 +421,12 @@ def test_a_single_step_has_no_column_of_forgetting(made_up: Rows) -> None:
     table = models(made_up(steps=1, seeds=(0,)))
     assert headings(table) == ["CIL", "average accuracy", "last accuracy"]
     assert "±" not in "".join(texts(table)[0])
+
+
+def test_an_unfinished_method_is_named_below_the_accuracy_table(made_up: Rows) -> None:
+    table = models(pd.concat([made_up(), made_up(cil="wa", steps=2, seeds=(0, 1))]))
+    assert table.notes[1:] == ["Unfinished, so not comparable: wa (2 steps, 2 seeds)."]
+    assert len(models(made_up()).notes) == 1
 
 
 def test_the_accuracy_table_is_not_cut(made_up: Rows) -> None:

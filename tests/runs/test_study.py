@@ -85,6 +85,14 @@ def test_a_run_that_has_only_begun(finished: Path) -> None:
     assert list(study.rows.columns) == list(opencil.runs.store.COLUMNS)
 
 
+def test_steps_to_come_of_a_dataset_that_is_not_known_here(finished: Path) -> None:
+    for step in (finished / RUN).glob("step*"):
+        shutil.rmtree(step)
+    path = finished / RUN / "config.yml"
+    path.write_text(path.read_text().replace("id: digits\n", "id: mine\n"))
+    assert only(read_study(finished))["steps"] is None
+
+
 def test_a_run_of_before_data_was_noted(finished: Path) -> None:
     (finished / RUN / "data.json").unlink()
     assert only(read_study(finished))["data"] == []
