@@ -64,11 +64,11 @@
   const label = (metric) => data.metrics[metric].label;
   const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
   const percent = (value) => (value === null ? "–" : value.toFixed(2));
-  function cell(found) {
+  function cell(found, marked = true) {
     if (found.mean === null) return ["–"];
     const parts = [percent(found.mean)];
     if (found.std !== null) parts.push(el("span", { class: "deviation" }, ` ± ${percent(found.std)}`));
-    if (found.lacking) parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
+    if (found.lacking && marked) parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
     return parts;
   }
 
@@ -195,11 +195,11 @@
     ...view.columns.map((metric) => ({
       key: `metric:${metric}`, text: arrow(metric), up: lower(metric),
       of: (line) => line[`metric:${metric}`].mean,
-      show: (line) => cell(line[`metric:${metric}`]),
+      show: (line) => cell(line[`metric:${metric}`], metric === view.metric), // once a line is enough
     })),
     {
       key: "accuracy", text: "Accuracy↑", up: false, of: (line) => line.accuracy.mean,
-      show: (line) => cell(line.accuracy),
+      show: (line) => cell(line.accuracy, false),
     },
   ];
   // Steps that a metric can have: some begin at step 2.
@@ -457,7 +457,10 @@
     const address = addresses.get(figure.name);
     return el(
       "figure", { class: figure.wide ? "wide" : null },
-      el("img", { src: address, alt: figure.caption, width: figure.width, height: figure.height }),
+      el(
+        "div", { class: "scroll" },
+        el("img", { src: address, alt: figure.caption, width: figure.width, height: figure.height }),
+      ),
       el("figcaption", {}, el("b", {}, figure.title), ` ${figure.caption} `, el("a", { href: address, download: `${figure.name}.svg` }, "SVG")),
     );
   }
