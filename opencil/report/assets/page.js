@@ -68,7 +68,9 @@
     if (found.mean === null) return ["–"];
     const parts = [percent(found.mean)];
     if (found.std !== null) parts.push(el("span", { class: "deviation" }, ` ± ${percent(found.std)}`));
-    if (found.lacking && marked) parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
+    if (found.lacking && marked) {
+      parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
+    }
     return parts;
   }
 
@@ -181,7 +183,8 @@
     const order = (a, b) => {
       const [x, y] = [by.of(a), by.of(b)];
       if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last
-      return (up ? 1 : -1) * (typeof x === "string" ? x.localeCompare(y) : x - y) || (a.rank ?? 1e9) - (b.rank ?? 1e9);
+      const difference = typeof x === "string" ? x.localeCompare(y) : x - y;
+      return (up ? 1 : -1) * difference || (a.rank ?? 1e9) - (b.rank ?? 1e9);
     };
     return { by, up, found: found.sort(order) };
   }
@@ -206,12 +209,11 @@
   function most(view, metric) {
     const { group } = view;
     group.most ??= {};
-    group.most[metric] ??= Math.max(
-      0,
-      ...(group.values[metric] || []).filter(Boolean).map(
-        (block) => group.steps.filter((_, t) => group.oods.some((_, o) => block[t * group.oods.length + o] !== null)).length,
-      ),
-    );
+    const width = group.oods.length;
+    const here = (block, t) => known(block.slice(t * width, (t + 1) * width)).length;
+    const filled = (block) => group.steps.filter((_, t) => here(block, t));
+    const blocks = (group.values[metric] || []).filter(Boolean);
+    group.most[metric] ??= Math.max(0, ...blocks.map((block) => filled(block).length));
     return group.most[metric];
   }
   function showBoard(view, board) {
@@ -238,7 +240,8 @@
         type: "checkbox", checked: ticked, "aria-label": `${line.cil}, ${line.detector}: on the chart`,
         disabled: !ticked && state.on.length >= MOST,
         onchange: (event) => {
-          state.on = event.target.checked ? [...state.on, line.key] : state.on.filter((key) => key !== line.key);
+          const others = state.on.filter((key) => key !== line.key);
+          state.on = event.target.checked ? [...others, line.key] : others;
           show();
           const again = [...$("board").tBodies[0].rows].find((row) => row.dataset.key === line.key);
           again?.querySelector("input").focus();
@@ -249,20 +252,22 @@
       );
       return el("tr", { "data-key": line.key, class: ticked ? "shown" : null }, el("td", {}, tick), cells);
     });
-    $("board").tHead.replaceChildren(el("tr", {}, el("th", { scope: "col", "aria-label": "on the chart" }), head));
+    const first = el("th", { scope: "col", "aria-label": "on the chart" });
+    $("board").tHead.replaceChildren(el("tr", {}, first, head));
     $("board").tBodies[0].replaceChildren(...body);
     const all = view.group.cils.length * view.group.detectors.length;
-    $("count").textContent =
-      `${board.found.length} of ${all} baselines · ${oodText()} · mean over ${most(view, view.metric)} steps` +
-      (view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "") + " · percent";
+    const many = view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "";
+    const over = `mean over ${most(view, view.metric)} steps${many}`;
+    $("count").textContent = `${board.found.length} of ${all} baselines · ${oodText()} · ${over} · percent`;
     $("definition").textContent = `${label(view.metric)}: ${data.metrics[view.metric].definition}`;
   }
 
   // --- curves ----------------------------------------------------------------------------------------
 
   const MARKS = [
-    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.6,-3.6h7.2v7.2h-7.2z", "M0,-4.6L4.4,3.2H-4.4z", "M0,-5L5,0L0,5L-5,0z",
-    "M0,4.6L4.4,-3.2H-4.4z", "M-1.5,-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "M-4.5,-2h9v4h-9z", "M-2,-4.5h4v9h-4z",
+    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.6,-3.6h7.2v7.2h-7.2z", "M0,-4.6L4.4,3.2H-4.4z",
+    "M0,-5L5,0L0,5L-5,0z", "M0,4.6L4.4,-3.2H-4.4z", "M-1.5,-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+    "M-4.5,-2h9v4h-9z", "M-2,-4.5h4v9h-4z",
   ];
   function drawn(view, board) {
     const { group } = view;
@@ -322,24 +327,23 @@
     const digits = ticks.every((tick) => Math.abs(tick - Math.round(tick)) < 1e-9) ? 0 : 1;
     const every = Math.ceil(numbers.length / 10);
     const guide = draw("path", { class: "guide", d: "" });
+    const word = (across, down, anchor, text) =>
+      draw("text", { x: across, y: down, "text-anchor": anchor }, text);
+    const spot = (c, t, value) =>
+      draw("path", { class: `mark line-${c.look}`, d: c.mark, transform: `translate(${x(t)},${y(value)})` });
     const picture = draw(
       "svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, "aria-hidden": "true" },
       ticks.map((tick) => draw("path", { class: "rule", d: `M${left},${y(tick)}H${W - right}` })),
-      ticks.map((tick) => draw("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, tick.toFixed(digits))),
-      numbers.map((step, t) =>
-        t % every ? null : draw("text", { x: x(t), y: H - bottom + 19, "text-anchor": "middle" }, String(step)),
-      ),
-      draw("text", { x: (left + W - right) / 2, y: H - 4, "text-anchor": "middle" }, "step"),
+      ticks.map((tick) => word(left - 7, y(tick) + 4, "end", tick.toFixed(digits))),
+      numbers.map((step, t) => (t % every ? null : word(x(t), H - bottom + 19, "middle", String(step)))),
+      word((left + W - right) / 2, H - 4, "middle", "step"),
       guide,
       curves.map((c) => draw("path", { class: `band line-${c.look}`, d: band(c.points, x, y) })),
       curves.map((c) =>
         draw("path", { class: `curve line-${c.look}${c.dashed ? " dashed" : ""}`, d: path(c.points, x, y) }),
       ),
       curves.map((c) =>
-        c.points.map((p, t) =>
-          p.mean === null || !c.mark ? null
-            : draw("path", { class: `mark line-${c.look}`, d: c.mark, transform: `translate(${x(t)},${y(p.mean)})` }),
-        ),
+        c.points.map((p, t) => (p.mean === null || !c.mark ? null : spot(c, t, p.mean))),
       ),
     );
     $("chart").replaceChildren(picture);
@@ -366,20 +370,23 @@
       if (event.key === "Escape") mark(null);
       if (!move) return;
       event.preventDefault();
-      mark(at === null ? (move > 0 ? 0 : numbers.length - 1) : Math.max(0, Math.min(numbers.length - 1, at + move)));
+      const last = numbers.length - 1;
+      mark(at === null ? (move > 0 ? 0 : last) : Math.max(0, Math.min(last, at + move)));
     };
   }
   function path(points, x, y) {
     let d = "";
     points.forEach((p, t) => {
-      if (p.mean !== null) d += `${t && points[t - 1].mean !== null ? "L" : "M"}${x(t).toFixed(1)},${y(p.mean).toFixed(1)}`;
+      const pen = t && points[t - 1].mean !== null ? "L" : "M";
+      if (p.mean !== null) d += `${pen}${x(t).toFixed(1)},${y(p.mean).toFixed(1)}`;
     });
     return d;
   }
   function band(points, x, y) {
     const there = points.map((p, t) => ({ ...p, t })).filter((p) => p.std !== null && p.mean !== null);
     if (there.length < 2) return "";
-    const edge = (list, sign) => list.map((p) => `${x(p.t).toFixed(1)},${y(p.mean + sign * p.std).toFixed(1)}`);
+    const corner = (p, value) => `${x(p.t).toFixed(1)},${y(value).toFixed(1)}`;
+    const edge = (list, sign) => list.map((p) => corner(p, p.mean + sign * p.std));
     return `M${[...edge(there, 1), ...edge(there.reverse(), -1)].join("L")}Z`;
   }
   function showLegend(curves, t, numbers) {
@@ -404,13 +411,15 @@
 
   function showMatrix(view) {
     const { group, metric } = view;
-    const at = (c, d) => average(perSeed(view, (s) => steps(group, metric, c, d, s, view.oods)), most(view, metric));
+    const series = (c, d) => perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
+    const at = (c, d) => average(series(c, d), most(view, metric));
     const table = view.detectors.map((d) => view.cils.map((c) => at(c, d)));
     const every = known(table.flat().map((found) => found.mean));
     const [low, high] = [Math.min(...every), Math.max(...every)];
     const places = view.cils.map((_, i) => {
       const whole = table.map((row) => row[i]).filter((found) => found.steps === most(view, metric));
-      const column = unique(known(whole.map((found) => found.mean))).sort((a, b) => (lower(metric) ? a - b : b - a));
+      const better = (a, b) => (lower(metric) ? a - b : b - a);
+      const column = unique(known(whole.map((found) => found.mean))).sort(better);
       return new Map(column.slice(0, 3).map((value, place) => [value, ["best", "second", "third"][place]]));
     });
     const rows = [];
@@ -418,7 +427,8 @@
     view.detectors.forEach((d, j) => {
       const { name, family: now } = group.detectors[d];
       if (now !== family && now) {
-        rows.push(el("tr", { class: "family" }, el("th", { scope: "rowgroup", colspan: view.cils.length + 1 }, now)));
+        const head = el("th", { scope: "rowgroup", colspan: view.cils.length + 1 }, now);
+        rows.push(el("tr", { class: "family" }, head));
       }
       family = now;
       const cells = table[j].map((found, i) => {
@@ -433,11 +443,13 @@
       });
       rows.push(el("tr", {}, el("th", { scope: "row" }, name), cells));
     });
-    const accuracy = view.cils.map((c) =>
-      el("td", { class: "number" }, cell(average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length))),
-    );
+    const accuracy = view.cils.map((c) => {
+      const found = average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length);
+      return el("td", { class: "number" }, cell(found));
+    });
+    const heads = view.cils.map((c) => el("th", { scope: "col", class: "number" }, group.cils[c]));
     $("grid").replaceChildren(
-      el("thead", {}, el("tr", {}, el("th", {}, ""), view.cils.map((c) => el("th", { scope: "col", class: "number" }, group.cils[c])))),
+      el("thead", {}, el("tr", {}, el("td"), heads)),
       el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), accuracy), rows),
     );
     $("matrix-hint").replaceChildren(
@@ -455,13 +467,14 @@
       addresses.set(figure.name, URL.createObjectURL(new Blob([figure.svg], { type: "image/svg+xml" })));
     }
     const address = addresses.get(figure.name);
+    const save = el("a", { href: address, download: `${figure.name}.svg` }, "SVG");
     return el(
       "figure", { class: figure.wide ? "wide" : null },
       el(
         "div", { class: "scroll" },
         el("img", { src: address, alt: figure.caption, width: figure.width, height: figure.height }),
       ),
-      el("figcaption", {}, el("b", {}, figure.title), ` ${figure.caption} `, el("a", { href: address, download: `${figure.name}.svg` }, "SVG")),
+      el("figcaption", {}, el("b", {}, figure.title), ` ${figure.caption} `, save),
     );
   }
   let gallery = "";
@@ -475,14 +488,16 @@
       const box = el("div", { class: "pictures" });
       const load = () => box.childElementCount || box.append(...of(cil).map(picture));
       if (open) load();
-      return el("details", { open, ontoggle: (event) => event.target.open && load() }, el("summary", {}, cil), box);
+      const toggled = (event) => event.target.open && load();
+      return el("details", { open, ontoggle: toggled }, el("summary", {}, cil), box);
     };
     const shown = view.group.cils.filter((cil) => of(cil).length && (!state.cil || cil === state.cil));
     const parts = [
       el("div", { class: "pictures" }, of("").map(picture)),
       ...shown.map((cil, i) => block(cil, i === 0)),
     ];
-    $("gallery").replaceChildren(...(here.length ? parts : [el("p", { class: "note" }, data.refresh ? "They are drawn when all runs are done." : "This report has none.")]));
+    const why = data.refresh ? "They are drawn when all runs are done." : "This report has none.";
+    $("gallery").replaceChildren(...(here.length ? parts : [el("p", { class: "note" }, why)]));
   }
 
   // --- runs ------------------------------------------------------------------------------------------
@@ -498,24 +513,31 @@
     bar.style.width = `${all ? (100 * done) / all : 0}%`;
     return el("span", { class: all && done >= all ? "meter full" : "meter", "aria-hidden": "true" }, bar);
   }
-  const duration = (seconds) =>
-    seconds < 90 ? `${seconds.toFixed(0)} s` : seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  function duration(seconds) {
+    if (seconds < 90) return `${seconds.toFixed(0)} s`;
+    return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  }
   const total = (of) => data.runs.reduce((sum, run) => sum + of(run), 0);
 
   function showRuns() {
     const count = (name) => data.runs.filter((run) => stateOf(run) === name).length;
-    const parts = Object.entries(STATES).filter(([name]) => count(name));
+    const parts = Object.entries(STATES).filter(([name]) => count(name)).map(([name, text], i) => [
+      i ? ", " : "",
+      el("span", { class: `state-${name}` }, `${count(name)} ${text}`),
+    ]);
     const [done, all] = [total((r) => r.trained + evaluated(r)), total((r) => (r.steps || 0) + wanted(r))];
+    const trained = `${total((r) => r.trained)} of ${total((r) => r.steps || 0)} steps trained`;
     const evaluations = `${total(evaluated)} of ${total(wanted)} evaluations of a detector on a step`;
     $("status").replaceChildren(
       meter(done, all),
-      el("span", {}, `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: `, parts.map(([name, text], i) => [i ? ", " : "", el("span", { class: `state-${name}` }, `${count(name)} ${text}`)])),
-      el("span", { class: "hint" }, `${total((r) => r.trained)} of ${total((r) => r.steps || 0)} steps trained · ${evaluations}`),
+      el("span", {}, `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: `, parts),
+      el("span", { class: "hint" }, `${trained} · ${evaluations}`),
       ...refreshing(),
     );
     const rows = data.runs.map((run) => {
       const names = Object.keys(run.detectors);
       const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);
+      const seconds = run.seconds.reduce((a, b) => a + b, 0);
       const left = missing.map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`).join(", ");
       return el(
         "tr", {},
@@ -524,12 +546,14 @@
         el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
         el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
         el("td", { class: "free" }, left || "–"),
-        el("td", { class: "number" }, run.seconds.length ? duration(run.seconds.reduce((a, b) => a + b, 0)) : "–"),
+        el("td", { class: "number" }, seconds ? duration(seconds) : "–"),
         el("td", {}, String(run.environment.device ?? "–")),
       );
     });
-    const heads = ["Run", "State", "Steps trained", "Detectors done", "Still to do (steps done)", "Training", "Device"];
-    $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows));
+    const names = ["Run", "State", "Steps trained", "Detectors done", "Still to do (steps done)"];
+    names.push("Training", "Device");
+    const heads = names.map((name) => el("th", { scope: "col" }, name));
+    $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
     $("configs").replaceChildren(
       ...data.runs.map((run) => {
         const text = el("pre", { tabindex: "0" });
@@ -564,12 +588,15 @@
         el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, String(value))),
       );
       const empty = el("tr", {}, el("td", {}, "nothing noted yet"));
-      return [el("p", { class: "hint" }, `${runs.length} of ${data.runs.length} runs`), el("table", {}, lines.length ? lines : empty)];
+      const head = el("p", { class: "hint" }, `${runs.length} of ${data.runs.length} runs`);
+      return [head, el("table", {}, lines.length ? lines : empty)];
     });
     $("environments").replaceChildren(...tables.flat());
     $("differences").replaceChildren(...data.differences.map((text) => el("li", {}, text)));
     $("metrics").replaceChildren(
-      ...Object.values(data.metrics).map((m) => el("div", {}, el("dt", {}, m.label), el("dd", {}, m.definition))),
+      ...Object.values(data.metrics).map((metric) =>
+        el("div", {}, el("dt", {}, metric.label), el("dd", {}, metric.definition)),
+      ),
     );
   }
 
