@@ -1,19 +1,20 @@
 # make demo   set up, run the embedded benchmark, show its table
 # make test   set up, run the test suite
 # make check  set up, lint and type checks
+# make browser  install chromium where that is possible: the HTML report is tested in it
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check clean
+.PHONY: demo test check browser clean
 
 # One thread: the network is so small that several only wait for each other.
 demo: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs runs/demo
-	@$(BIN)/opencil report runs/demo --save runs/demo/report.md > /dev/null
-	@echo "report: runs/demo/report.md"
+	@$(BIN)/opencil report runs/demo --html runs/demo/report.html > /dev/null
+	@echo "open it in a browser: runs/demo/report.html"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto
@@ -22,6 +23,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			chromium fonts-dejavu-core > /dev/null; then command -v chromium; \
+	else echo "no chromium, and it cannot be installed here: the tests in a browser will be skipped"; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
     python benchmarks/report.py [--cil 4] [--detectors 16] [--steps 10] [--datasets 6] [--seeds 3]
 
 Made-up rows of every metric that a run stores, written as runs are (a Parquet file per step and detector) and
-read back from there; then all tables in all formats, the comparison with the paper and the statistics.
+read back from there; then all tables in all formats, the comparison with the paper, the statistics, all
+figures in both formats, and the HTML page.
 """
 
 import argparse
@@ -88,7 +89,9 @@ def main() -> None:
 
 
 def measure(root: Path, out: Path) -> None:
+    from opencil.cli_page import write_page
     from opencil.report.compare import COMPARED, comparison_tables
+    from opencil.report.figures import figures
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
     from opencil.runs.study import read_study, write_study
@@ -107,7 +110,14 @@ def measure(root: Path, out: Path) -> None:
         made += comparison_tables(study.rows, study.runs, list(COMPARED))
     with timed("statistics"):
         made += statistics_tables(study.rows)
-    print(f"{len(made)} tables")
+    with timed("figures, PNG and SVG"):
+        drawn = list(figures(study.rows))
+        for figure in drawn:
+            figure.save(out / "figures")
+    with timed("HTML page"):
+        write_page(study, out / "index.html", drawn)
+    size = (out / "index.html").stat().st_size
+    print(f"{len(made)} tables, {len(drawn)} figures, a page of {size / 1e6:.2f} MB")
     print(f"{'together':<32}{time.perf_counter() - started:8.2f} s")
 
 

@@ -79,6 +79,9 @@ def _config_from_flags(
     pack: Annotated[
         int | None, typer.Option(help="Runs that advance together on one GPU.", metavar="N")
     ] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(help="Write training curves for TensorBoard there.", metavar="DIR")
+    ] = None,
     epochs_scale: Annotated[
         float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
     ] = None,
@@ -110,6 +113,7 @@ def _config_from_flags(
         "device": device,
         "pack": pack,
         "outputs_limit": outputs_limit,
+        "tensorboard": tensorboard,
     }
     flags["place"] = {name: value for name, value in place.items() if value is not None}
     if precision is not None:
@@ -150,11 +154,13 @@ def run(config: "Config") -> None:
     """
     from opencil.runs.plan import plan
     from opencil.runs.runner import Failed, execute
+    from opencil.runs.tensorboard import training_curves
 
     screen, failures = Console(), 0
-    with _progress(screen, len(plan(config))) as show:
+    with training_curves(config.place.tensorboard) as write, _progress(screen, len(plan(config))) as show:
         for event in execute(config):
             show(event)
+            write(event)
             if isinstance(event, Failed):
                 failures += 1
                 _problem(f"run {event.run} stopped: {event.error}")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from opencil import cli_page
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
@@ -56,8 +57,29 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write every table, as Markdown, CSV and LaTeX, and the rows.", metavar="FOLDER"),
+        typer.Option(
+            help="Write all there is: tables as Markdown, CSV and LaTeX, figures, the page, the rows.",
+            metavar="FOLDER",
+        ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one page to explore the results in; it needs no network.", metavar="FILE"),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write the paper's figures as PNG and SVG.", metavar="FOLDER")
+    ] = None,
+    figure_detectors: Annotated[
+        str | None,
+        typer.Option(help="Detectors in figures; default: four that stand for the others.", metavar="A,B"),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write the page again and again until all runs are done, or Ctrl-C."),
+    ] = False,
+    every: Annotated[
+        float, typer.Option(help="Seconds between two pages of --watch.", min=0.1, metavar="SECONDS")
+    ] = 10.0,
 ) -> None:
     """Show what stored runs have come to: tables, beside the paper's figures, with statistics.
 
@@ -66,11 +88,21 @@ def report(
     from opencil.runs.files import write_text
     from opencil.runs.study import read_study
 
-    study = read_study(*(runs or [Path("runs")]))
+    folders = runs or [Path("runs")]
+    if figure_detectors is not None and not (watch or html or figures or out):
+        raise BadInput("--figure-detectors has no use without --html, --figures, --out or --watch")
+    if watch:
+        page, choice = html or folders[0] / "report.html", cli_page.choice_of(figure_detectors)
+        study = cli_page.watch(lambda: read_study(*folders), page, choice, every, typer.echo)
+        if study.rows.empty:
+            return
+    else:
+        study = read_study(*folders)
     if study.rows.empty:
         raise BadInput(
             f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
         )
+    drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
     made = _chosen(
         study, _kinds(table), compare is not None, statistics or baseline is not None, baseline, extra
     )
@@ -81,8 +113,17 @@ def report(
     if save:
         write_text(save, "\n".join(one.markdown() for one in made))
         typer.echo(f"report: {save}", err=form != "terminal")
+    for folder in filter(None, (figures, out and out / "figures")):
+        for figure in drawn:
+            figure.save(folder)
+    if figures:
+        typer.echo(f"{len(drawn)} figures: {figures}", err=form != "terminal")
+    if html and not watch:
+        cli_page.write_page(study, html, drawn)
+        typer.echo(f"report: {html}", err=form != "terminal")
     if out:
         write(study, out, baseline)
+        cli_page.write_page(study, out / "index.html", drawn)
         typer.echo(f"report: {out}", err=form != "terminal")
 
 
@@ -176,5 +217,5 @@ def show(screen: Console, tables: "list[Table]") -> None:
 
 def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Add ``report`` to the command line, under the guard that all commands have."""
-    example = "opencil report runs --table main --compare paper --out report"
+    example = "opencil report runs --table main --compare paper --html report.html"
     top.command(epilog=f"Example: {example}")(guarded(report))

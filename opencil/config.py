@@ -127,6 +127,7 @@ class PlaceConfig(Values):
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"
     pack: Count = 1  #: runs that advance together on one GPU
+    tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
 
     def __post_init__(self) -> None:
         if not self.runs:

@@ -83,6 +83,7 @@ FLAGS = [
     (["--data-root", "d", "--runs", "r"], {"flags": {"place": {"data_root": "d", "runs": "r"}}}),
     (["--device", "cuda:1"], {"flags": {"place": {"device": "cuda:1"}}}),
     (["--pack", "3"], {"settings": ["place.pack=3"]}),
+    (["--tensorboard", "curves"], {"settings": ["place.tensorboard=curves"]}),
     (["--precision", "bf16"], {"settings": ["training.precision=bf16"]}),
     (["--epochs-scale", "0.1"], {"settings": ["cil.*.epochs_scale=0.1"]}),
     (

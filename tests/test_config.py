@@ -127,6 +127,7 @@ def test_printed_yml_holds_every_value() -> None:
         "checkpoint_seconds": 60.0,
         "device": "auto",
         "pack": 1,
+        "tensorboard": None,
     }
 
 

@@ -38,8 +38,8 @@ class Stage:
 class Progress:
     """Where a stage is after one more iteration; ``loss`` stays on the device until somebody reads it.
 
-    ``momentum`` gives the optimiser's buffers, for a checkpoint at the end of an epoch; ``stage_number``
-    counts a step's stages.
+    ``total`` is the sum of the epoch's losses so far, on the device too; ``momentum`` gives the optimiser's
+    buffers, for a checkpoint at the end of an epoch; ``stage_number`` counts a step's stages.
     """
 
     stage: str
@@ -49,6 +49,7 @@ class Progress:
     iterations: int
     lr: float
     loss: Tensor
+    total: Tensor
     momentum: Callable[[], list[Tensor]]
     stage_number: int = 0
 
@@ -56,6 +57,11 @@ class Progress:
     def epoch_ends(self) -> bool:
         """Whether this was the epoch's last iteration."""
         return self.iteration == self.iterations
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean of the epoch's losses so far. Reading it waits for the device: once an epoch, at its end."""
+        return float(self.total) / self.iteration
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,9 @@ def optimise(
                     f"the loss is {float(total / i)} in stage {name!r}, epoch {epoch + 1} of "
                     f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
                 )
-            yield Progress(name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, iterate.momentum)
+            yield Progress(
+                name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, total, iterate.momentum
+            )
     if not all(torch.isfinite(p).all() for p in iterate.parameters):  # the last update has no loss to show it
         lr = schedule.lr_at(schedule.epochs - 1)
         raise Diverged(

@@ -21,7 +21,7 @@ _METHOD = ["cil", "seed", "detector"]
 
 def lower_is_better(metric: str) -> bool:
     """Whether a small value of a metric is a good one."""
-    return metric.startswith("fpr")
+    return metric.startswith(("fpr", "ood_as_new"))
 
 
 def of_dataset(name: str) -> str:

@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -93,18 +94,26 @@ def execute(config: Config) -> Iterator[Event]:
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
-    sources = cache(lambda: describe_data(config, data()))
-    specs = plan(config)
-    for spec in specs:
-        RunFolder(Path(config.place.runs) / spec.folder).check(spec)  # all of them, before anything runs
+    specs = [(spec, RunFolder(Path(config.place.runs) / spec.folder)) for spec in plan(config)]
+    for spec, folder in specs:
+        folder.check(spec)  # all of them, before anything runs
+
+    @cache
+    def prepared() -> tuple[BenchmarkData, dict[str, Any]]:
+        loaded = data()
+        for spec, folder in specs:  # a run whose turn comes in hours is known of now, to those who watch
+            with suppress(OSError):  # it fails when its turn comes, and alone
+                folder.announce(spec, environment(device))
+        return loaded, describe_data(config, loaded)
+
     outputs = OutputsCache(config.place.outputs_folder, parse_size(config.place.outputs_limit))
     outputs.trim()
     waiting = iter(specs)
     lanes: list[_Lane] = []
     while True:
         free = config.place.pack - len(lanes)
-        for spec in islice(waiting, free):
-            lanes.append(_Lane(_advance(spec, config.place, device, data, sources, outputs), device))
+        for spec, folder in islice(waiting, free):
+            lanes.append(_Lane(_advance(spec, folder, config.place, device, prepared, outputs), device))
         if not lanes:
             return
         for lane in list(lanes):
@@ -117,14 +126,13 @@ def execute(config: Config) -> Iterator[Event]:
 
 def _advance(
     spec: RunSpec,
+    folder: RunFolder,
     place: PlaceConfig,
     device: torch.device,
-    data: Callable[[], BenchmarkData],
-    sources: Callable[[], dict[str, Any]],
+    prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]],
     outputs: OutputsCache,
 ) -> Iterator[Event]:
-    """One run from where it is to its end."""
-    folder = RunFolder(Path(place.runs) / spec.folder)
+    """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
     try:
         if folder.finished(spec):
             yield Finished(spec, already=True)
@@ -132,7 +140,7 @@ def _advance(
     except OpenCILError as error:
         yield Failed(spec, error)
         return
-    loaded, read = data(), sources()  # what is wrong with the data is wrong for every run: not caught here
+    loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
         with folder.opened(spec):
             files.write_json(folder.path / "environment.json", environment(device))

@@ -159,6 +159,12 @@ class RunFolder:
                 + "".join(f"\n  {difference}" for difference in differences)
             )
 
+    def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
+        """Leave the config of a run that is to come, unless the run is there already."""
+        if not (self.path / "config.yml").exists():
+            files.write_text(self.path / "config.yml", dump_yaml(spec.record()))
+            files.write_json(self.path / "environment.json", environment)
+
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
         """Hold the run for writing: alone, under an unchanged config, with no half-written files."""
@@ -174,7 +180,8 @@ class RunFolder:
             self.check(spec)
             files.remove_temporary(self.path)
             stored = self.stored()
-            detectors = {**stored.get("detector", {}), **spec.detectors}
+            kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
+            detectors = {**kept, **spec.detectors}
             record = {**spec.record(), "detector": detectors}
             if record != stored:
                 files.write_text(self.path / "config.yml", dump_yaml(record))

@@ -1,0 +1,80 @@
+"""The pictures of ``opencil report``: figures, the HTML page, and the page kept up to date."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opencil.errors import BadInput
+
+if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
+    from opencil.report.figures import Choice, Figure
+    from opencil.runs.study import Study
+
+
+def choice_of(detectors: str | None) -> "Choice":
+    """What figures show, from a flag's text: detectors with commas between them, or what they choose."""
+    from opencil.report.figures import Choice
+
+    names = (detectors or "").replace(",", " ").split()
+    if detectors is not None and not names:
+        raise BadInput(
+            f"--figure-detectors {detectors!r} names nothing: allowed are detectors, as msp,energy"
+        )
+    return Choice(detectors=tuple(dict.fromkeys(names)))
+
+
+def draw(study: "Study", detectors: str | None) -> "list[Figure]":
+    """Every figure of a study."""
+    from opencil.report.figures import figures
+
+    return list(figures(study.rows, choice_of(detectors)))
+
+
+def write_page(
+    study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
+) -> None:
+    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
+    from opencil.config import dump_yaml
+    from opencil.report.page import known_differences, page
+    from opencil.runs.files import write_text
+
+    runs = [{**run, "config": dump_yaml(run["config"])} for run in study.runs]
+    differences = known_differences(study.rows, study.runs)
+    write_text(path, page(study.rows, runs, figures=figures, differences=differences, refresh=refresh))
+
+
+def watch(
+    read: Callable[[], "Study"], path: Path, choice: "Choice", every: float, say: Callable[[str], None]
+) -> "Study":
+    """Write the page again and again until every run is done, or until somebody has seen enough.
+
+    Meanwhile it has no figures, which take seconds to draw. The last page does not load itself anew any more,
+    however the watching ended; the study that it shows is handed on.
+    """
+    from opencil.report.figures import figures
+
+    said = ""
+    try:
+        while not (study := read()).finished:
+            write_page(study, path, refresh=every)
+            if (now := progress(study)) != said:
+                say(f"{now}: {path}")
+                said = now
+            time.sleep(every)
+        ending = "all runs are done"
+    except KeyboardInterrupt:
+        say("stopping: one last page")
+        study, ending = read(), "stopped watching"
+    write_page(study, path, figures(study.rows, choice))
+    say(f"{ending}: {path}")
+    return study
+
+
+def progress(study: "Study") -> str:
+    """How far a study's runs are, in a few words."""
+    done = sum(run["trained"] for run in study.runs)
+    steps = sum(run["steps"] or 0 for run in study.runs)
+    evaluated = sum(sum(run["detectors"].values()) for run in study.runs)
+    wanted = sum(len(run["detectors"]) * (run["steps"] or 0) for run in study.runs)
+    return f"{done} of {steps} steps trained, {evaluated} of {wanted} evaluations"

@@ -1,0 +1,575 @@
+"""The paper's figures, and two that it lacks, from rows alone.
+
+Colours are Okabe and Ito's, which colour-blind people tell apart; every line has a marker of its own too, so
+that a print in grey can be read. Matplotlib is used through its objects: nothing is kept between figures.
+"""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as Picture
+
+from opencil.errors import unknown
+from opencil.files import write, write_text
+from opencil.report.averages import over_seeds, per_step
+from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+
+# Blue, vermilion, green, purple, orange, sky: black is kept for what others are compared with, and the
+# yellow of the eight is too pale for paper.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_GREY = "#555555"
+_DASHES = (0, (3, 2))
+_TITLE = 44  # letters that fit above a column
+_REFERENCE: dict[str, Any] = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
+_WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
+_STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
+    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same everywhere
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # or it is looked for a free place, which is slow
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "svg.hashsalt": "opencil",  # the same rows give the same bytes
+    "text.parse_math": False,  # a name with dollars in it is a name
+}
+
+
+#: What figures show first where nothing is chosen: the softmax baseline, the score that all fine-tuned heads
+#: share, the detector of the paper's Fig. 3a, and the paper's own method.
+_SIDE_BY_SIDE = ("msp", "energy", "regmix", "ber")
+_UNDER_ONE = ("regmix", "energy", "msp")
+_CONFIDENCE = ("msp",)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What figures show where rows have more than is legible; what is left open is chosen from the rows.
+
+    ``detectors`` are drawn side by side (1a, 3b, old and new), ``detector`` is the one of 3a, ``confidence``
+    the one whose scores 1b and 1c show, and ``reference`` the CIL model that 1a compares with.
+    """
+
+    detectors: tuple[str, ...] = ()
+    detector: str | None = None
+    confidence: str | None = None
+    reference: str = "joint"
+
+    def check(self, rows: pd.DataFrame) -> None:
+        """Refuse a detector that no row has."""
+        present = set(rows["detector"].unique()) - {""}
+        for name in (*self.detectors, *filter(None, (self.detector, self.confidence))):
+            if name not in present:
+                raise unknown("detector of a figure", name, present)
+
+    def settled(self, rows: pd.DataFrame) -> "Choice":
+        """With everything chosen, from the detectors that rows have."""
+        present = sort_detectors(set(rows["detector"].unique()) - {""})
+
+        def first(*wishes: str | None, count: int = 1) -> tuple[str, ...]:
+            return tuple([name for name in dict.fromkeys([*wishes, *present]) if name in present][:count])
+
+        side_by_side = tuple(name for name in self.detectors if name in present)
+        side_by_side = side_by_side or first(*_SIDE_BY_SIDE, count=4)
+        return replace(
+            self,
+            detectors=side_by_side,
+            detector="".join(first(self.detector, *_UNDER_ONE)),
+            confidence="".join(first(self.confidence, *_CONFIDENCE)),
+        )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: ``name`` is its file's, ``title`` and ``caption`` are for the page that shows it.
+
+    ``cil`` is empty where it shows all CIL models.
+    """
+
+    name: str
+    benchmark: str
+    k: int
+    cil: str
+    title: str
+    caption: str
+    picture: Picture
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as SVG; letters are outlines, so that it looks the same everywhere."""
+        text = io.StringIO()
+        with matplotlib.rc_context(_STYLE):
+            self.picture.savefig(text, format="svg", metadata={"Date": None})
+        return text.getvalue()
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write an SVG, and a PNG of 300 dots per inch; their paths."""
+
+        def png(path: Path) -> None:
+            with matplotlib.rc_context(_STYLE):
+                metadata, quickly = {"Software": None}, {"compress_level": 4}
+                self.picture.savefig(path, format="png", dpi=300, metadata=metadata, pil_kwargs=quickly)
+
+        paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
+        write_text(paths[0], self.svg)
+        write(paths[1], png)
+        return paths
+
+
+def figures(rows: pd.DataFrame, choice: Choice | None = None) -> Iterator[Figure]:
+    """Every figure that the rows can fill, drawn as it is asked for: per benchmark and k, then CIL model."""
+    choice = choice or Choice()
+    choice.check(rows)
+    for (benchmark, k), part in rows.groupby(["benchmark", "k"]):
+        group = _Group(str(benchmark), int(str(k)), part, choice.settled(part))
+        for draw in group.draws():
+            with matplotlib.rc_context(_STYLE):
+                figure = draw()
+            if figure is not None:
+                yield figure
+
+
+class _Group:
+    """The figures of one benchmark and k; each is None where the rows have nothing to show in it."""
+
+    def __init__(self, benchmark: str, k: int, rows: pd.DataFrame, choice: Choice) -> None:
+        self.benchmark, self.k, self.choice = benchmark, k, choice
+        self.cils = [cil for cil in sort_cil(rows["cil"].unique()) if cil != choice.reference]
+        steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])
+        models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
+        self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
+        every = pd.concat([steps[steps["split"] == "all"].drop(columns="split"), models])
+        self._curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
+        self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
+        distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
+        self._oods = list(sort_datasets(benchmark, dict(distances)))
+        self.score = f"mean score of {_short(choice.confidence or '')}"  #: what confidence is, for an axis
+
+    def draws(self) -> Iterator[Callable[[], Figure | None]]:
+        """Functions that draw a figure each."""
+        yield self.models
+        yield self.baselines
+        of_model = (
+            self.against_joint,
+            self.confidence,
+            self.ood_confidence,
+            self.accuracy,
+            self.old_and_new,
+        )
+        for cil in self.cils:
+            for draw in of_model:
+                yield partial(draw, cil)
+
+    def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
+        """Mean and deviation in percent, indexed by step."""
+        c = self._curves
+        found = c[(c["cil"] == cil) & (c["detector"] == detector) & (c["metric"] == metric)]
+        return found.set_index("step")[["mean", "std", "seeds"]] * [100, 100, 1]
+
+    def figure(self, number: str, cil: str, title: str, caption: str, picture: Picture) -> Figure:
+        """A figure of this group; ``cil`` is empty where it is of all models."""
+        name = "-".join(filter(None, (f"{self.benchmark}-k{self.k}", f"fig{number}", cil)))
+        return Figure(_file_name(name), self.benchmark, self.k, cil, title, caption, picture)
+
+    def against_joint(self, cil: str) -> Figure | None:
+        """1a: AUC per step of some detectors, and of the same on the joint model."""
+        reference = self.choice.reference
+        lines, others = (
+            {d: self.curve(model, d, "auc") for d in self.choice.detectors} for model in (cil, reference)
+        )
+        if not _any(lines):
+            return None
+        picture, axes = _one_panel()
+        for i, curve in enumerate(others.values()):
+            _line(axes, curve, i, linestyle=_DASHES, marker="", alpha=0.85, linewidth=1.0)
+        _lines(axes, lines)
+        _step_axis(axes, lines, "AUC, all OOD sets (%)")
+        if _any(others):
+            title = f"{cil} against {reference}"
+            compared = "dashed: the same on a model trained on all data of all classes seen"
+            _styles(axes, {_short(cil): "-", _short(reference): _DASHES})
+        else:
+            title = f"{cil}: detectors"
+            compared = f"no runs of {reference} are here to compare with"
+        axes.set_title(_short(title, _TITLE))
+        caption = f"AUC per step of {_listed(lines)} on {cil}; {compared}. {_basis(lines)}"
+        return self.figure("1a", cil, f"1a · {title}", caption, picture)
+
+    def models(self) -> Figure | None:
+        """3a: AUC per step of the CIL models under one detector."""
+        detector, reference = self.choice.detector or "", self.choice.reference
+        lines = {cil: self.curve(cil, detector, "auc") for cil in self.cils}
+        if not _any(lines):
+            return None
+        picture, axes = _one_panel()
+        bound = self.curve(reference, detector, "auc")
+        if len(bound):
+            lines[reference] = bound
+        _lines(axes, lines, own={reference: _REFERENCE})
+        _step_axis(axes, lines, "AUC, all OOD sets (%)")
+        axes.set_title(_short(f"CIL models under {detector}", _TITLE))
+        caption = f"AUC per step of {_listed(lines)} under {detector}. {_basis(lines)}"
+        return self.figure("3a", "", f"3a · CIL models under {detector}", caption, picture)
+
+    def accuracy(self, cil: str) -> Figure | None:
+        """3b: accuracy and AUC per step."""
+        lines = {d: self.curve(cil, d, "auc") for d in self.choice.detectors}
+        if not _any(lines):
+            return None
+        picture, axes = _one_panel()
+        accuracy = {"ACC": self.curve(cil, "", "accuracy")}
+        _lines(axes, lines | accuracy, own={"ACC": _REFERENCE})
+        _step_axis(axes, lines | accuracy, "accuracy, AUC (%)")
+        axes.set_title(f"{_short(cil)}: accuracy and AUC")
+        caption = f"Accuracy of {cil} (ACC, dashed) and AUC of {_listed(lines)}, per step. {_basis(lines)}"
+        return self.figure("3b", cil, f"3b · {cil}: accuracy and AUC", caption, picture)
+
+    def confidence(self, cil: str) -> Figure | None:
+        """1b: mean confidence on the test samples of each task, per step."""
+        found = self._confidence[(self._confidence["cil"] == cil) & (self._confidence["ood"] == "")]
+        if found.empty:
+            return None
+        grid = found.pivot(index="step", columns="task", values="mean")
+        picture, axes = _one_panel()
+        axes.grid(visible=False)
+        values = grid.to_numpy()
+        shown = axes.imshow(values, cmap="cividis", aspect="auto", origin="lower")
+        axes.set_xticks(range(len(grid.columns)), [str(task) for task in grid.columns])
+        axes.set_yticks(range(len(grid)), [str(step) for step in grid.index])
+        axes.tick_params(length=0)
+        axes.set(
+            xlabel="task of the test samples", ylabel="step", title=f"{_short(cil)}: confidence on each task"
+        )
+        for side in axes.spines.values():
+            side.set_visible(False)
+        if len(grid) <= 10:
+            _write_cells(axes, values)
+        _margins(picture, right=0.85)
+        place = axes.get_position()
+        beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
+        bar = picture.colorbar(shown, cax=beside, label=self.score)
+        bar.outline.set_visible(False)
+        caption = (
+            f"Mean {self.choice.confidence} score of {cil} on the test samples of each task: a row is a "
+            f"step, the newest task is its last cell.{_deviation(found)}"
+        )
+        return self.figure("1b", cil, f"1b · {cil}: confidence on each task", caption, picture)
+
+    def ood_confidence(self, cil: str) -> Figure | None:
+        """1c: mean confidence of the OOD samples predicted into each task, after the last step."""
+        found = self._confidence[self._confidence["cil"] == cil]
+        if found.empty:
+            return None
+        last = int(found["step"].max())
+        found = found[found["step"] == last]
+        by_ood = {ood: part.set_index("task")[["mean", "std", "seeds"]] for ood, part in found.groupby("ood")}
+        lines = {o: by_ood[o].reindex(range(1, last + 1)) for o in self._oods if o and o in by_ood}
+        if not lines or "" not in by_ood:
+            return None
+        tests = {"test (ID)": by_ood[""]}
+        picture, axes = _one_panel()
+        _lines(axes, lines | tests, own={"test (ID)": _REFERENCE})
+        _step_axis(axes, lines, self.score, "task predicted into (ID: task)")
+        axes.set_title(f"{_short(cil)}: confidence of OOD, step {last}")
+        caption = (
+            f"Mean {self.choice.confidence} score after step {last} of {cil}: of the samples of each OOD set "
+            f"that are predicted into each task, and of each task's own test samples (dashed). "
+            f"{_basis(lines | tests)}"
+        )
+        return self.figure("1c", cil, f"1c · {cil}: confidence of OOD samples", caption, picture)
+
+    def old_and_new(self, cil: str) -> Figure | None:
+        """AUC per step of old classes alone and of new ones alone; the paper has no such figure."""
+        sides = {"new classes": "auc_new", "old classes": "auc_old"}
+        panels = {
+            d: {side: self.curve(cil, d, metric) for side, metric in sides.items()}
+            for d in self.choice.detectors
+        }
+        panels = {d: lines for d, lines in panels.items() if _any(lines)}
+        if not panels:
+            return None
+        picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3))
+        drawn = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for i, (detector, lines) in enumerate(panels.items()):
+            axes = drawn[i]
+            for j, curve in enumerate(lines.values()):
+                _line(axes, curve, j)
+            both = pd.concat(lines, axis=1, join="inner")
+            axes.fill_between(
+                both.index,
+                both["old classes", "mean"],
+                both["new classes", "mean"],
+                color="#999999",
+                alpha=0.15,
+                linewidth=0,
+            )
+            _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "")
+            axes.set_title(_short(detector))
+        _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all of them are drawn
+        picture.suptitle(f"{_short(cil)}: AUC of old and of new classes", x=0.01, ha="left", fontsize=8.5)
+        caption = (
+            f"AUC against OOD of the test samples of new classes alone and of old classes alone, on {cil}; "
+            f"the gap is shaded. {_basis({f'{d} {s}': c for d, p in panels.items() for s, c in p.items()})}"
+        )
+        return self.figure("-old-new", cil, f"{cil}: old and new classes", caption, picture)
+
+    def baselines(self) -> Figure | None:
+        """Accuracy against AUC, averaged over steps, of every CIL model and detector; not in the paper."""
+        a = self._averages
+        accuracy = 100 * a[a["metric"] == "accuracy"].set_index("cil")["mean"]
+        auc = a[(a["metric"] == "auc") & (a["split"] == "all")]
+        cils = [
+            cil for cil in (*self.cils, self.choice.reference) if cil in set(auc["cil"]) & set(accuracy.index)
+        ]
+        if not cils:
+            return None
+        picture, axes = _one_panel(height=3.0, top=0.48)
+        room = 0.16 * (accuracy[cils].max() - accuracy[cils].min())  # that a name needs, about
+        last, level = -np.inf, 0
+        for cil in sorted(cils, key=lambda cil: accuracy[cil]):
+            look = _look(cils.index(cil))
+            colour, marker = look if cil != self.choice.reference else (_REFERENCE["color"], "*")
+            values = 100 * auc[auc["cil"] == cil].set_index("detector")["mean"].sort_values()
+            x = accuracy[cil]
+            axes.plot(
+                [x] * len(values),
+                values,
+                marker,
+                color=colour,
+                alpha=0.75,
+                markeredgewidth=0,
+                label=_short(cil),
+            )
+            level = (level + 1) % 3 if x - last < room else 0  # names of neighbours stand on other heights
+            last = x
+            axes.annotate(
+                _short(str(values.index[-1])),
+                (x, values.iloc[-1]),
+                xytext=(0, 5 + 7 * level),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6.5,
+                color=_ink(colour),
+            )
+        axes.margins(x=0.18, y=0.15)
+        axes.set(xlabel="average accuracy (%)", ylabel="AUC, all OOD sets (%)")
+        axes.set_title("every baseline: accuracy and AUC", pad=18)
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 0.99),
+            ncols=len(cils),
+            handletextpad=0.1,
+            columnspacing=0.8,
+            borderaxespad=0,
+        )
+        caption = (
+            "Accuracy of each CIL model and AUC of each detector on it, both averaged over steps and seeds; "
+            f"the best detector of each is named.{_unfinished(auc)}"
+        )
+        return self.figure("-accuracy-auc", "", "every baseline: accuracy and AUC", caption, picture)
+
+
+def _over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Mean, sample deviation and number of seeds."""
+    return rows.groupby(keys, as_index=False).agg(
+        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
+    )
+
+
+def _one_panel(height: float = _HEIGHT, top: float = 0.27) -> tuple[Picture, Axes]:
+    picture = Picture(figsize=(_WIDTH, height))
+    axes = picture.subplots()
+    _margins(picture, top=top)
+    return picture, axes
+
+
+def _margins(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
+    """Leave inches for ticks and labels: names are short, so that it need not be measured, which is slow."""
+    width, height = picture.get_size_inches()
+    picture.subplots_adjust(0.52 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
+
+
+def _look(i: int) -> tuple[str, str]:
+    """Colour and marker of the i-th line; the markers are shifted each time that colours come again."""
+    return _COLOURS[i % len(_COLOURS)], _MARKERS[(i + i // len(_COLOURS)) % len(_MARKERS)]
+
+
+def _short(name: str, letters: int = 20) -> str:
+    """A name that leaves room for the drawing."""
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
+
+
+def _ink(colour: str) -> tuple[float, ...]:
+    """A colour dark enough for letters."""
+    return tuple(0.72 * part for part in to_rgb(colour))
+
+
+def _line(axes: Axes, curve: pd.DataFrame, i: int, **look: Any) -> None:
+    """One curve, with a band of a standard deviation where there are several seeds."""
+    colour, marker = _look(i)
+    look = {"color": colour, "marker": marker, "markeredgewidth": 0, **look}
+    axes.plot(curve.index.to_numpy(), curve["mean"].to_numpy(), **look)
+    if curve["std"].notna().any():
+        low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
+        axes.fill_between(curve.index, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _lines(axes: Axes, lines: dict[str, pd.DataFrame], own: dict[str, dict[str, Any]] | None = None) -> None:
+    """Curves with their names at their ends; ``own`` changes how some of them look."""
+    own = own or {}
+    for i, (name, curve) in enumerate(lines.items()):
+        _line(axes, curve, i, **own.get(name, {}))
+    _label_ends(axes, lines, colours={name: look["color"] for name, look in own.items()})
+
+
+def _label_ends(
+    axes: Axes, lines: dict[str, pd.DataFrame], colours: dict[str, str] | None = None, top: float = 0.27
+) -> None:
+    """Write each curve's name right of its last point, moved up or down where two would touch."""
+    ends = {
+        name: (i, curve["mean"].dropna().iloc[-1])
+        for i, (name, curve) in enumerate(lines.items())
+        if curve["mean"].notna().any()
+    }
+    picture = cast(Picture, axes.figure)
+    _margins(picture, top, right=0.16 + 0.067 * max(len(_short(name)) for name in ends))
+    low, high = axes.get_ylim()
+    inches = axes.get_position().height * picture.get_figheight()
+    gap = (high - low) * (9.5 / 72) / inches  # a line of text
+    places = apart([value for _, value in ends.values()], gap, low, high)
+    right = max(curve.index.max() for curve in lines.values() if len(curve))
+    for (name, (i, value)), place in zip(ends.items(), places, strict=True):
+        colour = (colours or {}).get(name, _look(i)[0])
+        axes.annotate(
+            _short(name),
+            (right, value),
+            xytext=(1.04, place),
+            textcoords=("axes fraction", "data"),
+            va="center",
+            color=_ink(colour),
+            fontsize=7.5,
+            annotation_clip=False,
+        )
+
+
+def apart(places: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """Places moved as little as needed for neighbours to be ``gap`` apart, in their order.
+
+    They stay between ``low`` and ``high`` where there is room for all of them.
+    """
+
+    def centre(total: float, count: int) -> float:
+        half = gap * (count - 1) / 2
+        return min(max(total / count, low + half), max(high - half, low + half))
+
+    order = np.argsort(places, kind="stable")
+    groups: list[tuple[float, int]] = []  # of labels that touch: the sum of their places, and how many
+    for place in np.asarray(places, dtype=float)[order]:
+        groups.append((float(place), 1))
+        while len(groups) > 1:
+            (lower, n), (upper, m) = groups[-2:]
+            if centre(upper, m) - centre(lower, n) >= gap * (m + n) / 2:
+                break
+            groups[-2:] = [(lower + upper, n + m)]
+    moved = [centre(*group) + gap * (i - (group[1] - 1) / 2) for group in groups for i in range(group[1])]
+    result = np.empty(len(moved))
+    result[order] = moved
+    return [float(place) for place in result]
+
+
+def _step_axis(axes: Axes, lines: dict[str, pd.DataFrame], ylabel: str, xlabel: str = "step") -> None:
+    """Whole numbers below, few enough to be read."""
+    last = max(int(curve.index.max()) for curve in lines.values() if len(curve))
+    every = -(-last // 10)
+    axes.set_xticks(range(every, last + 1, every) if every > 1 else range(1, last + 1))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+
+
+def _styles(axes: Axes, styles: dict[str, Any]) -> None:
+    """A legend of line styles, in grey: colours are explained at the lines' ends."""
+    handles = [
+        axes.plot([], [], color=_GREY, linestyle=style, label=name)[0] for name, style in styles.items()
+    ]
+    axes.legend(handles=handles, loc="best", handlelength=2.4)
+
+
+def _write_cells(axes: Axes, values: Any) -> None:
+    """Numbers in a heat map's cells, dark on light and light on dark."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    digits = 2 if max(abs(low), abs(high)) < 10 else 1
+    for (step, task), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            dark = value < (low + high) / 2
+            text = f"{value:.{digits}f}"
+            axes.text(
+                task,
+                step,
+                text,
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color="#ffffff" if dark else "#000000",
+            )
+
+
+def _any(lines: dict[str, pd.DataFrame]) -> bool:
+    return any(len(curve) for curve in lines.values())
+
+
+def _listed(lines: Iterable[str]) -> str:
+    *names, last = lines
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def _basis(lines: dict[str, pd.DataFrame]) -> str:
+    """Over how many seeds; a range where some are not done yet."""
+    counts = pd.concat([curve["seeds"] for curve in lines.values()]).dropna()
+    few, many = int(counts.min()), int(counts.max())
+    if many == 1:
+        return "One seed."
+    number = f"{many}" if few == many else f"{few} to {many}"
+    return f"Mean over {number} seeds; bands: ± a standard deviation."
+
+
+def _deviation(found: pd.DataFrame) -> str:
+    seeds = int(found["seeds"].max())
+    if seeds == 1:
+        return " One seed."
+    return f" Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
+
+
+def _unfinished(averages: pd.DataFrame) -> str:
+    """Which models have not come as far as others, so that they do not compare."""
+    steps = averages.groupby("cil")["steps"].min()
+    behind = [
+        f"{cil} ({count} of {steps.max()} steps)" for cil, count in steps.items() if count < steps.max()
+    ]
+    return f" Unfinished, so not comparable: {', '.join(behind)}." if behind else ""
+
+
+def _file_name(name: str) -> str:
+    """A name that every file system takes."""
+    return "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name).replace("fig-", "")

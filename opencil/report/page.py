@@ -1,0 +1,186 @@
+"""One HTML file to explore results: tables, curves, figures, runs; it needs no network and no server.
+
+Everything stands in the file: values as whole numbers in blocks (about 6 bytes each), pictures as SVG text.
+Names come from rows and configs, so from anyone: they enter as JSON and are put on the page as text, and a
+policy in the file lets no script run but the page's own, and nothing be loaded.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from string import Template
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opencil._version import __version__
+from opencil.evaluation.metrics import DEFINITIONS
+from opencil.published import OOD
+from opencil.report.compare import data_notes
+from opencil.report.figures import Figure
+from opencil.report.order import families, sort_cil, sort_datasets
+from opencil.report.results import lower_is_better, results
+
+_SCALE = 1000  # stored numbers are thousandths of a percent
+#: Where the defaults are the paper's words and not its released code's, or better than either.
+_BY_DESIGN = (
+    "Seeds: class order, initialisation, data order and OOD subset have seeds of their own, noted in each "
+    "config; the paper's released code seeds the class order alone.",
+    "OOD images of a step are the first of one seeded permutation (ood_order: list takes the files' order); "
+    "the released code takes the first of lists sorted by class, so that early steps see few OOD classes.",
+    "ID images are all test images of seen classes; the released code takes 90 % of them.",
+    "Detectors are set up on the step's training images and memory, as the paper says (setup: memory takes "
+    "the memory alone); the released code takes memory and images of the test set.",
+)
+_POLICY = "default-src 'none'; img-src blob:; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
+
+
+def page(
+    rows: pd.DataFrame,
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    figures: Iterable[Figure] = (),
+    differences: Sequence[str] = (),
+    refresh: float | None = None,
+    title: str = "OpenCIL results",
+) -> str:
+    """The page as text.
+
+    ``runs`` are records as a ``Study`` has them, but with ``config`` as text; ``differences`` are sentences
+    on how these results differ from the paper's; with ``refresh`` the page loads itself anew every so many
+    seconds.
+    """
+    data = {
+        "scale": _SCALE,
+        "groups": [_group(part) for _, part in rows.groupby(["benchmark", "k"])],
+        "metrics": _metrics(rows),
+        "figures": [_figure(figure) for figure in figures],
+        "runs": [_record(run, i) for i, run in enumerate(runs)],
+        "configs": [run["config"] for run in runs],
+        "differences": list(differences),
+        "refresh": refresh,
+    }
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_asset("page.html")).substitute(
+        policy=_POLICY.format(script=digest),
+        title=html.escape(title),
+        style=_asset("page.css"),
+        script=script,
+        data=_json(data),
+        footer=html.escape(f"Made by OpenCIL {__version__} from {len(rows):,} rows of {len(runs):,} runs."),
+    )
+
+
+def known_differences(rows: pd.DataFrame, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How results differ from the paper's: in their data, by what the runs noted; and by design."""
+    notes: dict[str, None] = {}
+    for found in results(rows, runs, metrics=["auc"]):
+        if found.benchmark in OOD:
+            notes |= {f"{found.title}: {note}": None for note in data_notes(found, runs)}
+        else:
+            notes[
+                f"The paper has no results on {found.benchmark}: there is nothing to compare these with."
+            ] = None
+    return [*notes, *_BY_DESIGN]
+
+
+def _asset(name: str) -> str:
+    return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _json(data: object) -> str:
+    """JSON that is safe between script tags: nothing in it can end them, or begin a comment."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _record(run: Mapping[str, Any], config: int) -> dict[str, Any]:
+    shown = ("benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment")
+    return {key: run[key] for key in shown} | {"config": config}
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    width, height = (round(96 * side) for side in figure.picture.get_size_inches())
+    return {
+        "name": figure.name,
+        "benchmark": figure.benchmark,
+        "k": figure.k,
+        "cil": figure.cil,
+        "title": figure.title,
+        "caption": figure.caption,
+        "svg": _shorter(figure.svg),
+        "width": width,
+        "height": height,
+        "wide": width > 2 * height,
+    }
+
+
+def _shorter(svg: str) -> str:
+    """An SVG without its head, remarks and indentation."""
+    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    return re.sub(r"\s*\n\s*", "\n", svg)
+
+
+def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The metrics that rows have, ours first in their order, with what they mean."""
+    present = {str(name) for name in rows.loc[(rows["ood"] != "") & (rows["task"] == 0), "metric"].unique()}
+    names = [name for name in DEFINITIONS if name in present] + sorted(present - set(DEFINITIONS))
+    found = {}
+    for name in names:
+        label, _, definition = DEFINITIONS.get(name, name).partition(": ")
+        found[name] = {"label": label, "definition": definition, "lower": lower_is_better(name)}
+    return found
+
+
+def _group(rows: pd.DataFrame) -> dict[str, Any]:
+    """The values of one benchmark and k.
+
+    ``values[metric]`` has a block for each CIL model × detector × seed, in that order: its steps × OOD sets,
+    or None where it has none. ``accuracy`` has a list over steps for each CIL model × seed.
+    """
+    detected = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
+    models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
+    benchmark = str(rows["benchmark"].iloc[0])
+    cils, seeds = sort_cil(rows["cil"].unique()), sorted(rows["seed"].unique().tolist())
+    steps = sorted(rows["step"].unique().tolist())
+    family = {name: group for group, names in families(detected["detector"].unique()) for name in names}
+    distances = detected[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
+    oods = sort_datasets(benchmark, dict(distances))
+    axes: dict[str, list[Any]] = {
+        "cil": cils,
+        "detector": list(family),
+        "seed": seeds,
+        "step": steps,
+        "ood": list(oods),
+    }
+    values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
+    return {
+        "benchmark": benchmark,
+        "k": int(rows["k"].iloc[0]),
+        "cils": cils,
+        "detectors": [{"name": name, "family": group} for name, group in family.items()],
+        "seeds": seeds,
+        "steps": steps,
+        "oods": [{"name": name, "distance": distance} for name, distance in oods.items()],
+        "values": values,
+        "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
+    }
+
+
+def _blocks(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]]) -> list[list[int | None] | None]:
+    """Values as whole numbers: a block of the axes from ``step`` on for each place on the axes before."""
+    table = np.full([len(axis) for axis in axes.values()], np.nan)
+    places = tuple(pd.Index(axis).get_indexer(rows[name]) for name, axis in axes.items())
+    table[places] = rows["value"].to_numpy() * 100 * _SCALE
+    width = int(np.prod([len(axis) for axis in list(axes.values())[list(axes).index("step") :]]))
+    return [_whole(block) if np.isfinite(block).any() else None for block in table.reshape(-1, width)]
+
+
+def _whole(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[int | None]:
+    return [int(value) if np.isfinite(value) else None for value in np.rint(values)]

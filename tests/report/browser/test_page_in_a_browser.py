@@ -1,0 +1,301 @@
+"""The page, opened from disk in a real browser: it answers to clicks and keys, fits a phone, and is quiet."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from opencil.report.averages import datasets_over_steps, over_seeds, spread
+from opencil.report.figures import figures
+from opencil.report.page import page
+
+Rows = Callable[..., pd.DataFrame]
+Record = Callable[..., dict[str, Any]]
+EVIL = "<img src=x onerror=alert(1)>"
+WORSE = "</script><script>alert(2)</script>"
+DETECTORS = ("msp", "energy", "odin", EVIL, WORSE)
+
+
+@pytest.fixture
+def rows(made_up: Rows) -> pd.DataFrame:
+    parts = [
+        made_up(benchmark="cifar100", k=k, cil=cil, detectors=DETECTORS, entropy=k + i)
+        for k in (5, 10)
+        for i, cil in enumerate(("icarl", "wa", "joint"))
+    ]
+    return pd.concat(parts)
+
+
+@pytest.fixture
+def write(rows: pd.DataFrame, record: Record, tmp_path: Path) -> Callable[..., Path]:
+    """Write a page of two step sizes, three CIL models and five detectors, two of them named with malice."""
+
+    def make(**values: Any) -> Path:
+        names = [(cil, seed) for cil in ("icarl", "wa", EVIL) for seed in (0, 1)]
+        runs = [record(cil=cil, seed=seed, config=f"cil: {cil}\nseed: {seed}\n") for cil, seed in names]
+        runs[-1] |= {"trained": 1, "detectors": {EVIL: 1, "msp": 0}}
+        runs[0] |= {"environment": {"torch": WORSE, "device": "cpu"}}
+        path = tmp_path / "with space & ünïcode" / "page.html"
+        path.parent.mkdir()
+        text = page(rows, runs, differences=[EVIL], title=f"Results {EVIL}", **values)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def written(write: Callable[..., Path]) -> Path:
+    """The page, without figures."""
+    return write()
+
+
+@pytest.fixture
+def pictured(write: Callable[..., Path], rows: pd.DataFrame) -> Path:
+    """The page, with the figures of one CIL model."""
+    return write(figures=figures(rows[(rows["k"] == 10) & (rows["cil"] == "icarl")]))
+
+
+@pytest.fixture
+def quiet(browser: Any) -> Any:
+    """The browser; afterwards it must not have complained, nor have asked the network for anything."""
+    browser.problems.clear()
+    browser.loaded.clear()
+    yield browser
+    assert browser.problems == []
+    assert [url for url in browser.loaded if not url.startswith(("file:", "blob:", "about:"))] == []
+
+
+def board(browser: Any) -> list[list[str]]:
+    """The leaderboard's lines: the text of each cell behind the tick box."""
+    cells = "[...row.cells].slice(1).map(cell => cell.innerText)"
+    script = f"[...document.querySelectorAll('#board tbody tr')].map(row => {cells})"
+    found: list[list[str]] = browser.evaluate(script)
+    return found
+
+
+def choose(browser: Any, name: str, value: str) -> None:
+    """Choose in one of the lists, as a user does."""
+    browser.evaluate(f"""(() => {{
+        const list = document.querySelector(`select[name={name}]`);
+        list.value = {value!r};
+        if (list.value !== {value!r}) throw new Error("it has no such choice");
+        list.dispatchEvent(new Event("change", {{ bubbles: true }}));
+    }})()""")
+
+
+def curves(browser: Any) -> list[str]:
+    script = "[...document.querySelectorAll('#chart path.curve')].map(p => p.getAttribute('d'))"
+    found: list[str] = browser.evaluate(script)
+    return found
+
+
+def legend(browser: Any) -> list[str]:
+    found: list[str] = browser.evaluate(
+        "[...document.querySelectorAll('#legend .name')].map(n => n.innerText)"
+    )
+    return found
+
+
+def number(cell: str) -> float:
+    return float(cell.split()[0])
+
+
+def test_the_leaderboard_shows_the_averages_of_the_tables(
+    quiet: Any, written: Path, rows: pd.DataFrame
+) -> None:
+    quiet.open(written)
+    for k, ood, metric, seed in (
+        ("5", "", "auc", ""), ("10", "distance:near", "fpr", ""), ("10", "distance:far", "ap", ""),
+        ("10", "f2", "auc", ""), ("5", "", "auc_old", "1"),
+    ):  # fmt: skip
+        for name, value in (("k", k), ("ood", ood), ("metric", metric), ("seed", seed)):
+            choose(quiet, name, value)
+        part = rows[(rows["k"] == int(k)) & (rows["metric"] == metric)]
+        part = part[part["seed"] == int(seed)] if seed else part
+        if ood in set(rows["ood"]) - {""}:
+            keys = ["cil", "detector", "ood"]
+            table = spread(datasets_over_steps(part), keys)
+            table = table[table["ood"] == ood]
+        else:
+            table = over_seeds(part)
+            table = table[table["split"] == (ood.removeprefix("distance:") or "all")]
+        expected = {(r["cil"], r["detector"]): r for r in table.to_dict("records")}
+        found = {(line[1], line[2]): line[3] for line in board(quiet)}
+        assert set(found) == set(expected)
+        for place, cell in found.items():
+            mean, _, deviation = cell.partition(" ± ")
+            assert float(mean) == pytest.approx(100 * expected[place]["mean"], abs=0.0061)
+            if seed:
+                assert not deviation
+            else:
+                assert float(deviation) == pytest.approx(100 * expected[place]["std"], abs=0.0061)
+
+
+def test_sorting_by_click_and_by_key(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    ranked = board(quiet)
+    assert [number(line[3]) for line in ranked] == sorted((number(x[3]) for x in ranked), reverse=True)
+    header = "document.querySelector('th[data-key=\"metric:fpr\"]')"
+    quiet.evaluate(f"{header}.querySelector('button').click()")
+    by_fpr = board(quiet)
+    assert by_fpr != ranked
+    assert [number(line[4]) for line in by_fpr] == sorted(number(line[4]) for line in by_fpr)
+    assert quiet.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
+    quiet.key("Enter", 13, "\r")  # the header still has the focus
+    assert board(quiet) == by_fpr[::-1]
+    assert quiet.evaluate(f"{header}.getAttribute('aria-sort')") == "descending"
+    assert quiet.evaluate("document.querySelectorAll('#board th[aria-sort]').length") == 1
+
+
+def test_filters_change_the_lines_and_the_curves(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    assert len(board(quiet)) == 15
+    before = curves(quiet)
+    choose(quiet, "detector", "energy")
+    assert sorted(line[1] for line in board(quiet)) == ["icarl", "joint", "wa"]
+    assert {line[2] for line in board(quiet)} == {"energy"}
+    of_energy = curves(quiet)
+    assert len(of_energy) == 3
+    assert not set(of_energy) & set(before)
+    assert sorted(legend(quiet)) == ["icarl", "joint", "wa"]
+    choose(quiet, "detector", "msp")
+    assert not set(curves(quiet)) & set(of_energy)
+    choose(quiet, "cil", "wa")
+    assert [line[1:3] for line in board(quiet)] == [["wa", "msp"]]
+    assert len(curves(quiet)) == 1
+    choose(quiet, "k", "10")
+    assert [line[1:3] for line in board(quiet)] == [["wa", "msp"]]
+
+
+def test_ticked_lines_are_the_ones_on_the_chart(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    last = board(quiet)[-1]
+    quiet.evaluate("[...document.querySelectorAll('#board tbody input')].at(-1).click()")
+    assert legend(quiet) == [f"{last[1]} · {last[2]}"]
+    assert len(curves(quiet)) == 1
+    quiet.evaluate("document.getElementById('with-accuracy').click()")
+    assert f"{last[1]} · accuracy" in legend(quiet)
+
+
+def test_the_arrow_keys_walk_over_the_steps(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    when = "document.querySelector('#legend .when').innerText"
+    assert quiet.evaluate(when) == "mean over steps"
+    quiet.evaluate("document.getElementById('chart').focus()")
+    seen = []
+    for _ in range(2):
+        quiet.key("ArrowRight", 39)
+        seen.append(quiet.evaluate(when))
+    quiet.key("ArrowLeft", 37)
+    assert [*seen, quiet.evaluate(when)] == ["step 1", "step 2", "step 1"]
+
+
+def test_every_control_can_be_reached_with_the_keyboard(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    quiet.evaluate("document.activeElement.blur()")
+    name = "e.name || e.id || e.closest('th')?.dataset.key || e.className || e.tagName"
+    reached = set()
+    for _ in range(40):
+        quiet.key("Tab", 9)
+        reached.add(quiet.evaluate(f"(e => {name})(document.activeElement)"))
+    assert {"k", "cil", "detector", "ood", "metric", "seed"} <= reached  # there is only one benchmark
+    assert {"theme", "rank", "metric:auc", "accuracy"} <= reached
+
+
+def test_the_selection_outlives_a_reload(quiet: Any, written: Path) -> None:
+    quiet.open(written)
+    choose(quiet, "detector", EVIL)
+    choose(quiet, "metric", "ap")
+    quiet.evaluate("document.querySelector('th[data-key=cil] button').click()")
+    chosen, loads = board(quiet), quiet.loads
+    quiet.evaluate("location.reload()")
+    quiet.await_load(loads)
+    quiet.wait("document.documentElement.dataset.ready === 'yes'")
+    assert board(quiet) == chosen
+    assert quiet.evaluate("document.querySelector('select[name=metric]').value") == "ap"
+
+
+@pytest.mark.parametrize("strange", ["#k=77&metric=no&sort=no&on=no&cil=%3Cimg%3E", "#%%%", "#leaderboard"])
+def test_an_address_that_means_nothing_shows_everything(quiet: Any, written: Path, strange: str) -> None:
+    quiet.open(written, hash=strange)
+    assert len(board(quiet)) == 15
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+def test_nothing_sticks_out_at_the_side(quiet: Any, written: Path, width: int) -> None:
+    quiet.open(written, width)
+    assert quiet.evaluate("document.documentElement.scrollWidth") <= width
+    assert quiet.evaluate("document.getElementById('chart').clientWidth") > 0.25 * width
+
+
+def test_names_are_text(quiet: Any, pictured: Path) -> None:
+    quiet.open(pictured)
+    choose(quiet, "k", "10")
+    quiet.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    quiet.wait("[...document.images].every(i => i.complete && i.naturalWidth)")
+    shown = quiet.evaluate("document.body.innerText")
+    for name in (EVIL, WORSE):
+        assert name in shown
+    assert quiet.evaluate("document.querySelectorAll('img:not(figure img), script').length") == 2
+    assert quiet.evaluate("document.title") == f"Results {EVIL}"
+    choose(quiet, "detector", WORSE)
+    assert {line[2] for line in board(quiet)} == {WORSE}
+
+
+def test_figures_runs_and_configs_are_shown(quiet: Any, pictured: Path) -> None:
+    quiet.open(pictured)
+    choose(quiet, "k", "10")
+    quiet.wait(
+        "document.images.length === 7 && [...document.images].every(i => i.complete && i.naturalWidth)"
+    )
+    runs = quiet.evaluate("[...document.querySelectorAll('#progress tbody tr')].map(r => r.innerText)")
+    assert len(runs) == 6
+    assert ["done" in run for run in runs] == [True] * 5 + [False]
+    assert "under way" in runs[-1]
+    assert "msp 0/4" in runs[-1]
+    quiet.evaluate("document.querySelectorAll('#configs details')[3].open = true")
+    quiet.wait("document.querySelectorAll('#configs pre')[3].innerText === 'cil: wa\\nseed: 1\\n'")
+
+
+def test_a_choice_of_theme(quiet: Any, written: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    quiet.open(written, hash="#theme=light")
+    light = quiet.evaluate(ground)
+    quiet.evaluate("document.getElementById('theme').click()")
+    assert quiet.evaluate(ground) != light
+    assert quiet.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_page_that_is_watched_loads_itself_anew(
+    quiet: Any, rows: pd.DataFrame, record: Record, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    waiting = record(trained=0, seconds=[], detectors={"msp": 0}, config="")
+    path.write_text(page(rows[:0], [waiting], refresh=0.2), encoding="utf-8")
+    quiet.open(path)
+    assert "1 no step yet" in quiet.evaluate("document.getElementById('status').innerText")
+    assert not quiet.evaluate("document.getElementById('leaderboard').checkVisibility()")
+    path.write_text(page(rows, [record(config="")]), encoding="utf-8")
+    while "1 done" not in quiet.evaluate("document.getElementById('status')?.innerText ?? ''"):
+        quiet.await_load(quiet.loads)
+    assert len(board(quiet)) == 15
+
+
+def test_unfinished_runs_have_no_rank_and_say_so(
+    quiet: Any, rows: pd.DataFrame, record: Record, tmp_path: Path
+) -> None:
+    some = rows[(rows["k"] == 5) & ~((rows["cil"] == "wa") & (rows["step"] > 2))]
+    some = some[~((some["cil"] == "joint") & (some["seed"] == 2) & (some["step"] > 3))]
+    path = tmp_path / "page.html"
+    path.write_text(page(some, [record(config="")]), encoding="utf-8")
+    quiet.open(path)
+    by_cil = {line[1]: line for line in board(quiet) if line[2] == "msp"}
+    assert by_cil["wa"][0] == "–"
+    assert by_cil["wa"][3].endswith("2/4 steps")
+    assert by_cil["joint"][3].endswith("2/3 seeds")
+    whole = some[(some["seed"] != 2) & (some["cil"] == "joint") & (some["metric"] == "auc")]
+    table = over_seeds(whole).set_index(["detector", "split"])
+    assert number(by_cil["joint"][3]) == pytest.approx(100 * table.loc[("msp", "all"), "mean"], abs=0.0061)

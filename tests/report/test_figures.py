@@ -1,0 +1,317 @@
+"""Figures: what they draw, against means by loops; files; names that mean mischief."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.lines import Line2D
+from PIL import Image
+
+from opencil import BadInput
+from opencil.report.figures import Choice, Figure, apart, figures
+
+Rows = Callable[..., pd.DataFrame]
+DETECTORS = ("msp", "energy", "gen", "odin", "klm")
+FOUR = ("msp", "energy", "odin", "gen")  # the representative ones, then others in the paper's order
+
+
+@pytest.fixture
+def rows(made_up: Rows) -> pd.DataFrame:
+    """Two CIL models and the joint one, five detectors, three seeds, four steps; also AUC of new classes."""
+    parts = [
+        made_up(cil=cil, detectors=DETECTORS, entropy=i) for i, cil in enumerate(("icarl", "wa", "joint"))
+    ]
+    table = pd.concat(parts)
+    new = table[table["metric"] == "auc"].assign(metric="auc_new")
+    return pd.concat([table, new.assign(value=1 - new["value"])], ignore_index=True)
+
+
+def drawn(rows: pd.DataFrame, choice: Choice | None = None) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures(rows, choice)}
+
+
+def panel(figure: Figure, number: int = 0) -> Axes:
+    return figure.picture.axes[number]
+
+
+def lines(axes: Axes) -> list[Line2D]:
+    """The lines with data: those of a legend have none."""
+    return [line for line in axes.get_lines() if len(line.get_xdata())]
+
+
+def texts(figure: Figure) -> set[str]:
+    return {text.get_text() for axes in figure.picture.axes for text in axes.texts}
+
+
+def naive(rows: pd.DataFrame, **place: object) -> list[float]:
+    """The values of each seed at a place: the mean over its rows."""
+    for column, value in place.items():
+        rows = rows[rows[column] == value]
+    return [math.fsum(part["value"]) / len(part) for _, part in rows.groupby("seed")]
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: list[float]) -> float:
+    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
+
+
+def auc(rows: pd.DataFrame, cil: str, detector: str, metric: str = "auc") -> list[float]:
+    """Mean over datasets, then seeds, in percent, at each step that has it."""
+    steps = sorted(rows.loc[(rows["metric"] == metric) & (rows["cil"] == cil), "step"].unique())
+    place = {"cil": cil, "detector": detector, "metric": metric}
+    return [100 * mean(naive(rows, step=t, **place)) for t in steps]
+
+
+# --- which there are -------------------------------------------------------------------------------
+
+
+def test_every_figure_of_every_model(rows: pd.DataFrame) -> None:
+    of_model = ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")
+    expected = {"b-k2-fig3a", "b-k2-accuracy-auc"}
+    expected |= {f"b-k2-{figure}-{cil}" for figure in of_model for cil in ("icarl", "wa")}
+    found = drawn(rows)
+    assert set(found) == expected
+    for figure in found.values():
+        assert (figure.benchmark, figure.k) == ("b", 2)
+        assert figure.cil == next((cil for cil in ("icarl", "wa") if figure.name.endswith(cil)), "")
+        assert figure.title
+        assert figure.caption.endswith(".")
+
+
+def test_benchmarks_and_step_sizes_have_figures_of_their_own(made_up: Rows) -> None:
+    parts = [made_up(entropy=1), made_up(k=5, entropy=2), made_up(benchmark="c", entropy=3)]
+    together, alone = drawn(pd.concat(parts)), [drawn(part) for part in parts]
+    assert list(together) == [name for part in alone for name in part]
+    for part in alone:
+        for name, figure in part.items():
+            assert together[name].svg == figure.svg
+
+
+def test_rows_without_detectors_have_no_figures(rows: pd.DataFrame) -> None:
+    assert drawn(rows[rows["detector"] == ""]) == {}
+    assert drawn(rows[:0]) == {}
+
+
+def test_a_metric_that_is_missing_leaves_its_figures_out(rows: pd.DataFrame) -> None:
+    found = drawn(rows[rows["metric"].isin(["auc", "accuracy"])])
+    assert {name.split("-")[2] for name in found} == {"fig3a", "accuracy", "fig1a", "fig3b"}
+
+
+# --- what they draw --------------------------------------------------------------------------------
+
+
+def test_1a_draws_the_detectors_and_the_same_on_the_joint_model(rows: pd.DataFrame) -> None:
+    axes = panel(drawn(rows)["b-k2-fig1a-wa"])
+    solid = [line for line in lines(axes) if line.get_linestyle() == "-"]
+    dashed = [line for line in lines(axes) if line.get_linestyle() != "-"]
+    for found, cil in ((solid, "wa"), (dashed, "joint")):
+        assert len(found) == 4
+        for line, detector in zip(found, FOUR, strict=True):
+            assert list(line.get_xdata()) == [1, 2, 3, 4]
+            assert list(line.get_ydata()) == pytest.approx(auc(rows, cil, detector))
+    for one, other in zip(solid, dashed, strict=True):
+        assert one.get_color() == other.get_color()
+
+
+def test_1a_says_where_there_is_nothing_to_compare_with(rows: pd.DataFrame) -> None:
+    figure = drawn(rows[rows["cil"] == "wa"])["b-k2-fig1a-wa"]
+    assert len(lines(panel(figure))) == 4
+    assert "no runs of joint" in figure.caption
+
+
+def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame) -> None:
+    axes = panel(drawn(rows)["b-k2-fig3a"])
+    (band,) = [c for c in axes.collections if isinstance(c, PolyCollection)][:1]
+    of_step = [naive(rows, cil="icarl", detector="energy", metric="auc", step=t) for t in (1, 2, 3, 4)]
+    limits = {
+        (t, round(100 * (mean(v) + sign * deviation(v)), 6))
+        for t, v in enumerate(of_step, 1)
+        for sign in (1, -1)
+    }
+    vertices = {(int(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    assert limits == vertices
+
+
+def test_one_seed_has_no_band(made_up: Rows) -> None:
+    figure = drawn(made_up(seeds=(3,)))["b-k2-fig3a"]
+    assert not panel(figure).collections
+    assert figure.caption.endswith("One seed.")
+
+
+def test_seeds_that_are_not_as_far_are_counted(rows: pd.DataFrame) -> None:
+    partial = rows[~((rows["seed"] == 2) & (rows["step"] > 2))]
+    assert "Mean over 2 to 3 seeds" in drawn(partial)["b-k2-fig3a"].caption
+
+
+def test_1b_is_the_confidence_on_each_task_at_each_step(rows: pd.DataFrame) -> None:
+    axes = panel(drawn(rows)["b-k2-fig1b-icarl"])
+    shown = np.ma.filled(axes.images[0].get_array(), np.nan)
+    assert shown.shape == (4, 4)
+    place = {"cil": "icarl", "detector": "msp", "ood": "", "metric": "confidence"}
+    for step in (1, 2, 3, 4):
+        for task in (1, 2, 3, 4):
+            found = shown[step - 1, task - 1]
+            if task > step:
+                assert math.isnan(found)
+            else:
+                assert found == pytest.approx(mean(naive(rows, step=step, task=task, **place)))
+
+
+def test_1c_is_the_confidence_of_ood_predicted_into_each_task_after_the_last_step(rows: pd.DataFrame) -> None:
+    lost = (rows["ood"] == "f1") & (rows["task"] == 2) & (rows["step"] == 4)  # no image predicted into it
+    rows = rows[~lost]
+    axes = panel(drawn(rows)["b-k2-fig1c-icarl"])
+    names = ["n1", "f1", "f2", "f3", ""]  # the last: test images
+    for line, ood in zip(lines(axes), names, strict=True):
+        place = {"cil": "icarl", "detector": "msp", "ood": ood, "metric": "confidence", "step": 4}
+        values = [naive(rows, task=task, **place) for task in (1, 2, 3, 4)]
+        expected = [mean(v) if v else math.nan for v in values]
+        assert list(line.get_xdata()) == [1, 2, 3, 4]
+        assert list(line.get_ydata()) == pytest.approx(expected, nan_ok=True)
+
+
+def test_3a_draws_every_model_under_one_detector(rows: pd.DataFrame) -> None:
+    figure = drawn(rows)["b-k2-fig3a"]
+    for line, cil in zip(lines(panel(figure)), ("icarl", "wa", "joint"), strict=True):
+        assert list(line.get_ydata()) == pytest.approx(auc(rows, cil, "energy"))
+    assert texts(figure) == {"icarl", "wa", "joint"}
+
+
+def test_3b_draws_accuracy_beside_auc(rows: pd.DataFrame) -> None:
+    *detectors, accuracy = lines(panel(drawn(rows)["b-k2-fig3b-wa"]))
+    for line, detector in zip(detectors, FOUR, strict=True):
+        assert list(line.get_ydata()) == pytest.approx(auc(rows, "wa", detector))
+    whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
+    expected = [100 * mean(naive(whole, cil="wa", step=t)) for t in (1, 2, 3, 4)]
+    assert list(accuracy.get_ydata()) == pytest.approx(expected)
+
+
+def test_old_and_new_classes_stand_apart(rows: pd.DataFrame) -> None:
+    figure = drawn(rows)["b-k2-old-new-icarl"]
+    for number, detector in enumerate(FOUR):
+        new, old = lines(panel(figure, number))
+        assert panel(figure, number).get_title(loc="left") == detector
+        assert list(new.get_ydata()) == pytest.approx(auc(rows, "icarl", detector, "auc_new"))
+        assert list(old.get_xdata()) == [2, 3, 4]
+        assert list(old.get_ydata()) == pytest.approx(auc(rows, "icarl", detector, "auc_old"))
+
+
+def test_every_baseline_is_a_point(rows: pd.DataFrame) -> None:
+    figure = drawn(rows)["b-k2-accuracy-auc"]
+    by_model = {str(line.get_label()): line for line in lines(panel(figure))}
+    assert set(by_model) == {"icarl", "wa", "joint"}
+    whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
+    best = set()
+    for cil, line in by_model.items():
+        averages = {d: mean(auc(rows, cil, d)) for d in DETECTORS}
+        best.add(max(averages, key=lambda name: averages[name]))
+        assert list(line.get_ydata()) == pytest.approx(sorted(averages.values()))
+        assert list(line.get_xdata()) == pytest.approx([100 * mean(naive(whole, cil=cil))] * 5)
+    assert texts(figure) == best
+
+
+def test_a_model_that_is_not_finished_is_named(rows: pd.DataFrame) -> None:
+    partial = rows[~((rows["cil"] == "wa") & (rows["step"] > 3))]
+    assert "not comparable: wa (3 of 4 steps)" in drawn(partial)["b-k2-accuracy-auc"].caption
+    assert "not comparable" not in drawn(rows)["b-k2-accuracy-auc"].caption
+
+
+# --- what is chosen --------------------------------------------------------------------------------
+
+
+def test_detectors_can_be_chosen(rows: pd.DataFrame) -> None:
+    choice = Choice(detectors=("odin", "klm"), detector="odin", confidence="energy", reference="wa")
+    found = drawn(rows, choice)
+    assert texts(found["b-k2-fig1a-icarl"]) == {"odin", "klm"}
+    assert "b-k2-fig1a-wa" not in found
+    ours = lines(panel(found["b-k2-fig3a"]))[0]
+    assert list(ours.get_ydata()) == pytest.approx(auc(rows, "icarl", "odin"))
+    assert "energy score" in found["b-k2-fig1b-icarl"].caption
+
+
+def test_the_paper_s_detectors_come_first(made_up: Rows) -> None:
+    names = ("ber", "aaa", "regmix", "energy", "bbb", "msp")
+    settled = Choice().settled(made_up(detectors=names))
+    assert settled == Choice(("msp", "energy", "regmix", "ber"), "regmix", "msp")
+    assert Choice().settled(made_up(detectors=("bbb", "aaa"))) == Choice(("aaa", "bbb"), "aaa", "aaa")
+
+
+@pytest.mark.parametrize("choice", [Choice(("enrgy",)), Choice(detector="enrgy"), Choice(confidence="enrgy")])
+def test_a_detector_that_no_row_has_is_refused(rows: pd.DataFrame, choice: Choice) -> None:
+    with pytest.raises(BadInput, match=r"'enrgy' is unknown.*did you mean 'energy'"):
+        list(figures(rows, choice))
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def test_files_are_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_path: Path) -> None:
+    rows = rows[rows["cil"] == "icarl"]
+    first, again = (
+        [path.read_bytes() for figure in figures(part) for path in figure.save(tmp_path / name)]
+        for part, name in ((rows, "a"), (rows.sample(frac=1, random_state=1), "b"))
+    )
+    assert first == again
+    saved = sorted((tmp_path / "a").iterdir())
+    assert [path.suffix for path in saved] == [".png", ".svg"] * 7
+    for path in saved:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert image.info["dpi"] == pytest.approx((300, 300), abs=1)
+        else:
+            assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
+    evil = ("</script><img src=x onerror=alert(1)>" + 200 * "long", "$\\frac{$")
+    rows = made_up(cil="../../up", detectors=evil)
+    for figure in figures(rows):
+        for path in figure.save(tmp_path / "here"):
+            assert path.parent == tmp_path / "here"
+            assert path.exists()
+        assert "<img" not in figure.svg
+    assert {"</script><img src=x…", "$\\frac{$"} <= texts(drawn(rows)["b-k2-fig1a-.._.._up"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "here"]
+
+
+# --- labels ----------------------------------------------------------------------------------------
+
+places = st.lists(st.floats(0, 100), max_size=12)
+
+
+@given(places, st.floats(0.1, 10))
+def test_labels_keep_their_distance_and_their_order(given: list[float], gap: float) -> None:
+    moved = apart(given, gap)
+    assert len(moved) == len(given)
+    order = sorted(range(len(given)), key=lambda i: (given[i], i))
+    for lower, upper in pairwise(order):
+        assert moved[upper] - moved[lower] >= gap * (1 - 1e-6)
+    assert math.fsum(moved) == pytest.approx(math.fsum(given), abs=1e-6)
+
+
+@given(places, st.floats(0.1, 10), st.floats(-50, 50))
+def test_labels_stay_within_limits_that_have_room(given: list[float], gap: float, low: float) -> None:
+    high = low + gap * len(given)
+    moved = apart(given, gap, low, high)
+    slack = 1e-6 * (1 + abs(low) + abs(high))
+    assert all(low - slack <= place <= high + slack for place in moved)
+    order = sorted(range(len(given)), key=lambda i: (given[i], i))
+    for lower, upper in pairwise(order):
+        assert moved[upper] - moved[lower] >= gap * (1 - 1e-6)
+
+
+@given(st.lists(st.integers(-20, 20), unique=True, max_size=12))
+def test_labels_that_have_room_stay(given: list[int]) -> None:
+    assert apart(given, 1.0) == pytest.approx(given)

@@ -1,0 +1,176 @@
+"""The page as a file: what is in it, how large it is, and that names cannot break out of it."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from opencil.evaluation.metrics import DEFINITIONS
+from opencil.report.figures import figures
+from opencil.report.page import page
+from opencil.runs.store import COLUMNS
+
+Rows = Callable[..., pd.DataFrame]
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--"
+METRICS = [name for name in DEFINITIONS if name not in ("accuracy", "confidence")]
+
+
+def run(**values: Any) -> dict[str, Any]:
+    """A run's record, as the page takes it."""
+    record = {"benchmark": "b", "k": 2, "cil": "icarl", "seed": 0, "steps": 4, "trained": 4}
+    record |= {"seconds": [1.0] * 4, "detectors": {"msp": 4}, "config": "cil: icarl\n", "environment": {}}
+    return record | values
+
+
+def content(text: str) -> dict[str, Any]:
+    """The data in a page, read as a browser does: up to the first end of the element."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script', text, re.DOTALL)
+    assert match
+    found: dict[str, Any] = json.loads(match[1])
+    return found
+
+
+class Elements(HTMLParser):
+    """The elements of a page, in order, as a browser sees them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def values(data: dict[str, Any]) -> dict[tuple[Any, ...], float]:
+    """Every value of a page by (benchmark, k, cil, seed, step, detector, ood, metric), unpacked by loops."""
+    found = {}
+    for group in data["groups"]:
+        head = (group["benchmark"], group["k"])
+        detectors, oods = [d["name"] for d in group["detectors"]], [o["name"] for o in group["oods"]]
+        for metric, blocks in group["values"].items():
+            places = product(group["cils"], detectors, group["seeds"])
+            for (cil, detector, seed), block in zip(places, blocks, strict=True):
+                inner = list(product(group["steps"], oods))
+                for (step, ood), value in zip(inner, block or [None] * len(inner), strict=True):
+                    if value is not None:
+                        found[(*head, cil, seed, step, detector, ood, metric)] = value / data["scale"] / 100
+        for (cil, seed), block in zip(product(group["cils"], group["seeds"]), group["accuracy"], strict=True):
+            for step, value in zip(group["steps"], block or [None] * len(group["steps"]), strict=True):
+                if value is not None:
+                    found[(*head, cil, seed, step, "", "", "accuracy")] = value / data["scale"] / 100
+    return found
+
+
+def test_the_page_holds_every_value(made_up: Rows) -> None:
+    parts = [made_up(entropy=1), made_up(cil="wa", seeds=(1, 5), steps=2, entropy=2)]
+    parts += [made_up(k=5, detectors=("gen",), entropy=3), made_up(benchmark="c", others=("x",), entropy=4)]
+    rows = pd.concat(parts)
+    whole = rows[(rows["task"] == 0) & ((rows["detector"] != "") | (rows["metric"] == "accuracy"))]
+    keys = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "metric"]
+    expected = dict(zip(whole[keys].itertuples(index=False, name=None), whole["value"], strict=True))
+    found = values(content(page(rows, [run()])))
+    assert set(found) == set(expected)
+    for place, value in expected.items():
+        assert found[place] == pytest.approx(value, abs=5.1e-6)
+
+
+def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> None:
+    rows = made_up()
+    own = rows[rows["metric"] == "auc"].assign(metric="of a plugin")
+    found = content(page(pd.concat([rows, own]), []))["metrics"]
+    assert list(found) == ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_old", "of a plugin"]
+    assert {name for name, metric in found.items() if metric["lower"]} == {"fpr", "fpr_ood_positive"}
+    assert found["auc"]["label"] == "AUC"
+    assert f"AUC: {found['auc']['definition']}" == DEFINITIONS["auc"]
+    assert found["of a plugin"] == {"label": "of a plugin", "definition": "", "lower": False}
+
+
+def test_runs_and_their_configs(made_up: Rows) -> None:
+    runs = [run(config="first"), run(seed=1, trained=0, steps=None, seconds=[], config="second")]
+    data = content(page(made_up(), runs, differences=["texture is smaller"], refresh=7))
+    assert [data["configs"][r["config"]] for r in data["runs"]] == ["first", "second"]
+    assert [(r["seed"], r["trained"], r["steps"]) for r in data["runs"]] == [(0, 4, 4), (1, 0, None)]
+    assert data["differences"] == ["texture is smaller"]
+    assert data["refresh"] == 7
+
+
+def test_figures_are_in_the_page(made_up: Rows) -> None:
+    rows = made_up(seeds=(0,), steps=2)
+    drawn = list(figures(rows))
+    found = content(page(rows, [run()], figures=drawn))["figures"]
+    assert [(f["name"], f["cil"], f["caption"]) for f in found] == [(f.name, f.cil, f.caption) for f in drawn]
+    for figure in found:
+        assert figure["svg"].startswith("<svg")
+        assert figure["svg"].rstrip().endswith("</svg>")
+        assert "<metadata" not in figure["svg"]
+
+
+def test_a_page_without_rows(made_up: Rows) -> None:
+    data = content(page(made_up()[:0], [run(trained=0, seconds=[], detectors={"msp": 0})], refresh=5))
+    assert (data["groups"], data["metrics"], len(data["runs"])) == ([], {}, 1)
+
+
+def test_names_stay_inside_their_strings(made_up: Rows) -> None:
+    rows = made_up(benchmark=EVIL, cil=EVIL, detectors=(EVIL, "msp"))
+    rows.loc[rows["ood"] == "f1", "ood"] = EVIL
+    rows.loc[rows["metric"] == "ap", "metric"] = EVIL
+    runs = [run(benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config=EVIL, environment={EVIL: EVIL})]
+    plain = page(made_up(), [run()])
+    evil = page(rows, runs, figures=figures(rows), differences=[EVIL], title=EVIL)
+    assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
+    data = content(evil)
+    assert data["groups"][0]["benchmark"] == EVIL
+    assert EVIL in [d["name"] for d in data["groups"][0]["detectors"]]
+    assert data["configs"] == [EVIL]
+
+
+def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:
+    text = page(made_up(), [run()], figures=figures(made_up(seeds=(0,), steps=2)))
+    elements = Elements(text).found
+    assert not [(tag, a) for tag, a in elements if "src" in a or (tag == "link") or "onclick" in a]
+    assert {a["href"] for tag, a in elements if tag == "a"} <= {
+        f"#{a['id']}" for _, a in elements if "id" in a
+    }
+    policy = next(a["content"] for tag, a in elements if tag == "meta" and "http-equiv" in a)
+    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(script) == 1
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert policy is not None
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+
+
+@pytest.fixture
+def whole_study() -> pd.DataFrame:
+    """4 CIL models × 16 detectors × 10 steps × 6 OOD sets × 3 seeds, every metric."""
+    cils, detectors = ("icarl", "bic", "wa", "foster"), tuple(f"detector{i}" for i in range(16))
+    ood = {f"ood{i}": ("near", "far")[i > 1] for i in range(6)}
+    draw, parts = np.random.default_rng(0), []
+    for step in range(1, 11):
+        tasks = range(1, step + 1)
+        head = [("cifar100", 10, cil, seed, step) for cil in cils for seed in range(3)]
+        metrics = [m for m in METRICS if step > 1 or not m.endswith("_old")]
+        wholes = [(o, d, 0, m) for (o, d), m in product(ood.items(), metrics)]
+        wholes += [(o, d, t, "confidence") for (o, d), t in product({"": "", **ood}.items(), tasks)]
+        rows = [(*h, "", "", "", 0, "accuracy") for h in head]
+        rows += [(*h, d, *w) for h, d, w in product(head, detectors, wholes)]
+        parts.append(pd.DataFrame(rows, columns=COLUMNS[:-1]))
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(value=draw.random(len(table)))
+
+
+def test_a_whole_study_is_less_than_5_megabytes(whole_study: pd.DataFrame) -> None:
+    config = "key: value\n" * 200
+    runs = [run(cil=cil, seed=s, config=config) for cil in whole_study["cil"].unique() for s in range(3)]
+    text = page(whole_study, runs, figures=figures(whole_study))
+    assert len(content(text)["figures"]) == 2 + 4 * 5
+    assert len(text.encode()) < 5_000_000

@@ -1,0 +1,179 @@
+"""``opencil report`` with pictures: the page, figures, and the page kept up to date while runs go on."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import opencil
+from opencil import cli_page
+from opencil.cli import app
+from opencil.config import Config
+from opencil.runs.study import read_study
+
+RUN = "digits/k2/icarl/seed0"
+FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}
+FIGURES |= {"digits-k2-fig3a", "digits-k2-accuracy-auc"}
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, words)])
+
+
+def content(path: Path) -> dict[str, Any]:
+    """The data in a page."""
+    text = path.read_text(encoding="utf-8")
+    match = re.search(r'id="data">(.*?)</script', text, re.DOTALL)
+    assert match
+    found: dict[str, Any] = json.loads(match[1])
+    return found
+
+
+# --- page and figures ------------------------------------------------------------------------------
+
+
+def test_a_page(finished: Path, tmp_path: Path) -> None:
+    result = call(finished, "--html", tmp_path / "deep" / "page.html")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(f"report: {tmp_path / 'deep' / 'page.html'}\n")
+    data = content(tmp_path / "deep" / "page.html")
+    (group,), (run,) = data["groups"], data["runs"]
+    assert [d["name"] for d in group["detectors"]] == ["msp", "energy", "relation"]
+    assert (run["trained"], run["detectors"]) == (4, {"energy": 4, "msp": 4, "relation": 4})
+    assert data["configs"][run["config"]] == (finished / RUN / "config.yml").read_text()
+    assert {figure["name"] for figure in data["figures"]} == FIGURES
+    assert data["differences"][0].startswith("The paper has no results on digits")
+    assert data["refresh"] is None
+
+
+def test_figures_as_files(finished: Path, tmp_path: Path) -> None:
+    result = call(finished, "--figures", tmp_path / "f", "--figure-detectors", "relation")
+    assert result.exit_code == 0, result.stderr
+    assert f"{len(FIGURES)} figures: {tmp_path / 'f'}" in result.stdout
+    assert {path.name for path in (tmp_path / "f").iterdir()} == {
+        f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")
+    }
+
+
+def test_out_has_the_page_and_the_figures_too(finished: Path, tmp_path: Path) -> None:
+    result = call(finished, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert {f["name"] for f in content(tmp_path / "out/index.html")["figures"]} == FIGURES
+    assert {path.stem for path in (tmp_path / "out/figures").iterdir()} == FIGURES
+    again = call(tmp_path / "out", "--html", tmp_path / "again.html")  # from the published rows alone
+    assert again.exit_code == 0, again.stderr
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "out/index.html").read_text()
+
+
+@pytest.mark.parametrize(("flag", "said"), [("mps", "did you mean 'msp'"), (",", "names nothing")])
+def test_detectors_that_cannot_be_drawn(finished: Path, tmp_path: Path, flag: str, said: str) -> None:
+    result = call(finished, "--html", tmp_path / "page.html", "--figure-detectors", flag)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_choice_of_detectors_for_nothing_is_refused(finished: Path) -> None:
+    result = call(finished, "--figure-detectors", "msp")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--html" in result.stderr
+
+
+# --- watching --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(finished: Path, tmp_path: Path) -> Path:
+    """A run that has come to its second step; its other steps lie aside."""
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for step in (3, 4):
+        shutil.move(finished / RUN / f"step0{step}", aside)
+    return finished
+
+
+def test_watching_ends_when_all_is_done(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = []
+
+    def sleep(seconds: float) -> None:  # another step is done meanwhile
+        pages.append((seconds, content(half / "report.html")))
+        shutil.move(tmp_path / "aside" / f"step0{len(pages) + 2}", half / RUN)
+
+    monkeypatch.setattr(cli_page.time, "sleep", sleep)
+    result = call(half, "--watch", "--every", "3")
+    assert result.exit_code == 0, result.stderr
+    assert [(seconds, page["refresh"], page["runs"][0]["trained"]) for seconds, page in pages] == [
+        (3, 3, 2),
+        (3, 3, 3),
+    ]
+    assert [page["figures"] for _, page in pages] == [[], []]
+    last = content(half / "report.html")
+    assert (last["refresh"], last["runs"][0]["trained"], len(last["figures"])) == (None, 4, len(FIGURES))
+    said = result.stdout.splitlines()
+    assert said[0] == f"2 of 4 steps trained, 6 of 12 evaluations: {half / 'report.html'}"
+    assert f"all runs are done: {half / 'report.html'}" in said
+
+
+def test_watching_can_be_ended(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_page.time, "sleep", interrupted)
+    result = call(half, "--watch", "--html", tmp_path / "page.html")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"stopped watching: {tmp_path / 'page.html'}" in result.stdout
+    assert content(tmp_path / "page.html")["refresh"] is None
+
+
+def test_watching_from_the_very_beginning(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in ("step01", "step02"):
+        shutil.rmtree(half / RUN / step)
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_page.time, "sleep", interrupted)
+    result = call(half, "--watch")
+    assert (result.exit_code, result.stderr) == (0, "")
+    page = content(half / "report.html")
+    assert page["groups"] == []
+    assert [(run["trained"], run["steps"]) for run in page["runs"]] == [(0, 4)]
+
+
+def test_ctrl_c_ends_a_watching_process(half: Path) -> None:
+    words = ["report", str(half), "--watch", "--every", "600"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opencil", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert "2 of 4 steps trained" in process.stdout.readline()  # the page is there, and it waits
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "stopped watching" in out
+
+
+def test_a_grid_is_known_as_soon_as_it_starts(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    events = opencil.execute(tiny(tmp_path / "runs", seed=[0, 1, 2], detector=["msp", "energy"]))
+    next(events)
+    study = read_study(tmp_path / "runs")
+    assert [(run["seed"], run["trained"], run["steps"]) for run in study.runs] == [
+        (0, 0, 4),
+        (1, 0, 4),
+        (2, 0, 4),
+    ]
+    assert all(run["detectors"] == {"msp": 0, "energy": 0} for run in study.runs)
+    assert not study.finished
+    assert cli_page.progress(study) == "0 of 12 steps trained, 0 of 24 evaluations"
