@@ -114,7 +114,7 @@ def test_printed_yml_holds_every_value() -> None:
         "data_order": "run",
         "ood_subset": "run",
     }
-    assert printed["training"] == {"precision": "tf32", "deterministic": True}
+    assert printed["training"] == {"precision": "tf32", "deterministic": True, "compile": False}
     assert printed["place"] == {
         "data_root": None,
         "cache": None,
@@ -598,3 +598,11 @@ def test_values_that_would_collide_are_refused(setting: str) -> None:
 def test_yml_that_no_value_can_be_made_of(text: str) -> None:
     with pytest.raises(BadInput, match="seed cannot be used"):
         resolve(parse_yaml(text, "odd.yml"))
+
+
+@pytest.mark.parametrize(
+    "setting", ["augmix.severity=11", "augmix.severity=0.01", "regmix.concentration=1e-6"]
+)
+def test_values_that_a_draw_could_not_use_are_refused(setting: str) -> None:
+    with pytest.raises(BadInput, match=setting.partition("=")[0]):
+        resolve(detector=[setting.partition(".")[0]], settings=[f"detector.{setting}"])

@@ -105,7 +105,8 @@ def _read(path: Path) -> dict[str, Tensor] | None:
     """The tensors of an entry, marked as used just now; None where it is absent or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in _NAMES}
+            # Copied: in the file they lie unaligned, and products of such matrices round otherwise on a CPU.
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in _NAMES}
         os.utime(path)
     except (OSError, SafetensorError):  # absent, damaged, or removed by another process just now
         return None

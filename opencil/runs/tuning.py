@@ -31,6 +31,7 @@ def tune(
     for name, tuner in tuners.items():
         if files.metadata(stored.head(name)) == identities[name]:
             _read(tuner, source, stored, name)
+            stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
             tuning = Tuning(tuner, source)
             running[name] = (tuning, tuning.advance(_checkpoint(stored, name, identities[name])))

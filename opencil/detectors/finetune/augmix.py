@@ -1,16 +1,24 @@
 """AugMix: predictions that agree over augmented views."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.transforms import Transform
-from opencil.detectors.finetune.augmix_operations import AugMixDraw, augmix, draw
+from opencil.detectors.finetune.augmix_operations import (
+    FULL_LEVEL,
+    LOWEST_LEVEL,
+    AugMixDraw,
+    augmix,
+    draw,
+)
+from opencil.detectors.finetune.mixing import Concentration
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.errors import BadInput
 from opencil.registry import Paper, register_detector
-from opencil.validation import Count, NonNegative, Positive, Whole
+from opencil.validation import Bound, Count, NonNegative, Whole
 
 #: Augmented views of an image, beside the clean one.
 _VIEWS = 2
@@ -30,10 +38,10 @@ class AugMix(Tuner):
     """A head trained by CE on clean images and to predict alike on two augmented views of each."""
 
     weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
-    severity: Positive = 1.0
+    severity: Annotated[float, Bound(ge=LOWEST_LEVEL, le=FULL_LEVEL)] = 1.0
     width: Count = 3
     depth: Whole = 0  #: operations in a chain; 0: 1 to 3, by chance
-    concentration: Positive = 1.0  #: of the chains' weights (Dirichlet) and of their share (Beta)
+    concentration: Concentration = 1.0  #: of the chains' weights (Dirichlet) and of their share (Beta)
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
         """Operations, levels, weights and strengths of each iteration's views, [iterations, views, …]."""
@@ -44,6 +52,10 @@ class AugMix(Tuner):
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """CE(x, y) + 12 · JSD(x, x', x''), the current images' plus the memory's."""
         clean = torch.cat([views.images for views in batch.parts])
+        if clean.shape[1] != 3:
+            raise BadInput(
+                f"AugMix needs images of 3 channels, red, green and blue: these have {clean.shape[1]}"
+            )
         made = self._augmented(clean.repeat(_VIEWS, 1, 1, 1), AugMixDraw(*batch.drawn), batch)
         z = extra(batch.source.features(made))
         augmented = z.view(_VIEWS, len(batch.parts), -1, z.shape[1])
@@ -56,15 +68,10 @@ class AugMix(Tuner):
 
     def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
         """Views of normalised images, normalised again."""
-        transform = batch.source.inputs.transform or _AS_THEY_ARE
-        pixels = transform.pixels(images)
+        pixels = batch.source.scale.pixels(images)
         rows = max(1, _AT_ONCE // (_PER_PIXEL * images.shape[2] * images.shape[3]))
         made = [augmix(pixels[i : i + rows], choices[i : i + rows]) for i in range(0, len(images), rows)]
-        return transform.normalised(torch.cat(made))
-
-
-#: For images that came without a transform.
-_AS_THEY_ARE = Transform((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=1)
+        return batch.source.scale.normalised(torch.cat(made))
 
 
 def divergence(logits: Tensor) -> Tensor:

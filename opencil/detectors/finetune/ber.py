@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.finetune.energy_margins import EnergyTuner
-from opencil.detectors.finetune.mixing import beta
+from opencil.detectors.finetune.mixing import Concentration, beta
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.registry import Paper, register_detector
-from opencil.validation import Fraction, Positive
+from opencil.validation import Fraction
 
 
 @register_detector(
@@ -27,7 +27,7 @@ class BER(EnergyTuner):
 
     nter: bool = True
     oter: bool = True
-    concentration: Positive = 1.0  #: b ~ Beta(1, 1), how two new images are mixed
+    concentration: Concentration = 1.0  #: b ~ Beta(1, 1), how two new images are mixed
     share: Fraction = 0.002  #: λ of a new image in a memory image
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
@@ -44,16 +44,17 @@ class BER(EnergyTuner):
             weight, chance = batch.drawn
             partner, possible = other_class(x.labels, chance)
             mixed = weight * x.images + (1 - weight) * x.images[partner]
-            outside = self.hinge_out(extra(batch.source.features(mixed))) * possible
+            outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
             unlike = outside.sum() / possible.sum().clamp(min=1)
-            total = total + self.alpha * (self.hinge_in(z) + unlike)
+            total = total + self.alpha * (self.hinge_in(extra, x.features, z) + unlike)
         if m is None:
             return total
         if not self.oter:
             return total + F.cross_entropy(extra(m.features), m.labels)
         mixed = self.share * x.images + (1 - self.share) * m.images
-        z = extra(batch.source.features(mixed))
-        return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(z)
+        features = batch.source.features(mixed)
+        z = extra(features)
+        return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(extra, features, z)
 
 
 def other_class(labels: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,13 @@
 """The energy terms that BER, VOS and NPOS share: known samples below a margin, others above one."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.finetune.tuner import Tuner
+from opencil.detectors.finetune.tuner import Extra, Tuner
+from opencil.detectors.finetune.views import Source
 from opencil.validation import NonNegative
 
 
@@ -13,20 +15,35 @@ from opencil.validation import NonNegative
 class EnergyTuner(Tuner):
     """A tuner that pushes the energy E = −logsumexp(z) of known samples down and of others up.
 
-    ``alpha`` weighs these terms against the cross-entropy; beyond its margin a sample costs nothing.
+    ``alpha`` weighs these terms against the cross-entropy; beyond its margin a sample costs nothing. With
+    ``margins: model`` the margins are the mean energies that the model itself gives to the samples at hand,
+    so that f need not grow to energies that the model does not have.
     """
 
     alpha: NonNegative = 0.1
+    margins: Literal["fixed", "model"] = "fixed"
     margin_in: float = -27.0
     margin_out: float = -5.0
 
-    def hinge_in(self, logits: Tensor) -> Tensor:
-        """Mean of max(0, E − m_in)²: of samples that should be known."""
-        return (energy(logits) - self.margin_in).clamp(min=0).square().mean()
+    def extra(self, source: Source) -> Extra:
+        """F and, where it sets the margins, the model's own head beside it."""
+        extra = super().extra(source)
+        if self.margins == "model":
+            extra.model_head = source.extra_head().to(source.device).requires_grad_(False)
+        return extra
 
-    def hinge_out(self, logits: Tensor) -> Tensor:
+    def hinge_in(self, extra: Extra, features: Tensor, logits: Tensor | None = None) -> Tensor:
+        """Mean of max(0, E − m_in)²: of samples that should be known."""
+        z = extra(features) if logits is None else logits
+        return (energy(z) - self._margin(extra, features, self.margin_in)).clamp(min=0).square().mean()
+
+    def hinge_out(self, extra: Extra, features: Tensor) -> Tensor:
         """max(0, m_out − E)² of samples that should not be known, [N]."""
-        return (self.margin_out - energy(logits)).clamp(min=0).square()
+        margin = self._margin(extra, features, self.margin_out)
+        return (margin - energy(extra(features))).clamp(min=0).square()
+
+    def _margin(self, extra: Extra, features: Tensor, fixed: float) -> Tensor | float:
+        return fixed if extra.model_head is None else energy(extra.model_head(features)).mean()
 
 
 def energy(logits: Tensor) -> Tensor:

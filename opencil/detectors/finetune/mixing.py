@@ -1,7 +1,14 @@
 """Random numbers that mixing images takes."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
+
+from opencil.validation import Bound
+
+#: Of a Beta or Dirichlet distribution; below its range draws underflow.
+Concentration = Annotated[float, Bound(ge=0.01, le=1e6)]
 
 
 def beta(concentration: float, shape: tuple[int, ...], numbers: torch.Generator) -> Tensor:

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.finetune.mixing import beta
+from opencil.detectors.finetune.mixing import Concentration, beta
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.registry import Paper, register_detector
-from opencil.validation import Fraction, Positive
+from opencil.validation import Fraction
 
 
 @register_detector(
@@ -25,7 +25,7 @@ class RegMix(Tuner):
     """A head trained by CE on images and, half of it, on mixtures of two of them."""
 
     share: Fraction = 0.5  #: of the loss that is on mixtures
-    concentration: Positive = 10.0  #: λ ~ Beta(10, 10)
+    concentration: Concentration = 10.0  #: λ ~ Beta(10, 10)
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
         """λ of each part [iterations, parts], and whom each image is mixed with [iterations, parts, B]."""

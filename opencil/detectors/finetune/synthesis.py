@@ -40,13 +40,13 @@ class Synthesiser(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if not queue.known_to_wait:
             made = self.outliers(queue.contents, batch)
-            terms = self.hinge_in(z) + self.hinge_out(extra(made)).mean()
+            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made).mean()
             # Chosen, not branched on: a captured step cannot ask the host.
             total = total + self.alpha * terms.where(queue.full, 0.0)
         if m is None:
             return total
         z = extra(m.features)
-        return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(z)
+        return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(extra, m.features, z)
 
 
 class Queue(nn.Module):

@@ -18,6 +18,7 @@ from opencil.engine.forward import Outputs, evaluating
 from opencil.engine.loop import Progress, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
+from opencil.errors import BadInput
 from opencil.validation import Count, Positive
 
 
@@ -81,6 +82,9 @@ class Tuner(Detector):
     def extra(self, source: Source) -> "Extra":
         """What is trained: f, and whatever the method keeps beside it."""
         head = source.extra_head()
+        classes = next(int(p.shape[0]) for p in head.parameters() if p.ndim == 2)
+        if source.labels.max() >= classes:
+            raise BadInput(f"labels reach {int(source.labels.max())}: the model knows 0 to {classes - 1}")
         if self.init == "fresh":
             with seeded(*source.seed, "head"):
                 for part in head.modules():
@@ -117,11 +121,13 @@ class Tuner(Detector):
 
 
 class Extra(nn.Module):
-    """The extra head f; methods that keep features have them beside it, so that a checkpoint holds both."""
+    """The extra head f; what a method keeps has its place beside it, so that a checkpoint holds it too."""
 
-    def __init__(self, head: nn.Module, queue: nn.Module | None = None) -> None:
+    def __init__(self, head: nn.Module) -> None:
         super().__init__()
-        self.head, self.queue = head, queue
+        self.head = head
+        self.queue: nn.Module | None = None  #: of features
+        self.model_head: nn.Module | None = None  #: the model's own, frozen
 
     @property
     def width(self) -> int:

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from opencil.data.transforms import Draw, moved
+from opencil.data.transforms import Draw, Transform, moved
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import epoch_order, laid_out
 from opencil.engine.forward import Inputs
-from opencil.engine.seeding import generator
+from opencil.engine.seeding import generator, seeded
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
@@ -62,7 +63,12 @@ class Source:
     ) -> None:
         self.inputs, self.seed, self.arithmetic = inputs, seed, arithmetic
         self.device = inputs.images.device
-        self.labels = labels.to(self.device)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or labels.min() < 0:
+            raise BadInput(
+                f"labels are {labels.dtype} {list(labels.shape)} from {labels.min()} on: whole numbers from "
+                "0 on are needed, one for each image"
+            )
+        self.labels = labels.long().to(self.device)
         old = torch.zeros(len(labels), dtype=torch.bool) if old is None else old.cpu()
         self._current = _Pool("current", (~old).nonzero().flatten())
         self._memory = _Pool("memory", old.nonzero().flatten())
@@ -95,6 +101,16 @@ class Source:
             return make()
         first = next(iter(replace(self.inputs, batch_size=1).batches()))
         return _linear_head(self.inputs.model, self.features(first).shape[1], self.device)
+
+    @cached_property
+    def scale(self) -> Transform:
+        """What leads from pixels to the images and back; float images without a transform fill its range."""
+        if self.inputs.transform is not None:
+            return self.inputs.transform
+        assert isinstance(self.inputs.images, Tensor)
+        low, high = (float(bound(self.inputs.images)) for bound in (torch.min, torch.max))
+        span = max(high - low, 1e-6)
+        return Transform(mean=(-low / span,) * 3, std=(1 / span,) * 3, crop=1)
 
     def batch_of(self, size: int) -> int:
         """Images of each pool in an iteration: ``size``, or all where there are fewer."""
@@ -172,7 +188,8 @@ def _linear_head(model: Classifier, width: int, device: torch.device) -> nn.Line
             f"{type(model).__name__}.classify is not linear: fine-tuning detectors train a copy of the head, "
             "so give the model a method extra_head() that returns one, a module from features to logits"
         )
-    head = nn.Linear(width, weight.shape[1]).to(device)
+    with seeded(0):  # what it is initialised with is not kept, and a user's random state is
+        head = nn.Linear(width, weight.shape[1]).to(device)
     head.weight.copy_(weight.T)
     head.bias.copy_(bias[0])
     return head

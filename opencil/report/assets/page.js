@@ -537,7 +537,7 @@
     const rows = data.runs.map((run) => {
       const names = Object.keys(run.detectors);
       const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);
-      const seconds = run.seconds.reduce((a, b) => a + b, 0);
+      const seconds = run.seconds.flatMap((step) => Object.values(step)).reduce((a, b) => a + b, 0);
       const left = missing.map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`).join(", ");
       return el(
         "tr", {},

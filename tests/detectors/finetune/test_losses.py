@@ -400,9 +400,45 @@ def test_hinges_are_0_to_one_side_of_their_margin(side: int) -> None:
             raise AssertionError
 
     tuner = Margins(margin_in=-10.0, margin_out=-10.0)
+    extra = Extra(nn.Identity())
     logits = torch.full((3, 1), 10.0 + side)  # E = −10 − side
-    assert float(tuner.hinge_in(logits)) == (0.0 if side > 0 else 1.0)
-    assert tuner.hinge_out(logits).tolist() == [1.0 if side > 0 else 0.0] * 3
+    assert float(tuner.hinge_in(extra, logits)) == (0.0 if side > 0 else 1.0)
+    assert tuner.hinge_out(extra, logits).tolist() == [1.0 if side > 0 else 0.0] * 3
+
+
+@with_and_without
+def test_margins_of_the_model_are_its_mean_energies(make_batch: MakeBatch, toy: Any, memory: bool) -> None:
+    """m_in and m_out of each kind of sample are the mean of what h_t gives it, whatever f has become."""
+    tuner = BER(margins="model", alpha=0.3, share=0.25)
+    batch = make_batch(tuner, memory)
+    extra = tuner.extra(batch.source)
+    assert found(tuner, extra, batch) == pytest.approx(
+        by_hand(toy, toy.head, toy.head, batch, tuner), rel=1e-4
+    )
+    with torch.no_grad():
+        extra.head.weight.mul_(0.5).add_(0.05)
+    assert found(tuner, extra, batch) == pytest.approx(
+        by_hand(toy, extra.head, toy.head, batch, tuner), rel=1e-4
+    )
+
+
+def by_hand(toy: Any, head: Any, model_head: nn.Linear, batch: Batch, tuner: BER) -> float:
+    """BER's loss with margins of the model, sample by sample."""
+
+    def of(layer: Any, images: Tensor) -> tuple[Rows, float]:
+        seen = features(toy, images)
+        return linear(layer, seen), mean([-log_sum_exp(z) for z in linear(model_head, seen)])
+
+    x, m = batch.current, batch.memory
+    weight, chance = batch.drawn
+    partner, _ = other_class(x.labels, chance)
+    logits, margin = of(head, x.images)
+    total = ce(logits, x.labels.tolist()) + tuner.alpha * hinge_in(logits, margin)
+    total += tuner.alpha * hinge_out(*of(head, weight * x.images + (1 - weight) * x.images[partner]))
+    if m is not None:
+        logits, margin = of(head, tuner.share * x.images + (1 - tuner.share) * m.images)
+        total += ce(logits, m.labels.tolist()) + tuner.alpha * hinge_in(logits, margin)
+    return total
 
 
 @pytest.mark.parametrize("memory", [False, True])
@@ -508,7 +544,7 @@ def test_synthesisers(
 
 def test_values_are_those_of_the_methods_sheet() -> None:
     """And there are seven of them."""
-    energy = {"alpha": 0.1, "margin_in": -27.0, "margin_out": -5.0}
+    energy = {"alpha": 0.1, "margins": "fixed", "margin_in": -27.0, "margin_out": -5.0}
     augmix_values = {"weight": 12.0, "severity": 1.0, "width": 3, "depth": 0, "concentration": 1.0}
     npos = {"neighbours": 400, "boundary": 200, "chosen": 2, "perturbations": 1000, "kept": 300, "sigma": 0.1}
     own: dict[str, dict[str, Any]] = {

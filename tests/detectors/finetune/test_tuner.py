@@ -36,6 +36,7 @@ from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
 from opencil.nets.model import Model
 from opencil.nets.resnet import resnet8
+from opencil.registry import DETECTORS
 
 SHORT: dict[str, Any] = {
     "schedule": Schedule(epochs=3, lr=0.05, decay="cosine", weight_decay=5e-4),
@@ -443,3 +444,47 @@ def test_captured_and_eager_tuning_agree(
     assert len(captures) == 1
     for n, expected in eager.items():
         torch.testing.assert_close(captured[n].float(), expected.float(), rtol=1e-3, atol=1e-4)
+
+
+# --- what cannot be tuned ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.arange(20) % 5,
+        torch.arange(20) % 3 - 1,
+        torch.rand(20),
+        torch.rand(20) > 0.5,
+        torch.zeros(20, 2, dtype=torch.int64),
+    ],
+    ids=["too large", "negative", "float", "bool", "two dimensions"],
+)
+def test_labels_that_name_no_class_are_refused(toy: Any, labels: Tensor) -> None:
+    outputs = replace(forward(toy, torch.randn(20, 3, 4, 4)), labels=labels)
+    with pytest.raises(BadInput):
+        DETECTORS.create("logitnorm").fit(outputs)
+
+
+def test_augmix_wants_colours() -> None:
+    class Grey(nn.Module):
+        def features(self, images: Tensor) -> Tensor:
+            return images.flatten(1)
+
+        def classify(self, features: Tensor) -> Tensor:
+            return features[:, :3] * 2
+
+    outputs = replace(forward(Grey(), torch.randn(20, 1, 4, 4)), labels=torch.arange(20) % 3)
+    with pytest.raises(BadInput, match="3 channels"):
+        DETECTORS.create("augmix").fit(outputs)
+    DETECTORS.create("ber").fit(outputs).score(outputs)
+
+
+def test_images_without_a_transform_keep_their_range(toy: Any) -> None:
+    """They are seen as pixels that fill 0 … 255, and come back as they were but for the steps between."""
+    images = torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    scale = Source(Inputs(toy, images), torch.arange(20) % 4).scale
+    pixels = scale.pixels(images)
+    assert (float(pixels.min()), float(pixels.max())) == (0, 255)
+    step = float(images.max() - images.min()) / 255
+    torch.testing.assert_close(scale.normalised(pixels), images, rtol=0, atol=0.51 * step)

@@ -278,3 +278,20 @@ def test_a_model_that_is_not_linear_is_asked_for_a_head() -> None:
     source = Source(Inputs(Corrected(curve=0.3), torch.randn(6, 3, 2, 2)), torch.zeros(6).long())
     with pytest.raises(BadInput, match=r"Corrected\.classify is not linear.*extra_head\(\)"):
         source.extra_head()
+
+
+def test_probing_a_head_leaves_the_global_random_state() -> None:
+    class Headless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(48, 3)
+
+        def features(self, images: Tensor) -> Tensor:
+            return images.flatten(1)
+
+        def classify(self, features: Tensor) -> Tensor:
+            return self.last(features)
+
+    model, before = Headless(), torch.get_rng_state()
+    Source(Inputs(model, torch.zeros(4, 3, 4, 4)), torch.zeros(4, dtype=torch.int64)).extra_head()
+    assert torch.equal(torch.get_rng_state(), before)
