@@ -1,8 +1,9 @@
 """The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -237,14 +238,12 @@ def show_list(
 
 
 def _of_detector(detector: "Detector") -> dict[str, str]:
-    """What a detector reads, to score and in its set-up, and its values as they are by default."""
+    """What a detector reads, to score and in its set-up, and the default values that are its own."""
     from opencil.validation import plain
 
-    def shown(values: Mapping[str, Any]) -> str:
-        parts = [f"{k} = {{{shown(v)}}}" if isinstance(v, dict) else f"{k} = {v}" for k, v in values.items()]
-        return ", ".join(parts)
-
-    values = shown(plain(detector))
+    family = next(base for base in type(detector).__mro__ if "family" in vars(base))
+    shared = {f.name for f in fields(family)}  # by the whole family: said once, in the docs
+    values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items() if key not in shared)
     set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
     reads = ", ".join(sorted(detector.reads))
     return {"family": detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
