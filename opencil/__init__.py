@@ -47,8 +47,10 @@ from opencil.registry import (
 if TYPE_CHECKING:
     from opencil.config import Config, list_benchmarks, resolve
     from opencil.published import published_results
-    from opencil.runs.runner import benchmark, execute
+    from opencil.runs.loading import benchmark
+    from opencil.runs.runner import execute
     from opencil.runs.store import read_rows
+    from opencil.runs.stored import StoredRun, open_run
     from opencil.runs.study import Study, read_study
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
@@ -59,9 +61,11 @@ create_backbone, list_backbones = BACKBONES.create, BACKBONES.names
 #: Names whose modules need more than torch and numpy.
 _LATER = {
     "Config": "opencil.config",
-    "benchmark": "opencil.runs.runner",
+    "StoredRun": "opencil.runs.stored",
+    "benchmark": "opencil.runs.loading",
     "execute": "opencil.runs.runner",
     "list_benchmarks": "opencil.config",
+    "open_run": "opencil.runs.stored",
     "published_results": "opencil.published",
     "Study": "opencil.runs.study",
     "read_rows": "opencil.runs.store",
@@ -104,6 +108,7 @@ __all__ = [
     "SetUpDetector",
     "Stage",
     "Step",
+    "StoredRun",
     "Stream",
     "StreamedImages",
     "Study",
@@ -127,6 +132,7 @@ __all__ = [
     "list_detectors",
     "list_learners",
     "ood_metrics",
+    "open_run",
     "published_results",
     "read_rows",
     "read_study",

@@ -91,7 +91,7 @@ def prepare(
 
     from opencil.data.cache import cache_folder
     from opencil.data.files import usable
-    from opencil.runs.runner import access as access_of
+    from opencil.runs.loading import access as access_of
 
     resolved = _config(root, benchmark, config)
     place = resolved.place

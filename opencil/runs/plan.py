@@ -1,11 +1,12 @@
 """From a config to the runs it asks for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from opencil.config import BenchmarkConfig, Config
 from opencil.engine.arithmetic import Arithmetic
+from opencil.registry import DETECTORS, LEARNERS
 from opencil.validation import plain
 
 
@@ -53,6 +54,16 @@ class RunSpec:
             "seed": plain(self.seeds),
             "detector": self.detectors,
         }
+
+
+def defaults(record: dict[str, Any]) -> dict[str, Any]:
+    """A record's optional values as they are when nothing is said: what one that is new now was before."""
+    optional = {f.name: f.default for f in fields(BenchmarkConfig) if f.default is not MISSING}
+    methods = {"cil": LEARNERS, "detector": DETECTORS}
+    return {"benchmark": optional, "training": plain(Arithmetic())} | {
+        section: {name: plain(registry.create(name)) for name in record[section]}
+        for section, registry in methods.items()
+    }
 
 
 def plan(config: Config) -> list[RunSpec]:

@@ -15,30 +15,27 @@ import torch
 from torch import Tensor
 
 from opencil._version import __version__
-from opencil.cil.learner import Learner, Setting
-from opencil.config import Config, PlaceConfig, resolve
-from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
-from opencil.data.check import describe
-from opencil.data.images import Access, Images, Split
-from opencil.data.memory import Memory
-from opencil.data.stream import Step, count_classes
+from opencil.config import Config, PlaceConfig
+from opencil.data.benchmark import BenchmarkData
+from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.detectors.finetune.views import Source
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.device import resolve_device
-from opencil.engine.forward import Inputs, Outputs
+from opencil.engine.forward import Outputs
 from opencil.engine.loop import Diverged, Progress
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement
 from opencil.nets.model import Model
-from opencil.registry import DETECTORS, LEARNERS
+from opencil.registry import DETECTORS
 from opencil.runs import files
 from opencil.runs.cache import OutputsCache
 from opencil.runs.evaluation import Evaluation
+from opencil.runs.loading import describe_data, load
 from opencil.runs.plan import RunSpec, plan
-from opencil.runs.store import RunFolder, StepFolder
+from opencil.runs.store import RunFolder
+from opencil.runs.stored import StoredRun
 from opencil.runs.tuning import tune
 from opencil.validation import parse_size
 
@@ -190,52 +187,6 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def load(config: Config) -> BenchmarkData:
-    """The data of a config's benchmark, on the config's device."""
-    benchmark, place = config.benchmark, config.place
-    data = load_data(
-        benchmark.id,
-        benchmark.near,
-        benchmark.far,
-        image_size=benchmark.image_size,
-        transform=benchmark.transform,
-        device=resolve_device(place.device),
-        access=access(place),
-        own=benchmark.datasets,
-    )
-    benchmark.check_classes(count_classes(data.train))
-    return data
-
-
-def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
-    """What data a config's runs read, for their record: numbers of images, ours and the paper's."""
-    benchmark, root = config.benchmark, access(config.place).root
-
-    def of(name: str, role: str, split: Split, images: Images) -> dict[str, Any]:
-        found = {"name": name, "role": role, "split": split, "images": len(images)}
-        return found | describe(dataset_of(name, benchmark.datasets), split, root)
-
-    splits = [of(benchmark.id, "ID", "train", data.train), of(benchmark.id, "ID", "test", data.test)]
-    splits += [of(name, ood.distance, "test", ood.images) for name, ood in data.ood.items()]
-    return {"datasets": splits}
-
-
-def access(place: PlaceConfig) -> Access:
-    """How a config's datasets are read and served."""
-    return Access(
-        root=Path(place.data_root) if place.data_root else None,
-        cache=place.cache,
-        store=place.store,
-        resident_mb=place.resident_mb,
-        workers=place.workers,
-    )
-
-
-def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:
-    """A shipped benchmark's data, to work with in Python: images, OOD sets, class-incremental stream."""
-    return load(resolve({"benchmark": name, "place": {"data_root": data_root, "device": device}}))
-
-
 class _Run:
     """One run in progress."""
 
@@ -247,20 +198,9 @@ class _Run:
         outputs: OutputsCache,
         checkpoint_seconds: float,
     ) -> None:
-        self.spec, self.folder, self.data = spec, folder, data
-        self.checkpoint_seconds = checkpoint_seconds
-        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order)
-        self.learner: Learner = LEARNERS.create(spec.cil, **spec.values)
-        self.setting = Setting(
-            images=self.stream.train,
-            test_images=self.stream.test,
-            transform=data.transform,
-            backbone=spec.benchmark.backbone,
-            batch_size=spec.benchmark.batch_size,
-            initialisation_seed=spec.seeds.initialisation,
-            data_seed=spec.seeds.data_order,
-            arithmetic=spec.training,
-        )
+        self.spec, self.folder, self.checkpoint_seconds = spec, folder, checkpoint_seconds
+        self.stored = StoredRun(spec, folder, data)
+        self.stream, self.learner, self.setting = self.stored.stream, self.stored.learner, self.stored.setting
         self.evaluation = Evaluation(spec, data, self.stream, outputs)
         self.test: Outputs | None = None  # of the step just trained
         self.problems: dict[str, str] = {}  # of detectors that could not be evaluated, the first of each
@@ -271,7 +211,7 @@ class _Run:
             stored = self.folder.step(step.number)
             missing = [name for name in self.spec.detectors if not stored.detector_rows(name).exists()]
             if stored.trained:
-                self._check_images(stored)
+                self.stored.check_images(step.number)
                 stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
                 if not missing:
                     continue
@@ -286,8 +226,8 @@ class _Run:
         """Train and store a step; the outputs of its test images are handed on."""
         started = saved = time.monotonic()
         stored = self.folder.step(step.number)
-        previous = self._model(step.number - 1) if step.number > 1 else None
-        task = self.learner.begin(self.setting, step, self._memory(step.number - 1), previous)
+        previous = self.stored.model(step.number - 1) if step.number > 1 else None
+        task = self.learner.begin(self.setting, step, self.stored.memory(step.number - 1), previous)
         try:
             checkpoint = None
             if stored.checkpoint.exists():
@@ -326,13 +266,13 @@ class _Run:
     def _evaluate(self, step: Step, names: list[str]) -> Iterator[Event]:
         if not names:
             return
-        model, stored = self._model(step.number), self.folder.step(step.number)
+        model, stored = self.stored.model(step.number), self.folder.step(step.number)
         weights = str(stored.info()["weights_sha256"])
         detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
         started = time.monotonic()
         yield from self._tune(step, model, weights, detectors)
         tuned = time.monotonic()
-        found = self.evaluation.detect(model, weights, step, self._setup(step), detectors, self.test)
+        found = self.evaluation.detect(model, weights, step, self.stored.setup(step), detectors, self.test)
         for name, rows in found:
             if isinstance(rows, BadInput):
                 self.problems.setdefault(name, f"step {step.number}: {rows}")
@@ -349,25 +289,12 @@ class _Run:
         if not tuners:
             return
         stored = self.folder.step(step.number)
-        images = self.stream.train
-        chosen = self.learner.training_set(self.setting, step, self._memory(step.number - 1))
-        labels = images.labels.cpu()[chosen]
-        old = labels < step.old
         problems: dict[str, OpenCILError] = {}
-        if step.old and not old.any():
-            why = (
-                f"{self.spec.cil} keeps no images of old classes, which fine-tuning detectors draw on from "
-                "step 2 on: choose post-hoc detectors, or a CIL method with a memory"
-            )
-            problems = {name: OpenCILError(why) for name in tuners}
+        try:
+            source = self.stored.source(step, model)
+        except BadInput as refusal:
+            problems = dict.fromkeys(tuners, refusal)
         else:
-            source = Source(
-                Inputs(model, images, self.data.transform, chosen),
-                labels,
-                old,
-                seed=(self.spec.seeds.data_order, "tune", step.number),
-                arithmetic=self.spec.training,
-            )
             tuning = tune(tuners, source, weights, stored, self.checkpoint_seconds)
             while True:
                 try:
@@ -379,35 +306,6 @@ class _Run:
         for name, error in problems.items():
             self.problems.setdefault(name, f"step {step.number}: {error}")
             del detectors[name]
-
-    def _check_images(self, stored: StepFolder) -> None:
-        """The memory is indices into the training images: other images would be other exemplars."""
-        if stored.info().get("images") != self.stream.train.fingerprint:
-            raise OpenCILError(
-                f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
-                f"bring them back, or delete {self.folder.path} to begin anew"
-            )
-
-    def _model(self, number: int) -> Model:
-        """θ of a stored step."""
-        model = self.learner.load(self.setting, self.stream[number - 1])
-        stored = self.folder.step(number)
-        try:
-            model.load_state_dict(stored.weights(), strict=True)
-        except RuntimeError as error:
-            raise files.damaged(stored.path / "model.safetensors", error) from None
-        return model
-
-    def _memory(self, number: int) -> Memory:
-        """The memory after a stored step; empty before the first."""
-        size = self.spec.benchmark.memory
-        return self.folder.step(number).memory(size) if number else Memory(size)
-
-    def _setup(self, step: Step) -> Tensor:
-        """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
-        if self.spec.benchmark.setup == "memory":
-            return self._memory(step.number).indices
-        return self.learner.training_set(self.setting, step, self._memory(step.number - 1))
 
 
 def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:

@@ -30,7 +30,7 @@ from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
-from opencil.runs.plan import RunSpec
+from opencil.runs.plan import RunSpec, defaults
 
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
 #: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
@@ -138,7 +138,12 @@ class RunFolder:
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return []
         both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
-        then, now = _flat(_with_detectors(stored, both)), _flat(_with_detectors(spec.record(), both))
+        record = _with_detectors(spec.record(), both)
+        then, now = _flat(_with_detectors(stored, both)), _flat(record)
+        # A value that did not exist when the run was stored was what it is by default.
+        for key, value in _flat(defaults(record)).items():
+            if key in now:
+                then.setdefault(key, value)
         return [
             f"{key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
             for key in sorted(then.keys() | now.keys())

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -30,7 +31,7 @@ def tune(
     running, problems = {}, {}
     for name, tuner in tuners.items():
         if files.metadata(stored.head(name)) == identities[name]:
-            _read(tuner, source, stored, name)
+            read_head(tuner, source, stored.head(name))
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
             tuning = Tuning(tuner, source)
@@ -71,8 +72,9 @@ def _identity(tuner: Tuner, source: Source, weights: str) -> dict[str, str]:
     return {"made_of": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
 
 
-def _read(tuner: Tuner, source: Source, stored: StepFolder, name: str) -> None:
-    head, path = source.extra_head(), stored.head(name)
+def read_head(tuner: Tuner, source: Source, path: Path) -> None:
+    """Give a tuner the head that is stored for it."""
+    head = source.extra_head()
     try:
         head.load_state_dict(files.read_tensors(path), strict=True)
     except RuntimeError as error:

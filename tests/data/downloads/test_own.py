@@ -12,7 +12,7 @@ from opencil.data.images import Images
 from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform, statistics
 from opencil.errors import BadInput
-from opencil.runs.runner import load
+from opencil.runs.loading import load
 
 Picture = Callable[..., Path]
 Tree = Callable[[Path, Mapping[str, int]], Path]

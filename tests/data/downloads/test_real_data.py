@@ -16,7 +16,7 @@ from opencil.config import resolve
 from opencil.data.catalogue import TIN
 from opencil.data.readers.lists import read_list
 from opencil.data.readers.selection import shipped_list
-from opencil.runs.runner import load
+from opencil.runs.loading import load
 
 Real = Callable[..., Path]
 CIFAR_TRACK = ("cifar100", "cifar10", "mnist", "svhn", "texture", "places365", "tin")

@@ -1,0 +1,57 @@
+"""From a config to its data: images on a device, and a record of what was read."""
+
+from pathlib import Path
+from typing import Any
+
+from opencil.config import Config, PlaceConfig, resolve
+from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
+from opencil.data.check import describe
+from opencil.data.images import Access, Images, Split
+from opencil.data.stream import count_classes
+from opencil.engine.device import resolve_device
+
+
+def load(config: Config) -> BenchmarkData:
+    """The data of a config's benchmark, on the config's device."""
+    benchmark, place = config.benchmark, config.place
+    data = load_data(
+        benchmark.id,
+        benchmark.near,
+        benchmark.far,
+        image_size=benchmark.image_size,
+        transform=benchmark.transform,
+        device=resolve_device(place.device),
+        access=access(place),
+        own=benchmark.datasets,
+    )
+    benchmark.check_classes(count_classes(data.train))
+    return data
+
+
+def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
+    """What data a config's runs read, for their record: numbers of images, ours and the paper's."""
+    benchmark, root = config.benchmark, access(config.place).root
+
+    def of(name: str, role: str, split: Split, images: Images) -> dict[str, Any]:
+        found = {"name": name, "role": role, "split": split, "images": len(images)}
+        return found | describe(dataset_of(name, benchmark.datasets), split, root)
+
+    splits = [of(benchmark.id, "ID", "train", data.train), of(benchmark.id, "ID", "test", data.test)]
+    splits += [of(name, ood.distance, "test", ood.images) for name, ood in data.ood.items()]
+    return {"datasets": splits}
+
+
+def access(place: PlaceConfig) -> Access:
+    """How a config's datasets are read and served."""
+    return Access(
+        root=Path(place.data_root) if place.data_root else None,
+        cache=place.cache,
+        store=place.store,
+        resident_mb=place.resident_mb,
+        workers=place.workers,
+    )
+
+
+def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:
+    """A shipped benchmark's data, to work with in Python: images, OOD sets, class-incremental stream."""
+    return load(resolve({"benchmark": name, "place": {"data_root": data_root, "device": device}}))

@@ -1,0 +1,81 @@
+"""A stored run opened again: the models, memories and detectors that its rows were computed with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import opencil
+from opencil import BadInput, OpenCILError, open_run
+from opencil.config import Config, dump_yaml, read_yaml
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[object]]
+SETTINGS = ("benchmark.classes_per_step=4", "detector.ber.schedule.epochs=1")
+DETECTORS = ["msp", "react", "ber"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny: Make, run_all: RunAll) -> Path:
+    runs = tmp_path_factory.mktemp("stored")
+    run_all(tiny(runs, *SETTINGS, detector=DETECTORS))
+    return runs / "digits" / "k4" / "icarl" / "seed0"
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_detector_gives_the_scores_behind_the_rows(run: Path, name: str) -> None:
+    opened, rows = open_run(run), opencil.read_rows(run)
+    step = opened.stream[1]
+    outputs = [
+        opencil.forward(opened.model(2), images, opened.data.transform, indices)
+        for images, indices in ((opened.stream.test, step.test), (opened.data.ood["noise"].images, None))
+    ]
+    detector = opened.detector(name, 2)
+    assert detector.ready
+    expected = opencil.ood_metrics(*(detector.score(o) for o in outputs)).auc
+    found = rows[(rows["detector"] == name) & (rows["ood"] == "noise") & (rows["metric"] == "auc")]
+    assert float(found.set_index("step")["value"][2]) == pytest.approx(expected)
+
+
+def test_memories_hold_old_classes(run: Path) -> None:
+    opened = open_run(run)
+    labels = opened.stream.train.labels
+    assert not len(opened.memory(0).indices)
+    assert set(labels[opened.memory(1).indices].tolist()) == {0, 1, 2, 3}
+    old = labels[opened.train_plus(opened.stream[1])] < 4
+    assert int(old.sum()) == len(opened.memory(1).indices)
+
+
+def test_what_is_not_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no run in"):
+        open_run(tmp_path)
+    opened = open_run(run)
+    with pytest.raises(BadInput, match="'gen' is not one of the run's: those are msp, react, ber"):
+        opened.detector("gen", 1)
+    opened.folder.step(1).head("ber").unlink()
+    with pytest.raises(BadInput, match="ber has no head at step 1"):
+        opened.detector("ber", 1)
+
+
+def test_a_value_that_is_new_counts_as_its_default(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
+    """A run of before the value existed goes on; under another value of it, it does not."""
+    config = tiny(tmp_path, *SETTINGS, detector=["ber"])
+    run_all(config)
+    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
+    record = read_yaml(path)
+    del record["training"]["compile"], record["detector"]["ber"]["init"], record["benchmark"]["setup"]
+    path.write_text(dump_yaml(record))
+    assert len(run_all(config)) == 1
+    with pytest.raises(OpenCILError, match=r"detector.ber.init: 'copy' in the stored run, 'fresh' now"):
+        run_all(tiny(tmp_path, *SETTINGS, "detector.ber.init=fresh", detector=["ber"]))
+
+
+def test_other_images_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_run(run)
+    changed = opened.stream.train.images.clone()
+    changed[0, 0, 0, 0] ^= 1
+    monkeypatch.setattr(type(opened.stream.train), "fingerprint", "other")
+    with pytest.raises(OpenCILError, match="other images"):
+        open_run(run)
+    assert not torch.equal(changed, opened.stream.train.images)
