@@ -1,0 +1,115 @@
+"""BER's learning rate, margins and weight, judged without OOD data: classes of later steps stand in for it.
+
+    python results/choose_margins.py runs/digits/k2/icarl/seed0
+    python results/choose_margins.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --device cuda --csv FILE
+
+For every step but the last: the AUC of the step's test images against training images of classes that the
+model has not learned yet, for Energy and for BER under each choice of values; then the mean over steps. The
+energies that the step's own head gives to new, mixed, memory, test and later images are printed beside them.
+"""
+
+import argparse
+from itertools import product, zip_longest
+from typing import Any
+
+import pandas as pd
+import torch
+
+import opencil
+from opencil.detectors.finetune.ber import BER, other_class
+from opencil.detectors.finetune.energy_margins import energy
+from opencil.detectors.finetune.tuner import Tuning
+from opencil.detectors.finetune.views import Source
+from opencil.engine.device import own_stream
+from opencil.engine.seeding import generator
+
+LATER = 5_000  #: images of later classes at most
+
+
+def choices() -> dict[str, dict[str, Any]]:
+    """The values to compare, by a name for each."""
+    schedule = {"epochs": 10, "decay": "cosine", "weight_decay": 5e-4}
+    found: dict[str, dict[str, Any]] = {"neither": {"nter": False, "oter": False}}
+    for margins, lr, alpha in product(("fixed", "model"), (0.1, 0.01, 0.001), (0.1, 0.01)):
+        values = {"margins": margins, "alpha": alpha, "schedule": {**schedule, "lr": lr}}
+        found[f"{margins} lr={lr} α={alpha}"] = values
+    for part, off in (("NTER", "oter"), ("OTER", "nter")):
+        found[f"{part} alone, fixed lr=0.1 α=0.1"] = {off: False}
+        found[f"{part} alone, model lr=0.01 α=0.1"] = {
+            off: False,
+            "margins": "model",
+            "schedule": {**schedule, "lr": 0.01},
+        }
+    return found
+
+
+def energies(source: Source, model: opencil.Model) -> dict[str, float]:
+    """Mean energies by the model's own head of a first batch of views, and of mixtures of them."""
+    views = next(source.epoch(0, source.batch_of(128)))
+    x = views[0]
+    partner, _ = other_class(x.labels, torch.rand(len(x.labels), generator=generator(0)).to(x.labels.device))
+    weight = torch.rand(len(x.labels), 1, 1, 1, generator=generator(1)).to(x.labels.device)
+    mixed = source.features(weight * x.images + (1 - weight) * x.images[partner])
+    of = {"new": x.features, "mixed": mixed}
+    if len(views) > 1:
+        of["memory"] = views[1].features
+    return {name: float(energy(model.classify(features)).mean()) for name, features in of.items()}
+
+
+def study(run: opencil.StoredRun, number: int) -> tuple[dict[str, float], dict[str, float]]:
+    """AUC of each choice at a step, and the energies there."""
+    step, model, transform = run.stream[number - 1], run.model(number), run.data.transform
+    later = (run.stream.train.labels >= step.seen).nonzero().flatten().cpu()
+    later = later[torch.randperm(len(later), generator=generator(number))[:LATER]]
+    inside = opencil.forward(model, run.stream.test, transform, step.test)
+    outside = opencil.forward(model, run.stream.train, transform, later)
+    source = run.source(step, model)
+    tuners = {name: opencil.create_detector("ber", **values) for name, values in choices().items()}
+    tunings = {name: Tuning(tuner, source) for name, tuner in tuners.items()}
+    for _ in zip_longest(*(tuning.advance() for tuning in tunings.values())):  # in step: they share the views
+        pass
+    found = {"Energy": opencil.create_detector("energy")} | tuners
+    for name, tuner in tuners.items():
+        assert isinstance(tuner, BER)
+        tuner.use(tunings[name].extra.head)
+    auc = {name: opencil.ood_metrics(d.score(inside), d.score(outside)).auc for name, d in found.items()}
+    with torch.no_grad():
+        levels = energies(source, model)
+    tests = {"test": inside.logits, "later": outside.logits}
+    return auc, levels | {name: float(energy(logits).mean()) for name, logits in tests.items()}
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--data-root")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", help="such as 1,5,9; all but the last by default")
+    parser.add_argument("--csv")
+    flags = parser.parse_args()
+    tables = []
+    for path in flags.runs:
+        run = opencil.open_run(path, flags.data_root, flags.device)
+        steps = [int(s) for s in flags.steps.split(",")] if flags.steps else range(1, len(run.stream))
+        aucs, levels = {}, {}
+        for number in steps:
+            with own_stream(run.stream.train.device):
+                aucs[number], levels[number] = study(run, number)
+            print(f"{run.spec} step {number}", flush=True)
+        table = pd.DataFrame(aucs)
+        tables.append(table.assign(run=str(run.spec)))
+        print("energies, by the model's own head:\n", pd.DataFrame(levels).round(2).to_string())
+        print("AUC in percent:\n", (100 * table.assign(mean=table.mean(axis=1))).round(2).to_string())
+    everything = pd.concat(tables)
+    if flags.csv:
+        everything.to_csv(flags.csv)
+    if len(tables) > 1:
+        means = everything.drop(columns="run").mean(axis=1).groupby(level=0, sort=False).mean()
+        print("mean over all runs and steps:\n", (100 * means).round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()
