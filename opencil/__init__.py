@@ -25,6 +25,7 @@ from opencil.data.stream import Step, Stream
 from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, LogitDetector, SetUpDetector
+from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
@@ -114,6 +115,7 @@ __all__ = [
     "Study",
     "Task",
     "Transform",
+    "Tuner",
     "__version__",
     "accuracy",
     "benchmark",

@@ -158,6 +158,13 @@ def run(config: "Config") -> None:
     from opencil.runs.tensorboard import training_curves
 
     screen, failures = Console(), 0
+    for method in config.cil:
+        if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
+            _problems.print(
+                f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
+                "and they draw on them",
+                highlight=False,
+            )
     with training_curves(config.place.tensorboard) as write, _progress(screen, len(plan(config))) as show:
         for event in execute(config):
             show(event)

@@ -154,6 +154,15 @@ class Config:
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
 
+    def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
+        """The detectors that a CIL method can have: those that draw on old images only if it has any."""
+        revisits = LEARNERS.entry(method).make.revisits  # type: ignore[attr-defined]
+        return {
+            name: values
+            for name, values in self.detector.items()
+            if revisits or not DETECTORS.entry(name).make.needs_old  # type: ignore[attr-defined]
+        }
+
     def to_yaml(self) -> str:
         """The YML that gives this config again."""
         return dump_yaml(plain(self))
@@ -208,6 +217,11 @@ def resolve(
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
     )
+    if config.detector and not any(config.detectors_of(method) for method in config.cil):
+        raise BadInput(
+            f"{', '.join(config.cil)} sees no images of old classes again, and {', '.join(config.detector)} "
+            "draw on them: choose post-hoc detectors, or a CIL method with a memory"
+        )
     needing = [name for name in config.detector if DETECTORS.entry(name).make.needs_setup]  # type: ignore[attr-defined]
     for method in config.cil if config.benchmark.setup == "memory" and needing else ():
         if not LEARNERS.entry(method).make.remembers:  # type: ignore[attr-defined]

@@ -88,7 +88,7 @@ def _samples(setup: int = 0) -> _Samples:
         images = network.centres[labels] + 0.3 * torch.randn(count, 3, _SIDE, _SIDE, generator=random)
         return replace(forward(network, images), labels=labels)
 
-    train, test = near_centres(max(300, setup)), near_centres(60)
+    train, test = near_centres(max(300, _CLASSES * setup)), near_centres(60)
     return _Samples(
         network, train, test, forward(network, 0.5 * torch.randn(60, 3, _SIDE, _SIDE, generator=random))
     )
@@ -408,6 +408,8 @@ def check_fewest(detector: str | Detector) -> None:
     if not made.needs_setup:
         return
     setup = _samples(made.fewest).setup
+    assert setup.labels is not None
+    setup = _chosen(setup, setup.labels.argsort(stable=True))  # class after class: some need enough of each
     if made.fewest > 1:
         fewer = _chosen(setup, torch.arange(made.fewest - 1))
         _refused(f"{made.fewest - 1} set-up samples", _name(detector), _fitted, detector, fewer)

@@ -13,3 +13,4 @@ class Finetune(Replay):
     """Cross-entropy on the new classes alone, no memory: the lowest bound."""
 
     remembers: ClassVar[bool] = False
+    revisits: ClassVar[bool] = False

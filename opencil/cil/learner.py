@@ -82,6 +82,8 @@ class Learner(Values, ABC):
 
     #: Whether the method keeps exemplars.
     remembers: ClassVar[bool] = True
+    #: Whether it sees images of old classes again, as exemplars or otherwise.
+    revisits: ClassVar[bool] = True
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
     epochs_scale: InitVar[Positive] = field(default=1.0, kw_only=True)

@@ -39,6 +39,8 @@ class Detector(Values, ABC):
     reads: ClassVar[frozenset[Reads]]
     setup_reads: ClassVar[frozenset[Reads] | None] = None
     needs_setup: ClassVar[bool] = False
+    #: Whether it draws on images of old classes, so that a CIL method which sees none cannot have it.
+    needs_old: ClassVar[bool] = False
 
     @abstractmethod
     def scores(self, outputs: Outputs) -> Tensor:

@@ -75,7 +75,7 @@ def plan(config: Config) -> list[RunSpec]:
             values=values,
             training=config.training,
             seeds=_seeds(config, seed),
-            detectors=config.detector,
+            detectors=config.detectors_of(name),
         )
         for k in config.benchmark.classes_per_step
         for seed in config.seed.runs

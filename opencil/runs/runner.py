@@ -220,7 +220,12 @@ class _Run:
             yield from self._evaluate(step, missing)
             self.test = None
         if self.problems:
-            raise OpenCILError("; ".join(f"{name} has no rows: {why}" for name, why in self.problems.items()))
+            reasons: dict[str, list[str]] = {}
+            for name, why in self.problems.items():
+                reasons.setdefault(why, []).append(name)
+            raise OpenCILError(
+                "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
+            )
 
     def _train(self, step: Step) -> Generator[Event, None, Outputs]:
         """Train and store a step; the outputs of its test images are handed on."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,48 +22,78 @@ from opencil.validation import plain
 def tune(
     tuners: Mapping[str, Tuner], source: Source, weights: str, stored: StepFolder, checkpoint_seconds: float
 ) -> Generator[Progress, None, dict[str, OpenCILError]]:
-    """Give each tuner its head, yielding after each round in which all have advanced by an iteration.
+    """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
     ``weights`` identifies the source's model. A head that is stored under the same values is read, a
     checkpoint is gone on from. What is returned are the errors of those that could not be tuned.
     """
     identities = {name: _identity(tuner, source, weights) for name, tuner in tuners.items()}
-    running, problems = {}, {}
+    running: dict[str, _Tuning] = {}
+    problems: dict[str, OpenCILError] = {}
     for name, tuner in tuners.items():
         if files.metadata(stored.head(name)) == identities[name]:
             read_head(tuner, source, stored.head(name))
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
-            tuning = Tuning(tuner, source)
-            running[name] = (tuning, tuning.advance(_checkpoint(stored, name, identities[name])))
-    saved = time.monotonic()
+            running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)
     while running:
-        rounds = {}
-        for name, (tuning, advance) in list(running.items()):
+        for name, tuning in list(running.items()):
             try:
-                rounds[name] = next(advance)
-            except StopIteration:
-                files.write_tensors(stored.head(name), tuning.extra.head.state_dict(), identities[name])
-                stored.head_checkpoint(name).unlink(missing_ok=True)
-                tuning.tuner.use(tuning.extra.head)
+                progress = tuning.next()
+            except (OpenCILError, RuntimeError) as error:  # one tuner's trouble is not the others'
+                problems[name] = error if isinstance(error, OpenCILError) else OpenCILError(str(error))
+                progress = None
+            if progress is None:
                 del running[name]
-            except BadCheckpoint as error:
-                raise files.damaged(stored.head_checkpoint(name), error) from None
-            except OpenCILError as error:  # one tuner's trouble is not the others'
-                problems[name] = error
-                del running[name]
-        if time.monotonic() - saved >= checkpoint_seconds and any(p.epoch_ends for p in rounds.values()):
-            for name, progress in rounds.items():
-                taken = Checkpoint.take(running[name][0].extra, progress)
-                if progress.epoch_ends and taken.finite:
-                    path = stored.head_checkpoint(name)
-                    files.write_tensors(path, taken.tensors(), identities[name])
-            saved = time.monotonic()
-        if rounds:
-            shown = next(iter(rounds.values()))
-            heads = next(iter(rounds)) if len(rounds) == 1 else f"{len(rounds)} heads"
-            yield replace(shown, stage=f"tune {heads}")
+            else:
+                yield progress
     return problems
+
+
+class _Tuning:
+    """One tuner's training, its checkpoints and its head's file."""
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        source: Source,
+        stored: StepFolder,
+        name: str,
+        identity: dict[str, str],
+        checkpoint_seconds: float,
+    ) -> None:
+        self._head, self._checkpoint, self._identity = (
+            stored.head(name),
+            stored.head_checkpoint(name),
+            identity,
+        )
+        self._name, self._seconds, self._saved = name, checkpoint_seconds, time.monotonic()
+        self._advance = self._run(tuner, source)
+
+    def next(self) -> Progress | None:
+        """One iteration; None when the head is trained and stored."""
+        return next(self._advance, None)
+
+    def _run(self, tuner: Tuner, source: Source) -> Iterator[Progress]:
+        tuning = Tuning(tuner, source)
+        try:
+            for progress in tuning.advance(self._stored_checkpoint()):
+                if progress.epoch_ends and time.monotonic() - self._saved >= self._seconds:
+                    taken = Checkpoint.take(tuning.extra, progress)
+                    if taken.finite:  # else the last good one stays
+                        files.write_tensors(self._checkpoint, taken.tensors(), self._identity)
+                    self._saved = time.monotonic()
+                yield replace(progress, stage=f"tune {self._name}")
+        except BadCheckpoint as error:
+            raise files.damaged(self._checkpoint, error) from None
+        files.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
+        self._checkpoint.unlink(missing_ok=True)
+        tuner.use(tuning.extra.head)
+
+    def _stored_checkpoint(self) -> Checkpoint | None:
+        if files.metadata(self._checkpoint) != self._identity:  # absent, or of other values
+            return None
+        return Checkpoint.from_tensors(files.read_tensors(self._checkpoint))
 
 
 def _identity(tuner: Tuner, source: Source, weights: str) -> dict[str, str]:
@@ -82,10 +112,3 @@ def read_head(tuner: Tuner, source: Source, path: Path) -> None:
     if not all(bool(torch.isfinite(p).all()) for p in head.parameters()):
         raise files.damaged(path, "it holds numbers that are not finite")
     tuner.use(head)
-
-
-def _checkpoint(stored: StepFolder, name: str, identity: dict[str, str]) -> Checkpoint | None:
-    path = stored.head_checkpoint(name)
-    if files.metadata(path) != identity:  # absent, or of other values
-        return None
-    return Checkpoint.from_tensors(files.read_tensors(path))

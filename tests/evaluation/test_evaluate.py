@@ -36,7 +36,7 @@ def image_set(name: str, count: int, seed: int) -> ImageSet:
     return ImageSet(name, images.images, torch.arange(count) % 4)
 
 
-TEST, SETUP = image_set("test", 40, 1), image_set("setup", 120, 2)
+TEST, SETUP = image_set("test", 40, 1), image_set("setup", 400, 2)
 OOD = {"near": image_set("near", 30, 3), "far": image_set("far", 25, 4)}
 
 
@@ -82,7 +82,7 @@ def test_one_pass_serves_all_detectors_that_read_outputs() -> None:
     model = Stranger()
     names = [n for n in opencil.list_detectors() if "images" not in DETECTORS.create(n).reads_to_set_up]
     evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=names)
-    assert model.seen == 40 + 30 + 25 + 120
+    assert model.seen == 40 + 30 + 25 + 400
 
 
 def test_setup_images_are_not_read_where_no_detector_needs_them() -> None:

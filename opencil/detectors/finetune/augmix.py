@@ -46,7 +46,7 @@ class AugMix(Tuner):
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
         """Operations, levels, weights and strengths of each iteration's views, [iterations, views, …]."""
         count = iterations * parts * _VIEWS * batch
-        drawn = draw(count, self.width, self.depth or -1, self.severity, self.concentration, numbers)
+        drawn = draw(count, self.width, self.depth, self.severity, self.concentration, numbers)
         return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:

@@ -40,7 +40,7 @@ class Operation(IntEnum):
 
 
 #: The depth that stands for a random one, and the longest chain that it gives.
-RANDOM_DEPTH, LONGEST = -1, 3
+RANDOM_DEPTH, LONGEST = 0, 3
 
 #: An operation's parameter is level / FULL_LEVEL of its largest value; levels start at LOWEST_LEVEL.
 FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
@@ -78,7 +78,7 @@ def draw(
 ) -> AugMixDraw:
     """Random choices for ``count`` images, drawn on the CPU.
 
-    ``depth`` operations in each of ``width`` chains, or 1 to 3 by chance in each where it is −1; levels are
+    ``depth`` operations in each of ``width`` chains, or 1 to 3 by chance in each where it is 0; levels are
     uniform in [0.1, severity), the weights of the chains come from Dirichlet(alpha), and their share in the
     mixed image from Beta(alpha, alpha).
     """

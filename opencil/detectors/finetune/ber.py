@@ -45,8 +45,7 @@ class BER(EnergyTuner):
             partner, possible = other_class(x.labels, chance)
             mixed = weight * x.images + (1 - weight) * x.images[partner]
             outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
-            unlike = outside.sum() / possible.sum().clamp(min=1)
-            total = total + self.alpha * (self.hinge_in(extra, x.features, z) + unlike)
+            total = total + self.alpha * (self.hinge_in(extra, x.features, z) + outside)
         if m is None:
             return total
         if not self.oter:
@@ -58,10 +57,10 @@ class BER(EnergyTuner):
 
 
 def other_class(labels: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
-    """A partner of another class for each image [B], if it has one [B]; ``chance`` [B] in [0, 1) picks it."""
+    """A partner of another class for each image [B], and whether there are any; ``chance`` [B] picks it."""
     other = labels[:, None] != labels[None, :]
     count = other.sum(dim=1)
     wanted = (chance * count).long().clamp(max=(count - 1).clamp(min=0))  # float rounding may reach the count
     # The first column at which so many partners have been passed.
     partner = (other.cumsum(dim=1) > wanted[:, None]).int().argmax(dim=1)
-    return partner, count > 0
+    return partner, other.any()

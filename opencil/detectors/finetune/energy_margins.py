@@ -38,9 +38,9 @@ class EnergyTuner(Tuner):
         return (energy(z) - self._margin(extra, features, self.margin_in)).clamp(min=0).square().mean()
 
     def hinge_out(self, extra: Extra, features: Tensor) -> Tensor:
-        """max(0, m_out − E)² of samples that should not be known, [N]."""
+        """Mean of max(0, m_out − E)²: of samples that should not be known."""
         margin = self._margin(extra, features, self.margin_out)
-        return (margin - energy(extra(features))).clamp(min=0).square()
+        return (margin - energy(extra(features))).clamp(min=0).square().mean()
 
     def _margin(self, extra: Extra, features: Tensor, fixed: float) -> Tensor | float:
         return fixed if extra.model_head is None else energy(extra.model_head(features)).mean()

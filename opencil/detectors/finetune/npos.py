@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
 from opencil.registry import Paper, register_detector
@@ -37,23 +38,23 @@ class NPOS(Synthesiser):
                     f"{'below' if small == 'neighbours' else 'at most'} {large} = {many}"
                 )
 
-    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Which of the boundary's points are perturbed: a seed for each iteration's choice."""
-        return (torch.rand(iterations, self.boundary, generator=numbers),)
-
     @torch.no_grad()
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
-        """``kept`` perturbations of each chosen point of each class."""
+        """``kept`` perturbations of each chosen point of each class, a few classes at a time."""
+        distances = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
+        parts = torch.split(features, rows_at_a_time(2 * distances * features.element_size()))
+        return torch.cat([self._outliers(part, batch.generator) for part in parts])
+
+    def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
         classes, _, width = features.shape
         # A feature's nearest one is itself.
         apart = _kth_distance(features, features, self.neighbours + 1)  # [classes, queue]
         boundary = apart.topk(self.boundary, dim=1).indices
-        (chance,) = batch.drawn
-        picks = boundary[:, chance.topk(self.chosen).indices]  # [classes, chosen]
+        chance = torch.rand(classes, self.boundary, generator=numbers, device=features.device)
+        picks = boundary.gather(1, chance.topk(self.chosen, dim=1).indices)  # [classes, chosen]
         points = _rows(features, picks)[:, :, None]  # [classes, chosen, 1, D]
         shape = (classes, self.chosen, self.perturbations, width)
-        noise = torch.randn(shape, generator=batch.generator, device=features.device)
-        moved = points + self.sigma * noise
+        moved = points + self.sigma * torch.randn(shape, generator=numbers, device=features.device)
         far = _kth_distance(moved.flatten(1, 2), features, self.neighbours)
         best = far.view(shape[:3]).topk(self.kept, dim=2).indices  # [classes, chosen, kept]
         return _rows(moved.flatten(0, 1), best.flatten(0, 1)).flatten(0, 1)

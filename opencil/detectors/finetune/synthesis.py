@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import Source
+from opencil.errors import BadInput
 from opencil.validation import Count
 
 
@@ -19,6 +20,11 @@ class Synthesiser(EnergyTuner):
 
     queue: Count = 1000  #: features of each new class
 
+    @property
+    def fewest(self) -> int:
+        """As many of one class as fill its queue."""
+        return -(-self.queue // self.schedule.epochs)
+
     @abstractmethod
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
         """Features [N, D] outside the classes, from their last features [classes, queue, D]."""
@@ -26,8 +32,14 @@ class Synthesiser(EnergyTuner):
     def extra(self, source: Source) -> Extra:
         """F, and the queue of features beside it."""
         extra = super().extra(source)
-        labels = int(source.labels.max()) + 1
-        extra.queue = Queue(source.new_classes, self.queue, extra.width, labels).to(source.device)
+        few, label = min((count, label) for label, count in source.new_counts.items())
+        if few * self.schedule.epochs < self.queue:
+            raise BadInput(
+                f"{type(self).__name__}'s queue = {self.queue} is never full: class {label} has {few} images, "
+                f"each seen {self.schedule.epochs} times; at most {few * self.schedule.epochs} is possible"
+            )
+        classes, labels = torch.tensor(list(source.new_counts)), int(source.labels.max()) + 1
+        extra.queue = Queue(classes, self.queue, extra.width, labels).to(source.device)
         return extra
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
@@ -40,7 +52,7 @@ class Synthesiser(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if not queue.known_to_wait:
             made = self.outliers(queue.contents, batch)
-            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made).mean()
+            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made)
             # Chosen, not branched on: a captured step cannot ask the host.
             total = total + self.alpha * terms.where(queue.full, 0.0)
         if m is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.detectors.detector import Detector, Reads
-from opencil.detectors.finetune.views import Source, Views
+from opencil.detectors.finetune.views import Source, Views, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.device import own_stream
@@ -62,6 +62,7 @@ class Tuner(Detector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
     setup_reads: ClassVar[frozenset[Reads]] = frozenset({"images", "labels"})
     needs_setup: ClassVar[bool] = True
+    needs_old: ClassVar[bool] = True
 
     @abstractmethod
     def loss(self, extra: "Extra", batch: Batch) -> Tensor:
@@ -82,7 +83,7 @@ class Tuner(Detector):
     def extra(self, source: Source) -> "Extra":
         """What is trained: f, and whatever the method keeps beside it."""
         head = source.extra_head()
-        classes = next(int(p.shape[0]) for p in head.parameters() if p.ndim == 2)
+        classes, _ = head_size(head)
         if source.labels.max() >= classes:
             raise BadInput(f"labels reach {int(source.labels.max())}: the model knows 0 to {classes - 1}")
         if self.init == "fresh":
@@ -98,6 +99,8 @@ class Tuner(Detector):
         assert inputs is not None
         assert labels is not None
         tasks = outputs.tasks
+        if tasks is not None and labels.max() >= len(tasks):
+            raise BadInput(f"tasks are of {len(tasks)} classes: labels reach {int(labels.max())}")
         old = None if tasks is None else (tasks < tasks.max())[labels]
         tuning = Tuning(self, Source(inputs, labels, old))
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
@@ -132,7 +135,7 @@ class Extra(nn.Module):
     @property
     def width(self) -> int:
         """Columns of the features that the head reads."""
-        return next(int(p.shape[1]) for p in self.head.parameters() if p.ndim == 2)
+        return head_size(self.head)[1]
 
     def forward(self, features: Tensor) -> Tensor:
         """f's logits [B, classes]."""

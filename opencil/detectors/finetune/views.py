@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from opencil.engine.seeding import generator, seeded
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
-#: Views that pass through the backbone together.
-CHUNK = 1024
+#: Views that pass through the backbone together, and how many such chunks are kept.
+CHUNK, KEPT = 1024, 3
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,9 @@ class Source:
         self._memory = _Pool("memory", old.nonzero().flatten())
         if not len(self._current.positions):
             raise BadInput("there are no images of new classes to tune a head on: at least one is needed")
-        self._key: tuple[int, int, int] | None = None
-        self._chunk: list[Views] = []
-        self._epoch_key: tuple[int, int] | None = None
-        self._choices: list[tuple[Tensor, Draw | None]] = []
+        # Tuners with other batches, or epochs behind the others, each go on with a chunk of their own.
+        self._choices = lru_cache(maxsize=KEPT)(self._drawn)
+        self._chunks = lru_cache(maxsize=KEPT)(self._computed_chunk)
 
     @property
     def pools(self) -> list[_Pool]:
@@ -85,10 +84,10 @@ class Source:
         return [self._current, self._memory] if len(self._memory.positions) else [self._current]
 
     @property
-    def new_classes(self) -> Tensor:
-        """Labels of the current images, in ascending order."""
-        classes: Tensor = torch.unique(self.labels[self._current.positions.to(self.device)])
-        return classes
+    def new_counts(self) -> dict[int, int]:
+        """Current images of each new class, by label."""
+        labels, counts = torch.unique(self.labels.cpu()[self._current.positions], return_counts=True)
+        return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
     def extra_head(self) -> nn.Module:
         """A copy of the model's head, from features to logits, whose linear layer can be trained.
@@ -96,11 +95,24 @@ class Source:
         The model's own ``extra_head()`` where it has one; else what its ``classify`` computes, if that is
         linear.
         """
-        make: Callable[[], nn.Module] | None = getattr(self.inputs.model, "extra_head", None)
-        if make is not None:
-            return make()
-        first = next(iter(replace(self.inputs, batch_size=1).batches()))
-        return _linear_head(self.inputs.model, self.features(first).shape[1], self.device)
+        model = self.inputs.model
+        make: Callable[[], nn.Module] | None = getattr(model, "extra_head", None)
+        if make:
+            head = make()
+            width = head_size(head)[1]
+        else:
+            width = self.features(next(iter(replace(self.inputs, batch_size=1).batches()))).shape[1]
+            head = _linear_head(model, width, self.device)
+        probe = torch.rand(8, width, generator=generator("probe")).to(self.device)
+        with FULL.active(), torch.no_grad():
+            found, expected = head(probe).float(), model.classify(probe).float()
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+            raise BadInput(
+                f"{type(model).__name__} has no head to begin with: fine-tuning detectors train a copy of "
+                "it, so a model whose classify is not linear needs a method extra_head() that returns one, a "
+                "module from features to the logits of classify"
+            )
+        return head
 
     @cached_property
     def scale(self) -> Transform:
@@ -132,37 +144,35 @@ class Source:
             return self.inputs.model.features(laid_out(images)).float()
 
     def _views(self, epoch: int, iteration: int, batch: int) -> list[Views]:
-        """An iteration's views, out of the chunk that was computed last or of a new one."""
+        """An iteration's views, out of a chunk that has been computed or of a new one."""
         together = max(1, CHUNK // (batch * len(self.pools)))  # iterations in a chunk
         first = iteration // together * together
-        if self._key != (epoch, first, batch):
-            rows = slice(first * batch, min(first + together, self.iterations(batch)) * batch)
-            self._chunk = [
-                self._computed(pool, order[rows], draw and draw[rows], batch)
-                for pool, (order, draw) in zip(self.pools, self._epoch(epoch, batch), strict=True)
-            ]
-            self._key = (epoch, first, batch)
+        last = min(first + together, self.iterations(batch))
         start = (iteration - first) * batch
-        return [views[start : start + batch] for views in self._chunk]
+        return [views[start : start + batch] for views in self._chunks(epoch, first, last, batch)]
 
-    def _epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
+    def _computed_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
+        rows = slice(first * batch, last * batch)
+        return [
+            self._computed(order[rows], draw and draw[rows], batch)
+            for order, draw in self._choices(epoch, batch)
+        ]
+
+    def _drawn(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
         """Each pool's order and augmentations of an epoch, drawn on the CPU, for its device."""
-        if self._epoch_key != (number, batch):
-            length, self._choices = self.iterations(batch) * batch, []
-            for pool in self.pools:
-                seed = (*self.seed, pool.name)
-                order = pool.positions[epoch_order(len(pool.positions), length, number, seed)]
-                draw = None
-                if not isinstance(self.inputs.images, Tensor):
-                    assert self.inputs.transform is not None
-                    numbers = generator(*seed, "augment", number)
-                    draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers)
-                    draw = draw.to(self.device)
-                self._choices.append((moved(order, self.device), draw))
-            self._epoch_key = (number, batch)
-        return self._choices
+        length, found = self.iterations(batch) * batch, []
+        for pool in self.pools:
+            seed = (*self.seed, pool.name)
+            order = pool.positions[epoch_order(len(pool.positions), length, number, seed)]
+            draw = None
+            if not isinstance(self.inputs.images, Tensor):
+                assert self.inputs.transform is not None
+                numbers = generator(*seed, "augment", number)
+                draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
+            found.append((moved(order, self.device), draw))
+        return found
 
-    def _computed(self, pool: _Pool, positions: Tensor, draw: Draw | None, batch: int) -> Views:
+    def _computed(self, positions: Tensor, draw: Draw | None, batch: int) -> Views:
         images, transform, indices = self.inputs.images, self.inputs.transform, self.inputs.indices
         rows = positions if indices is None else indices.to(self.device)[positions]
         if isinstance(images, Tensor):
@@ -175,19 +185,18 @@ class Source:
         return Views(laid_out(views), self.features(views), self.labels[positions])
 
 
+def head_size(head: nn.Module) -> tuple[int, int]:
+    """Classes of a head, and columns of the features that it reads."""
+    classes, width = next(p.shape for p in head.parameters() if p.ndim == 2)
+    return int(classes), int(width)
+
+
 @torch.no_grad()
 def _linear_head(model: Classifier, width: int, device: torch.device) -> nn.Linear:
     """What a model's ``classify`` computes as a linear layer: its values at 0 and at the unit vectors."""
     with FULL.active():
         bias = model.classify(torch.zeros(1, width, device=device)).float()
         weight = model.classify(torch.eye(width, device=device)).float() - bias
-        probe = torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(device)
-        found, expected = model.classify(probe).float(), probe @ weight + bias
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-        raise BadInput(
-            f"{type(model).__name__}.classify is not linear: fine-tuning detectors train a copy of the head, "
-            "so give the model a method extra_head() that returns one, a module from features to logits"
-        )
     with seeded(0):  # what it is initialised with is not kept, and a user's random state is
         head = nn.Linear(width, weight.shape[1]).to(device)
     head.weight.copy_(weight.T)

@@ -31,10 +31,13 @@ class VOS(Synthesiser):
         """
         width = features.shape[2]
         mean = features.mean(dim=1)
-        centred = (features - mean[:, None]).reshape(-1, width)
+        # In double precision: the ridge is below float32's rounding of a covariance of large features.
+        centred = (features - mean[:, None]).reshape(-1, width).double()
         covariance = centred.T @ centred / len(centred)
-        covariance = covariance + self.ridge * torch.eye(width, device=features.device)
-        factor = torch.linalg.cholesky_ex(covariance).L  # the plain form makes the host wait, to check
+        covariance.diagonal().add_(self.ridge)
+        factor = torch.linalg.cholesky_ex(
+            covariance
+        ).L.float()  # the plain form makes the host wait, to check
         rarest = []
         for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
             noise = torch.randn(

@@ -184,7 +184,7 @@ def naive_augmix(image: Tensor, choices: AugMixDraw, row: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("width", "depth", "severity"), [(3, -1, 1.0), (3, -1, 10.0), (1, 1, 3.0), (2, 5, 3.0)]
+    ("width", "depth", "severity"), [(3, 0, 1.0), (3, 0, 10.0), (1, 1, 3.0), (2, 5, 3.0)]
 )
 def test_augmix_equals_the_naive_loop(width: int, depth: int, severity: float) -> None:
     images = random_images(40, 24, 32)
@@ -200,7 +200,7 @@ def test_augmix_equals_the_naive_loop(width: int, depth: int, severity: float) -
 
 def test_without_strength_images_stay_as_they_are() -> None:
     images = random_images(6, 8, 8)
-    choices = draw(6, 3, -1, 10.0, 1.0, numbers())
+    choices = draw(6, 3, 0, 10.0, 1.0, numbers())
     none = AugMixDraw(choices.operation, choices.level, choices.weights, torch.zeros(6))
     assert torch.equal(augmix(images, none), images.float())
     fractions = images.float() + 0.25
@@ -209,14 +209,14 @@ def test_without_strength_images_stay_as_they_are() -> None:
 
 def test_chains_start_from_whole_values() -> None:
     images = random_images(6, 8, 8).clamp(max=254)
-    choices = draw(6, 3, -1, 10.0, 1.0, numbers())
+    choices = draw(6, 3, 0, 10.0, 1.0, numbers())
     full = AugMixDraw(choices.operation, choices.level, choices.weights, torch.ones(6))
     assert torch.equal(augmix(images.float() + 0.75, full), augmix(images, full))
 
 
 def test_the_layout_and_type_of_the_images_make_no_difference() -> None:
     images = random_images(12, 10, 14)
-    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
     expected = augmix(images, choices)
     assert torch.equal(augmix(images.float(), choices), expected)
     assert torch.equal(augmix(images.contiguous(memory_format=torch.channels_last), choices), expected)
@@ -226,7 +226,7 @@ def test_the_layout_and_type_of_the_images_make_no_difference() -> None:
 
 def test_images_and_choices_are_not_changed() -> None:
     images = random_images(12, 10, 14).float()
-    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
     before = images.clone(), astuple(choices)
     first, second = augmix(images, choices), augmix(images, choices)
     assert torch.equal(first, second)
@@ -235,12 +235,12 @@ def test_images_and_choices_are_not_changed() -> None:
 
 
 def test_an_empty_batch() -> None:
-    assert augmix(random_images(0, 8, 8), draw(0, 3, -1, 1.0, 1.0, numbers())).shape == (0, 3, 8, 8)
+    assert augmix(random_images(0, 8, 8), draw(0, 3, 0, 1.0, 1.0, numbers())).shape == (0, 3, 8, 8)
 
 
 def test_autocast_does_not_reach_in() -> None:
     images = random_images(12, 10, 14)
-    choices = draw(12, 3, -1, 10.0, 1.0, numbers())
+    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
     expected = augmix(images, choices)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(augmix(images, choices), expected)
@@ -260,7 +260,7 @@ class _Watch(TorchDispatchMode):
 
 def test_nothing_depends_on_values_that_only_the_device_knows() -> None:
     meta = torch.device("meta")  # tensors without values: reading one back, or a shape that needs one, fails
-    choices = draw(5, 3, -1, 1.0, 1.0, numbers()).to(meta)
+    choices = draw(5, 3, 0, 1.0, 1.0, numbers()).to(meta)
     images = random_images(5, 8, 8).to(meta)
     with _Watch():
         assert augmix(images, choices).shape == (5, 3, 8, 8)
@@ -270,7 +270,7 @@ def test_nothing_depends_on_values_that_only_the_device_knows() -> None:
 def test_a_captured_augmix_is_the_cpus() -> None:
     device = torch.device("cuda")
     images = [random_images(64, 32, 32, seed) for seed in range(2)]
-    choices = [draw(64, 3, -1, 10.0, 1.0, numbers(seed)) for seed in range(2)]
+    choices = [draw(64, 3, 0, 10.0, 1.0, numbers(seed)) for seed in range(2)]
     inputs, given = images[0].to(device), choices[0].to(device)
     augmix(inputs, given)
     graph = torch.cuda.CUDAGraph()
@@ -300,7 +300,7 @@ def test_every_operation_is_drawn_alike_with_both_signs() -> None:
 
 @pytest.mark.parametrize("severity", [1.0, 3.0, 10.0])
 def test_levels_are_uniform_up_to_the_severity(severity: float) -> None:
-    level = draw(4000, 3, -1, severity, 1.0, numbers()).level.abs()
+    level = draw(4000, 3, 0, severity, 1.0, numbers()).level.abs()
     assert level.dtype == torch.float64
     assert 0.1 <= level.min() < 0.1 + 0.01 * severity
     assert severity * 0.99 < level.max() < severity
@@ -318,7 +318,7 @@ def test_width_and_depth_are_obeyed(count: int, width: int, depth: int) -> None:
 
 
 def test_a_random_depth_is_1_to_3_in_every_chain() -> None:
-    choices = draw(3000, 3, -1, 1.0, 1.0, numbers())
+    choices = draw(3000, 3, 0, 1.0, 1.0, numbers())
     done = choices.operation != Operation.NOTHING
     lengths = done.sum(dim=2)
     assert torch.equal(done, torch.arange(3) < lengths[:, :, None])  # the operations come first
@@ -347,7 +347,7 @@ def test_weights_and_strengths_have_their_distributions(alpha: float) -> None:
 
 
 def test_the_same_generator_gives_the_same_choices_and_another_one_others() -> None:
-    first, again, other = (draw(50, 3, -1, 1.0, 1.0, numbers(seed)) for seed in (1, 1, 2))
+    first, again, other = (draw(50, 3, 0, 1.0, 1.0, numbers(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(other).values(), strict=True))
     images = random_images(50, 8, 8)
@@ -357,7 +357,7 @@ def test_the_same_generator_gives_the_same_choices_and_another_one_others() -> N
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    draw(50, 3, -1, 1.0, 1.0, numbers())
+    draw(50, 3, 0, 1.0, 1.0, numbers())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -365,7 +365,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     ("change", "message"),
     [
         ({"width": 0}, "width = 0 is not allowed"),
-        ({"depth": 0}, "depth = 0 is not allowed"),
+        ({"depth": -1}, "depth = -1 is not allowed"),
         ({"depth": -2}, "depth = -2 is not allowed"),
         ({"severity": 0.05}, "severity = 0.05 is not allowed: it must be from 0.1 to 10"),
         ({"severity": 11.0}, "severity = 11.0 is not allowed"),
@@ -375,6 +375,6 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     ],
 )
 def test_values_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"width": 3, "depth": -1, "severity": 1.0, "alpha": 1.0} | change
+    values: dict[str, Any] = {"width": 3, "depth": 0, "severity": 1.0, "alpha": 1.0} | change
     with pytest.raises(BadInput, match=message):
         draw(4, **values, generator=numbers())

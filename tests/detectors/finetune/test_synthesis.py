@@ -13,8 +13,12 @@ from torch.distributions import MultivariateNormal
 from opencil.detectors import chunks
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.synthesis import Queue
-from opencil.detectors.finetune.tuner import Batch
+from opencil.detectors.finetune.tuner import Batch, Tuning
+from opencil.detectors.finetune.views import Source
 from opencil.detectors.finetune.vos import VOS
+from opencil.engine.forward import Inputs
+from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 
 
 def numbers(seed: int) -> torch.Generator:
@@ -175,14 +179,16 @@ def scattered_features() -> Tensor:
     return points + torch.tensor([0.0, 50.0, -80.0]).view(3, 1, 1)
 
 
-@pytest.mark.parametrize("chance", range(4))
-def test_npos_keeps_the_farthest_perturbations_of_boundary_points(chance: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_npos_keeps_the_farthest_perturbations_of_boundary_points(seed: int) -> None:
     """Point by point and class by class, on the same noise: a wrong reshape would mix them."""
     tuner = NPOS(**VALUES, sigma=0.1)
     features = scattered_features()
-    found = tuner.outliers(features, batch(9, torch.rand(5, generator=numbers(chance))))
+    found = tuner.outliers(features, batch(seed))
     assert found.shape == (3 * 2 * 7, 3)
-    noise = torch.randn(3, 2, 40, 3, generator=numbers(9))
+    same = numbers(seed)
+    torch.rand(3, 5, generator=same)  # which of the boundary are perturbed
+    noise = torch.randn(3, 2, 40, 3, generator=same)
     groups = found.view(3, 2, 7, 3)
     for c in range(3):
         picks = set()
@@ -207,7 +213,7 @@ def test_npos_planted() -> None:
     features[0, 3], features[0, 17] = torch.tensor([9.0, 0.0]), torch.tensor([-5.0, 0.0])
     features[1, 0], features[1, 29] = torch.tensor([0.0, 7.0]), torch.tensor([0.0, -12.0])
     tuner = NPOS(**VALUES | {"boundary": 2}, sigma=0.1)
-    found = tuner.outliers(features, batch(1, torch.tensor([0.2, 0.9]))).view(2, 2, 7, 2)
+    found = tuner.outliers(features, batch(1)).view(2, 2, 7, 2)
     for axis, loners, groups in ((0, (9.0, -5.0), found[0]), (1, (7.0, -12.0), found[1])):
         reached = []
         for group in groups:
@@ -223,18 +229,65 @@ def test_npos_picks_boundary_points_at_random() -> None:
     features = scattered_features()
     boundary = boundary_of(features[0], 5, 4)
     tuner, picked = NPOS(**VALUES, sigma=1e-6), set()
-    (chances,) = tuner.draw(150, 8, 2, numbers(0))
-    for chance in chances:
-        of_first_class = tuner.outliers(features, batch(0, chance))[:14]
-        nearest = torch.cdist(of_first_class, features[0]).argmin(dim=1).tolist()
-        picked |= {frozenset(nearest)}
+    alike = 0
+    for seed in range(150):
+        found = tuner.outliers(features, batch(seed))
+        pairs = []
+        for c in (0, 1):
+            nearest = torch.cdist(found[14 * c : 14 * c + 14], features[c]).argmin(dim=1).tolist()
+            order = sorted(range(30), key=lambda i, c=c: -kth_distance(features[c][i], features[c], 5))
+            pairs.append(frozenset(order.index(i) for i in nearest))
+            picked |= {frozenset(nearest)} if c == 0 else set()
+        alike += pairs[0] == pairs[1]
     assert set().union(*picked) == boundary
     assert len(picked) == 10, "every pair of the five"
+    assert alike < 50, "each class has a choice of its own"
 
 
 def test_a_queue_of_one_more_than_the_neighbours_is_enough() -> None:
     tuner = NPOS(queue=5, neighbours=4, boundary=5, chosen=5, perturbations=3, kept=3)
     features = torch.randn(2, 5, 3, generator=numbers(0))
-    found = tuner.outliers(features, batch(0, torch.rand(5, generator=numbers(1))))
+    found = tuner.outliers(features, batch(0))
     assert found.shape == (2 * 5 * 3, 3)
     assert torch.isfinite(found).all()
+
+
+def test_vos_of_features_that_do_not_fill_their_space() -> None:
+    """Rank 8 of 64 columns, large: the ridge is below float32's rounding; samples stay where they belong."""
+    spread = 10 * torch.randn(8, 64, generator=numbers(0))
+    features = torch.randn(2, 200, 8, generator=numbers(1)) @ spread
+    found = VOS(samples=500).outliers(features, batch(3))
+    size = features.norm(dim=2).max()
+    assert float((found - features.mean(dim=1)).norm(dim=1).max()) < 2 * float(size)
+
+
+@pytest.mark.parametrize("make", [VOS, NPOS])
+def test_a_queue_that_can_never_be_full_is_refused(make: Any, toy: Any) -> None:
+    labels = torch.tensor([2] * 30 + [3] * 5)
+    source = Source(Inputs(toy, torch.randn(35, 3, 4, 4)), labels)
+    with pytest.raises(
+        BadInput, match="queue = 1000 is never full: class 3 has 5 images, each seen 10 times"
+    ):
+        make().extra(source)
+    VOS(queue=50).extra(source)
+
+
+def test_epochs_have_random_numbers_of_their_own_on_the_device(
+    toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a synthesiser draws is drawn anew in every epoch, and the same in every run."""
+    source = Source(Inputs(toy, torch.randn(8, 3, 4, 4)), torch.tensor([2, 3] * 4))
+    runs = []
+    for _ in range(2):
+        tuner, drawn = VOS(queue=4, samples=10, schedule=Schedule(epochs=3, lr=0.01), batch_size=8), []
+
+        def outliers(features: Tensor, batch: Batch, drawn: list[Tensor] = drawn) -> Tensor:
+            drawn.append(torch.rand(3, generator=batch.generator))
+            return features[:, 0]
+
+        monkeypatch.setattr(tuner, "outliers", outliers)
+        for _ in Tuning(tuner, source).advance():
+            pass
+        runs.append(torch.stack(drawn))
+    assert torch.equal(*runs)
+    assert len({tuple(row.tolist()) for row in runs[0]}) == 3

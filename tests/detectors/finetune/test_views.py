@@ -25,6 +25,8 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
+from opencil.nets.model import Model
+from opencil.registry import BACKBONES
 
 TRANSFORM = Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, padding=1)
 
@@ -95,11 +97,11 @@ def test_an_epoch_is_one_pass_over_the_current_images(old: list[bool], size: int
 def test_without_a_mark_all_images_are_current() -> None:
     source = Source(Inputs(Reader(), torch.zeros(5, 3, 2, 2)), torch.tensor([3, 0, 3, 7, 0]))
     assert len(source.pools) == 1
-    assert source.new_classes.tolist() == [0, 3, 7]
+    assert source.new_counts == {0: 2, 3: 2, 7: 1}
 
 
 def test_new_classes_are_those_of_current_images() -> None:
-    assert numbered([True, False, True, False]).new_classes.tolist() == [10, 30]
+    assert list(numbered([True, False, True, False]).new_counts) == [10, 30]
 
 
 def test_images_of_old_classes_alone_are_refused() -> None:
@@ -238,6 +240,21 @@ def test_every_view_passes_the_backbone_once_for_all_feature_tuners(
     assert sum(len(images) for images in toy.asked) == 3 * 2 * 12
 
 
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 2)], ids=["alike", "of two sizes"])
+def test_tuners_of_other_batches_do_not_take_each_others_views_away(
+    toy: Any, normalised: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(views_module, "CHUNK", 16)
+    labels = torch.tensor([2, 3] * 8 + [0, 1] * 3)
+    source = Source(Inputs(toy, normalised(22)), labels, labels < 2)
+    schedule = Schedule(epochs=2, lr=0.01)
+    turns = [Tuning(LogitNorm(schedule=schedule, batch_size=size), source).advance() for size in sizes]
+    while turns:
+        turns = [turn for turn in turns if next(turn, None) is not None]
+    kinds = len(set(sizes))
+    assert sum(len(images) for images in toy.asked) == kinds * 2 * 2 * 16  # epochs, parts, images
+
+
 # --- the head that is trained ------------------------------------------------------------------------------
 
 
@@ -276,7 +293,7 @@ def test_the_head_of_a_model_without_one_is_what_its_classify_computes() -> None
 
 def test_a_model_that_is_not_linear_is_asked_for_a_head() -> None:
     source = Source(Inputs(Corrected(curve=0.3), torch.randn(6, 3, 2, 2)), torch.zeros(6).long())
-    with pytest.raises(BadInput, match=r"Corrected\.classify is not linear.*extra_head\(\)"):
+    with pytest.raises(BadInput, match=r"Corrected has no head to begin with.*extra_head\(\)"):
         source.extra_head()
 
 
@@ -295,3 +312,16 @@ def test_probing_a_head_leaves_the_global_random_state() -> None:
     model, before = Headless(), torch.get_rng_state()
     Source(Inputs(model, torch.zeros(4, 3, 4, 4)), torch.zeros(4, dtype=torch.int64)).extra_head()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_head_that_does_not_begin_as_the_models_is_refused() -> None:
+    """A model that changed ``classify`` and forgot ``extra_head``."""
+
+    class Cosine(Model):
+        def classify(self, features: Tensor) -> Tensor:
+            return nn.functional.cosine_similarity(features[:, None], self.head.weight[None], dim=2)
+
+    model = Cosine(BACKBONES.create("resnet8"), 3).eval()
+    source = Source(Inputs(model, torch.randn(6, 3, 8, 8)), torch.arange(6) % 3)
+    with pytest.raises(BadInput, match="Cosine has no head to begin with"):
+        source.extra_head()
