@@ -1,7 +1,7 @@
 """Tuning the heads of all fine-tuning detectors at one step, beside the same work one method at a time.
 
     python benchmarks/finetune.py                            # a GPU: CIFAR-100's step 5 at k = 10, ResNet-32
-    python benchmarks/finetune.py --device cpu --backbone resnet8 --images 400 --epochs 2
+    python benchmarks/finetune.py --device cpu --backbone resnet8 --images 1000
 
 Random images of CIFAR-100's size (5,000 of new classes, 2,000 in the memory): the speed does not depend on
 what they show. Ours: all methods advance together, so each view is made and passed through the frozen
@@ -12,7 +12,7 @@ backbone once. The peer: each method by itself, with views of its own. Both stor
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,8 +23,10 @@ from opencil.detectors.finetune.views import Source
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.device import own_stream, resolve_device
 from opencil.engine.forward import Inputs
+from opencil.engine.loop import Progress
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import generator
+from opencil.errors import OpenCILError
 from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
 from opencil.validation import build
@@ -58,11 +60,23 @@ def seconds(names: Sequence[str], flags: argparse.Namespace, device: torch.devic
         torch.cuda.synchronize()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, own_stream(device):
-        for _ in tune(tuners, views, "untrained", StepFolder(Path(folder)), checkpoint_seconds=1e9):
-            pass
+        problems = to_the_end(
+            tune(tuners, views, "untrained", StepFolder(Path(folder)), checkpoint_seconds=1e9)
+        )
+        if problems:
+            raise SystemExit(f"not tuned: {problems}")
         if device.type == "cuda":
             torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def to_the_end(tuning: Generator[Progress, None, dict[str, OpenCILError]]) -> dict[str, OpenCILError]:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(tuning)
+        except StopIteration as end:
+            return dict(end.value)
 
 
 def main() -> None:
