@@ -35,8 +35,8 @@ class Synthesiser(EnergyTuner):
         few, label = min((count, label) for label, count in source.new_counts.items())
         if few * self.schedule.epochs < self.queue:
             raise BadInput(
-                f"{type(self).__name__}'s queue = {self.queue} is never full: class {label} has {few} "
-                f"images, each seen {self.schedule.epochs} times; at most {few * self.schedule.epochs} is possible"
+                f"{type(self).__name__}'s queue = {self.queue} is never full: class {label} has {few} images "
+                f"and each is seen {self.schedule.epochs} times: {few * self.schedule.epochs} is the most"
             )
         classes, labels = torch.tensor(list(source.new_counts)), int(source.labels.max()) + 1
         extra.queue = Queue(classes, self.queue, extra.width, labels).to(source.device)

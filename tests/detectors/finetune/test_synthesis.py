@@ -266,7 +266,7 @@ def test_a_queue_that_can_never_be_full_is_refused(make: Any, toy: Any) -> None:
     labels = torch.tensor([2] * 30 + [3] * 5)
     source = Source(Inputs(toy, torch.randn(35, 3, 4, 4)), labels)
     with pytest.raises(
-        BadInput, match="queue = 1000 is never full: class 3 has 5 images, each seen 10 times"
+        BadInput, match="queue = 1000 is never full: class 3 has 5 images and each is seen 10"
     ):
         make().extra(source)
     VOS(queue=50).extra(source)
