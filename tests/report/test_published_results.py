@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "cifar100"
 
 
 def test_the_comparison_with_the_paper_is_made_from_the_committed_rows() -> None:
-    done = CliRunner().invoke(app, ["report", str(RESULTS), "--compare", "paper", "--format", "csv"])
+    done = CliRunner().invoke(app, ["report", str(RESULTS), "--compare", "paper", "--format", "markdown"])
     assert done.exit_code == 0, done.output
     for figure in ("60.36", "60.08", "70.61", "70.35", "66.08", "74.17"):  # iCaRL: accuracy, Energy, BER
         assert figure in done.stdout
