@@ -51,7 +51,11 @@ def published(tmp_path: Path) -> Callable[..., Path]:
                         place = (*head, detector, ood, distance, 0)
                         rows += [(*place, metric, draw.random()) for metric in ("auc", "fpr", "ap")]
             run: Any = {"benchmark": "cifar100", "k": 10, "cil": method, "seed": 0, "steps": 2, "trained": 2}
-            run |= {"seconds": [1.0, 1.0], "detectors": dict.fromkeys(detectors, 2), "config": {}}
+            run |= {
+                "seconds": [{"training": 1.0}] * 2,
+                "detectors": dict.fromkeys(detectors, 2),
+                "config": {},
+            }
             of_places = {"name": "places365", "role": "far", "split": "test", "images": 10_000}
             run |= {"environment": {}, "data": [{**of_places, "paper": 33_773, "files": ""}]}
             runs.append(run)
