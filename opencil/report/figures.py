@@ -170,7 +170,9 @@ class _Group:
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
         every = pd.concat([steps[steps["split"] == "all"].drop(columns="split"), models])
-        self._curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        self._curves = dict(list(curves.groupby(["cil", "detector", "metric"])))
+        self._none = curves[:0]
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
         self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
         distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
@@ -194,9 +196,8 @@ class _Group:
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
         """Mean, deviation and band in percent, indexed by step; a band ends where percents do."""
-        c = self._curves
-        found = c[(c["cil"] == cil) & (c["detector"] == detector) & (c["metric"] == metric)]
-        found = found.set_index("step")[_SPREAD] * [100, 100, 100, 100, 1]
+        found = self._curves.get((cil, detector, metric), self._none).set_index("step")[_SPREAD]
+        found = found * [100, 100, 100, 100, 1]
         return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 
     def figure(self, kind: str, cil: str, title: str, caption: str, picture: Picture) -> Figure:
