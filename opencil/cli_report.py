@@ -1,6 +1,7 @@
 """``opencil report``: what stored or published runs have come to, from their rows alone."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
     from opencil.runs.study import Study
 
 
+_EVERY = 10.0  # seconds between two pages of --watch
 _WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
 _NOTHING = "no detector has been evaluated yet"
 
@@ -78,8 +80,11 @@ def report(
         typer.Option("--watch", help="Write the page again and again until all runs are done, or Ctrl-C."),
     ] = False,
     every: Annotated[
-        float, typer.Option(help="Seconds between two pages of --watch.", min=0.1, metavar="SECONDS")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            help="Seconds between two pages of --watch.", min=0.1, show_default="10", metavar="SECONDS"
+        ),
+    ] = None,
 ) -> None:
     """Show what stored runs have come to: tables, beside the paper's figures, with statistics.
 
@@ -91,40 +96,47 @@ def report(
     folders = runs or [Path("runs")]
     if figure_detectors is not None and not (watch or html or figures or out):
         raise BadInput("--figure-detectors has no use without --html, --figures, --out or --watch")
+    if every is not None and not watch:
+        raise BadInput("--every has no use without --watch")
+    ranked = statistics or baseline is not None
+    kinds = _kinds(table) or ([] if compare or ranked else ["summary"])
+    if extra and not (out or "summary" in kinds):
+        raise BadInput("--extra has no use without the summary: add --table summary, or --out")
+    say = partial(typer.echo, err=form != "terminal")  # not among figures that go to another program
     if watch:
         page, choice = html or folders[0] / "report.html", cli_page.choice_of(figure_detectors)
-        study = cli_page.watch(lambda: read_study(*folders), page, choice, every, typer.echo)
+        study = cli_page.watch(lambda: read_study(*folders), page, choice, every or _EVERY, say)
         if study.rows.empty:
             return
     else:
         study = read_study(*folders)
     if study.rows.empty:
+        one = len(study.runs) == 1
         raise BadInput(
-            f"none of the {len(study.runs)} runs has a finished step yet: there is nothing to show"
+            f"{'the run has no' if one else f'none of the {len(study.runs)} runs has a'} finished step yet: "
+            "there is nothing to show"
         )
     drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
-    made = _chosen(
-        study, _kinds(table), compare is not None, statistics or baseline is not None, baseline, extra
-    )
+    made = _chosen(study, kinds, compare is not None, ranked, baseline, extra)
     if form == "terminal":
         show(Console(), made)
     else:
         typer.echo("\n".join(one.text(form) for one in made), nl=False)
     if save:
         write_text(save, "\n".join(one.markdown() for one in made))
-        typer.echo(f"report: {save}", err=form != "terminal")
+        say(f"report: {save}")
     for folder in filter(None, (figures, out and out / "figures")):
         for figure in drawn:
             figure.save(folder)
     if figures:
-        typer.echo(f"{len(drawn)} figures: {figures}", err=form != "terminal")
+        say(f"{len(drawn)} figures: {figures}")
     if html and not watch:
         cli_page.write_page(study, html, drawn)
-        typer.echo(f"report: {html}", err=form != "terminal")
+        say(f"report: {html}")
     if out:
-        write(study, out, baseline)
+        write(study, out, baseline, extra)
         cli_page.write_page(study, out / "index.html", drawn)
-        typer.echo(f"report: {out}", err=form != "terminal")
+        say(f"report: {out}")
 
 
 def _kinds(text: str | None) -> "list[Kind]":
@@ -149,38 +161,36 @@ def _chosen(
     baseline: str | None,
     extra: bool,
 ) -> "list[Table]":
-    """The tables that flags ask for; the summary where they ask for none."""
+    """The tables that flags ask for."""
     from opencil.report.compare import COMPARED, comparison_tables, incomparable
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
 
     made: list[Table] = []
     every = set(kinds) == set(KINDS)  # that is: as far as there are any
-    if paper:
-        compared: list[Kind] = [kind for kind in kinds if kind in COMPARED] or ["main"]
-        made += comparison_tables(study.rows, study.runs, compared)
-        if not made:
-            raise incomparable(study.rows)
-        kinds = [kind for kind in kinds if kind not in COMPARED]
-    elif not kinds and not statistics:
-        kinds = ["summary"]
     for kind in kinds:
         of_kind = tables(kind, study.rows, study.runs, extra)
         if not of_kind and not every:
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind
+    if paper:
+        compared: list[Kind] = [kind for kind in kinds if kind in COMPARED] or ["main"]
+        beside = comparison_tables(study.rows, study.runs, compared)
+        if not beside:
+            raise incomparable(study.rows, study.runs)
+        made += beside
     if statistics:
-        ranked = statistics_tables(study.rows, baseline)
+        ranked = statistics_tables(study.rows, study.runs, baseline)
         if not ranked:
             raise BadInput(
-                "there is nothing to compare by statistics: at least two detectors with the same runs, steps "
-                "and OOD datasets are needed"
+                "there is nothing to compare by statistics: at least two detectors that are finished on the "
+                "same runs, steps and OOD datasets are needed"
             )
         made += ranked
     return made
 
 
-def write(study: "Study", folder: Path, baseline: str | None = None) -> None:
+def write(study: "Study", folder: Path, baseline: str | None = None, extra: bool = False) -> None:
     """Write a study and every table that can be made of it into a folder."""
     from opencil.report.compare import COMPARED, comparison_tables
     from opencil.report.layout import ENDINGS
@@ -190,9 +200,9 @@ def write(study: "Study", folder: Path, baseline: str | None = None) -> None:
     from opencil.runs.study import write_study
 
     write_study(study, folder)
-    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs)]
+    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs, extra)]
     made += comparison_tables(study.rows, study.runs, list(COMPARED))
-    made += statistics_tables(study.rows, baseline)
+    made += statistics_tables(study.rows, study.runs, baseline)
     for table in made:
         for kind, ending in ENDINGS.items():
             write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))

@@ -6,12 +6,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from opencil.errors import BadInput
+
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
 
 
 def write(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk."""
+    """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk.
+
+    A link stays, and what it points to is written. A folder, a pipe or a device is refused: it would be lost.
+    """
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path} is no file but {_kind(path)}: name a file to write")
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
     try:
@@ -49,6 +57,12 @@ def remove_temporary(folder: Path) -> None:
     """Delete what an interrupted process left half-written."""
     for leftover in folder.rglob(f"*{_TEMPORARY}"):
         leftover.unlink(missing_ok=True)
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "a folder"
+    return "a pipe" if path.is_fifo() else "a device or a socket"
 
 
 def _write_text(path: Path, text: str) -> None:

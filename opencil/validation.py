@@ -91,6 +91,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by keys with dots: ``{"a.b": 1}`` for ``{"a": {"b": 1}}``; an empty mapping stays."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
 def parse_size(size: int | str) -> int:
     """Bytes of a size such as ``2GB``, ``500 MiB`` or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())

@@ -3,14 +3,17 @@
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from opencil.cli import app
@@ -40,18 +43,26 @@ def call(*words: str, **env: str) -> Any:
 def published(tmp_path: Path) -> Callable[..., Path]:
     """A made-up study of the paper's CIFAR-100 track, as published: ``published("msp", "energy")``."""
 
-    def make(*detectors: str, cil: tuple[str, ...] = ("icarl", "wa"), name: str = "published") -> Path:
+    def make(
+        *detectors: str,
+        cil: tuple[str, ...] = ("icarl", "wa"),
+        name: str = "published",
+        seeds: int = 1,
+        done: int = 2,
+    ) -> Path:
         draw, rows, runs = np.random.default_rng(0), [], []
-        for method in cil:
-            for step in (1, 2):
-                head = ("cifar100", 10, method, 0, step)
+        for method, seed in product(cil, range(seeds)):
+            for step in range(1, done + 1):
+                head = ("cifar100", 10, method, seed, step)
                 rows += [(*head, "", "", "", task, "accuracy", draw.random()) for task in range(step + 1)]
                 for detector in detectors:
                     for ood, distance in CIFAR.items():
                         place = (*head, detector, ood, distance, 0)
-                        rows += [(*place, metric, draw.random()) for metric in ("auc", "fpr", "ap")]
-            run: Any = {"benchmark": "cifar100", "k": 10, "cil": method, "seed": 0, "steps": 2, "trained": 2}
-            run |= {"seconds": [1.0, 1.0], "detectors": dict.fromkeys(detectors, 2), "config": {}}
+                        metrics = ("auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive")
+                        rows += [(*place, metric, draw.random()) for metric in metrics]
+            run: Any = {"benchmark": "cifar100", "k": 10, "cil": method, "seed": seed, "steps": 2}
+            run |= {"trained": done, "seconds": [{"training": 1.0}] * done, "config": {}}
+            run |= {"detectors": dict.fromkeys(detectors, done)}
             of_places = {"name": "places365", "role": "far", "split": "test", "images": 10_000}
             run |= {"environment": {}, "data": [{**of_places, "paper": 33_773, "files": ""}]}
             runs.append(run)
@@ -88,7 +99,11 @@ def test_a_run_that_has_only_begun_is_2(finished: Path) -> None:
         shutil.rmtree(step)
     result = call("report", str(finished))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "none of the 1 runs has a finished step yet" in result.stderr
+    assert "the run has no finished step yet" in result.stderr
+    other = Path(shutil.copytree(finished / RUN, finished / "other"))
+    config = (other / "config.yml").read_text()
+    (other / "config.yml").write_text(config.replace("  run: 0\n", "  run: 1\n"))
+    assert "none of the 2 runs has a finished step yet" in call("report", str(finished)).stderr
 
 
 def test_a_run_that_no_detector_has_been_evaluated_on(finished: Path) -> None:
@@ -118,6 +133,35 @@ def test_report_with_the_flipped_conventions(finished: Path) -> None:
     assert "FPR(OOD+)↓" not in plain.stdout
     assert "FPR(OOD+)↓" in extra.stdout
     assert "AP(ID+)↑" in extra.stdout
+
+
+def test_the_flipped_conventions_need_a_summary(finished: Path, tmp_path: Path) -> None:
+    for words in (["--table", "main"], ["--statistics"]):
+        result = call("report", str(finished), *words, "--extra")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "--table summary" in result.stderr
+    assert "FPR(OOD+)" in call("report", str(finished), "--table", "main,summary", "--extra").stdout
+    assert call("report", str(finished), "--table", "main", "--extra", "--out", "out").exit_code == 0
+    assert "FPR(OOD+)" in (tmp_path / "out" / "tables" / "summary-digits-k2.md").read_text()
+
+
+def test_seconds_between_pages_need_a_watch(finished: Path) -> None:
+    result = call("report", str(finished), "--every", "5")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--watch" in result.stderr
+
+
+def test_watching_does_not_speak_into_a_csv(finished: Path) -> None:
+    result = call("report", str(finished), "--watch", "--format", "csv", "--table", "main")
+    assert result.exit_code == 0
+    assert result.stdout == call("report", str(finished), "--format", "csv", "--table", "main").stdout
+    assert "all runs are done" in result.stderr
+
+
+def test_a_page_does_not_replace_a_folder(finished: Path, tmp_path: Path) -> None:
+    result = call("report", str(finished), "--save", str(tmp_path))
+    assert result.exit_code == 2
+    assert "is no file but a folder" in result.stderr.replace("\n", " ")
 
 
 def test_report_of_damaged_rows_is_1_and_names_the_file(finished: Path) -> None:
@@ -164,10 +208,13 @@ def test_without_labels_no_ablation(finished: Path) -> None:
     assert call("report", str(finished), "--table", "all").exit_code == 0, "all are those that there are"
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_no_line_is_wider_than_the_terminal(published: Callable[..., Path], width: int) -> None:
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_no_line_is_wider_than_the_terminal(published: Callable[..., Path], width: int, seeds: int) -> None:
+    detectors = ("msp", "energy", "relation", "regmix", "ber", "ber@nter")
     words = [
-        str(published("msp", "energy", "relation")),
+        str(published(*detectors, cil=("icarl", "bic", "wa"), seeds=seeds)),
+        "--extra",
         "--table",
         "all",
         "--compare",
@@ -177,9 +224,8 @@ def test_no_line_is_wider_than_the_terminal(published: Callable[..., Path], widt
     result = call("report", *words, COLUMNS=str(width), TTY_COMPATIBLE="1", NO_COLOR="1")
     assert result.exit_code == 0
     # Styles are no characters; the names of CIL methods tell that every part is there.
-    plain = [line for line in result.stdout.splitlines() if "\x1b" not in line]
-    assert plain
-    assert max(map(len, plain)) <= width
+    plain = re.sub(r"\x1b\[[\d;]*m", "", result.stdout).splitlines()
+    assert max(map(cell_len, plain)) <= width
     assert "icarl" in result.stdout
     assert "wa" in result.stdout
 
@@ -215,13 +261,33 @@ def test_compare_adds_the_tables_that_the_paper_has(published: Callable[..., Pat
     words = ["--compare", "paper", "--table", "distance,summary"]
     text = call("report", str(published("msp", "energy", "odin")), *words).stdout
     assert "71.72" in text
-    assert "cifar100, 10 classes per step: OOD detection" in text
+    for about in (
+        "OOD detection",
+        "near and far OOD, AUC↑",
+        "near and far OOD, AUC↑, ours beside the paper's",
+    ):
+        assert f"cifar100, 10 classes per step: {about}\n" in text, "those asked for, and their comparison"
 
 
 def test_nothing_to_compare_with_is_2(finished: Path) -> None:
     result = call("report", str(finished), "--compare", "paper")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "digits with k = 2" in result.stderr
+
+
+def test_what_is_not_finished_cannot_be_compared_yet(published: Callable[..., Path]) -> None:
+    result = call("report", str(published("msp", "energy", done=1)), "--compare", "paper")
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = result.stderr.replace("\n", " ")
+    assert "nothing that is finished can be compared" in said
+    assert "icarl seed 0, 1 of 2 steps (all detectors)" in said
+    assert "has no figures" not in said
+
+
+def test_statistics_of_what_is_not_finished(published: Callable[..., Path]) -> None:
+    result = call("report", str(published("msp", "energy", done=1)), "--statistics")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "that are finished" in result.stderr.replace("\n", " ")
 
 
 def test_statistics(finished: Path) -> None:

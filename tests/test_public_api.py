@@ -126,7 +126,7 @@ KNOWS = {
     "registry": COMMON,
     "validation": {"errors"},
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "config": COMMON | {"data", "engine", "configs"},
     "report": COMMON | {"evaluation", "published"},
     "published": set(),

@@ -46,11 +46,19 @@ def comparison_tables(
     return made
 
 
-def incomparable(rows: pd.DataFrame) -> BadInput:
-    """The error for rows that the paper has no figures for."""
+def incomparable(rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]]) -> BadInput:
+    """The error for rows of which nothing can be compared: not yet, or not at all."""
     figures = published_results()[["id_dataset", "classes_per_step"]].drop_duplicates()
-    sizes = figures.groupby("id_dataset")["classes_per_step"].agg(lambda sizes: ", ".join(map(str, sizes)))
-    has = "; ".join(f"{name} with k = {k}" for name, k in sizes.items())
+    in_paper = set(figures.itertuples(index=False, name=None))
+    waiting = [found for found in results(rows, list(runs)) if (found.benchmark, found.k) in in_paper]
+    if waiting:
+        strangers = "the paper has none of these detectors on these CIL methods"
+        why = [f"{found.title} ({'; '.join(found.unfinished()) or strangers})" for found in waiting]
+        return BadInput(
+            f"nothing that is finished can be compared with the paper's figures: {', '.join(why)}"
+        )
+    sizes = figures.sort_values("classes_per_step").groupby("id_dataset")["classes_per_step"]
+    has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
     ours = sorted(set(zip(rows["benchmark"], rows["k"], strict=True)))
     named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in ours)
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
@@ -60,7 +68,8 @@ def compare(found: Results) -> pd.DataFrame:
     """Every cell that the paper has of a benchmark and k: cil, detector, metric, place, ours, std, paper,
     recomputed (what the paper's near and far figures give), flagged, difference; in percent.
 
-    ``ours`` is NaN where no run is finished; ``difference`` where there is nothing to count.
+    ``ours`` is NaN where no run is finished; ``difference`` where there is nothing to count, as where ours
+    is the mean over other OOD datasets than the paper's.
     """
     figures = published_results()
     figures = figures.assign(recomputed=recomputed_means(figures), flagged=contradictory(figures))
@@ -75,7 +84,16 @@ def compare(found: Results) -> pd.DataFrame:
     ours = [found.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
     cells["ours"] = pd.Series([average.mean if average else None for average in ours], dtype=float)
     cells["std"] = pd.Series([average.std if average else None for average in ours], dtype=float)
-    return cells.assign(difference=(cells["ours"] - cells["paper"]).where(~cells["flagged"]))
+    counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(found))
+    return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
+
+
+def _other_splits(found: Results) -> list[str]:
+    """The splits in which our averages are over other OOD datasets than the paper's."""
+    ours = {split: {n for n, d in found.averaged.items() if d == split} for split in ("near", "far")}
+    paper = OOD.get(found.benchmark, {})
+    other = [split for split, names in ours.items() if names != set(paper.get(split, ()))]
+    return [*other, "all"] if other else []
 
 
 # --- tables ----------------------------------------------------------------------------------------
@@ -99,6 +117,9 @@ def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -
     if shown.empty:
         return []
     methods = [cil for cil in found.cil if cil in set(shown["cil"])]
+    if other := [place for place in _other_splits(found) if place in places]:
+        named = ", ".join(other)
+        data = [*data, f"Ours is over other OOD datasets than the paper's, so it does not count: {named}."]
     made = []
     split = len(places) == 2  # near and far: a table for each metric, as in the paper
     for part in [(metric,) for metric in metrics] if split else [metrics]:
@@ -125,7 +146,8 @@ def _place_words(place: str) -> list[str]:
 def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
     """Detectors that both have, in blocks; or in the paper's order, where they are of its ablation."""
     by_cell = cells.set_index(_CELL).to_dict("index")
-    of_pairs = cells[cells["place"].isin({p.place for p in pairs}) & (cells["detector"] != "")]
+    keys = pd.MultiIndex.from_tuples([(p.cil, p.metric, p.place) for p in pairs])
+    of_pairs = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(keys)]
     theirs = list(dict.fromkeys(of_pairs["detector"]))
     columns = [Column("detector", label=True)]
     columns += [Column(what, pair.group) for pair in pairs for what in ("ours", "paper", "Δ")]
@@ -140,9 +162,11 @@ def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data:
         blocks = [Block([line(detector) for detector in names])]
     else:
         blocks = [
-            Block([line(detector) for detector in members], family, [_averages(of_pairs, members, pairs)])
+            Block([line(d) for d in members], family, [_averages("Average", found, of_pairs, members, pairs)])
             for family, members in families(names)
         ]
+        if len(blocks) > 1:
+            blocks.append(Block([_averages("Average (All)", found, of_pairs, names, pairs)]))
     accuracy = [words("CIL accuracy")]
     seen: set[str] = set()
     for pair in pairs:  # in the first group of each CIL method
@@ -172,16 +196,22 @@ def _three(values: Mapping[Any, Any]) -> list[Cell]:
     return [ours, paper, Cell(_number(values["difference"]), signed=True)]
 
 
-def _averages(cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]) -> list[Cell]:
+def _averages(
+    name: str, found: Results, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
+) -> list[Cell]:
     """Means over the detectors that count, so that ours and the paper's are over the same ones."""
     counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
-    grouped = counted.groupby(["cil", "metric", "place"])[["ours", "paper", "difference"]]
-    means: dict[Any, dict[Any, float]] = grouped.mean().to_dict("index")
-    line = [words("Average")]
+    by_pair = dict(list(counted.groupby(["cil", "metric", "place"])))
+    line = [words(name)]
     for pair in pairs:
         key = (pair.cil, pair.metric, pair.place)
-        ours, paper, difference = (means.get(key, {}).get(name) for name in ("ours", "paper", "difference"))
-        line += [Cell(ours), Cell(paper), Cell(difference, signed=True)]
+        here = by_pair.get(key, counted[:0])
+        ours, paper = found.mean_over(here["detector"], *key), float(here["paper"].mean())
+        line += (
+            [Cell(ours.mean, ours.std), Cell(paper), Cell(ours.mean - paper, signed=True)]
+            if ours
+            else [Cell(), Cell(), Cell()]
+        )
     return line
 
 

@@ -125,22 +125,33 @@ class Table:
         return drawn
 
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
-        """The table, or where that does not fit, several with as many groups of columns each as do."""
-        groups = list(dict.fromkeys(column.group for column in self.columns if column.group))
-        parts: list[list[str]] = []
-        for group in groups:
-            if parts and fits(self._only([*parts[-1], group])):
-                parts[-1].append(group)
-            else:
-                parts.append([group])
-        if len(parts) < 2:
+        """The table, or where that does not fit, several with as many groups of columns each as do.
+
+        A group that does not even fit alone is cut into its columns. Columns of no group are in every part,
+        unless one that is not a label leaves no room for others.
+        """
+        if fits(self):
             return [self]
-        return [self._only(part) for part in parts]
+        groups: dict[str, list[int]] = {}
+        for i, column in enumerate(self.columns):
+            groups.setdefault(column.group, []).append(i)
+        common = groups.pop("", [])
+        if not groups or not all(fits(self._only([*common, i])) for group in groups.values() for i in group):
+            groups = {"": [i for i in common if not self.columns[i].label], **groups}
+            common = [i for i in common if self.columns[i].label]
+        parts: list[list[int]] = []
+        for group in groups.values():
+            whole = fits(self._only([*common, *group]))
+            for piece in [group] if whole else [[i] for i in group]:
+                if parts and fits(self._only([*common, *parts[-1], *piece])):
+                    parts[-1] += piece
+                else:
+                    parts.append(list(piece))
+        return [self._only([*common, *part]) for part in parts if part] or [self]
 
-    def _only(self, groups: list[str]) -> "Table":
-        """The table with some groups of its columns."""
-        kept = [i for i, column in enumerate(self.columns) if not column.group or column.group in groups]
-
+    def _only(self, kept: list[int]) -> "Table":
+        """The table with some of its columns."""
+        kept = sorted(kept)
         columns = [self.columns[i] for i in kept]
         numbers = [i for i in kept if not self.columns[i].label]
 
@@ -251,7 +262,7 @@ def _drawn_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text,
 
 def _markdown(text: str) -> str:
     """Text in which nothing is markup."""
-    return re.sub(r"([\\`*\[\]<>|&~])", r"\\\1", text)
+    return re.sub(r"([\\`*_$\[\]<>|&~])", r"\\\1", text)
 
 
 def _markdown_cell(cell: Cell) -> str:

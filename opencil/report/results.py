@@ -10,6 +10,7 @@ import pandas as pd
 
 from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+from opencil.validation import flat
 
 #: What the paper's tables show.
 METRICS = {"auc": "AUC↑", "fpr": "FPR↓", "ap": "AP↑"}
@@ -17,6 +18,7 @@ METRICS = {"auc": "AUC↑", "fpr": "FPR↓", "ap": "AP↑"}
 FLIPPED = {"fpr_ood_positive": "FPR(OOD+)↓", "ap_id_positive": "AP(ID+)↑"}
 
 _METHOD = ["cil", "seed", "detector"]
+_NAMED = 5  # keys of configs that a note names
 
 
 def lower_is_better(metric: str) -> bool:
@@ -59,9 +61,12 @@ class Results:
     cil: list[str]
     detectors: list[str]
     datasets: dict[str, str]  #: near or far, by name
+    averaged: dict[str, str]  #: those of them that near, far and all are over: every finished run has them
+    partial: dict[str, list[str]]  #: the others, with the finished runs that have them
     averages: dict[tuple[str, str, str, str], Average]  #: by CIL method, detector, metric, place
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
     behind: list[Behind]
+    mixed: dict[str, list[str]]  #: what runs of a CIL method differ in beside seeds: keys of their configs
 
     @property
     def title(self) -> str:
@@ -100,22 +105,49 @@ class Results:
             for key, part in self.per_seed.groupby(["cil", "metric", "place"])
         }
 
+    def finished(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Those of some rows that are of its finished runs and detectors."""
+        here = rows[(rows["benchmark"] == self.benchmark) & (rows["k"] == self.k)]
+        whole = pd.MultiIndex.from_frame(self.per_seed[_METHOD].drop_duplicates())
+        return here[pd.MultiIndex.from_frame(here[_METHOD]).isin(whole)]
+
     def basis(self) -> list[str]:
         """Notes on what was averaged, and on what is missing."""
         seeds = max((a.seeds for a in self.averages.values()), default=0)
-        over_seeds = f"then over {_count(seeds, 'seed')}" + " (± standard deviation)" * (seeds > 1)
-        splits = {d: [name for name, far in self.datasets.items() if far == d] for d in ("near", "far")}
+        over_seeds = f"then over {count(seeds, 'seed')}" + " (± standard deviation)" * (seeds > 1)
+        splits = {d: [name for name, far in self.averaged.items() if far == d] for d in ("near", "far")}
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
-        over_steps = f"then over {_count(self.steps, 'step')}"
-        notes = [f"Percent: mean over OOD datasets ({named}), {over_steps}, {over_seeds}."]
-        if self.behind:
-            notes.append(f"Not finished, so not in these averages: {'; '.join(self._unfinished())}.")
+        over_steps = f"then over {count(self.steps, 'step')}"
+        notes = [f"Percent: mean over OOD datasets ({named or 'none'}), {over_steps}, {over_seeds}."]
+        if self.partial:
+            parts = [f"{name} ({', '.join(runs)})" for name, runs in self.partial.items()]
+            notes.append(
+                f"OOD datasets that only some runs have, so not in near, far and all: {'; '.join(parts)}."
+            )
+        notes += [*self.missing(), *self.mixture()]
         fewer = self._fewer_seeds(seeds)
         if fewer:
             notes.append(f"Over fewer seeds, so with care: {'; '.join(fewer)}.")
         return notes
 
-    def _unfinished(self) -> list[str]:
+    def missing(self) -> list[str]:
+        """A note on what is not finished, if anything is not."""
+        parts = self.unfinished()
+        return [f"Not finished, so not counted: {'; '.join(parts)}."] if parts else []
+
+    def mixture(self) -> list[str]:
+        """A note on runs that count as seeds of one method but were made under different configs."""
+        parts = [
+            f"{cil} ({', '.join(keys[:_NAMED])}{f' and {len(keys) - _NAMED} more' * (len(keys) > _NAMED)})"
+            for cil, keys in self.mixed.items()
+        ]
+        return (
+            [f"Runs of one method that differ in more than their seeds: {'; '.join(parts)}."] if parts else []
+        )
+
+    def unfinished(self) -> list[str]:
+        """How far each run and detector that is not finished has come, in words."""
+
         def place(b: Behind) -> tuple[str, int, int]:
             return b.cil, b.seed, b.steps
 
@@ -123,8 +155,9 @@ class Results:
         ordered = sorted(
             self.behind, key=lambda b: (order[b.cil], b.seed, b.steps, order.get(b.detector, -1))
         )
+        whole = count(self.steps, "step")
         return [
-            f"{cil} seed {seed}, {steps} of {self.steps} steps ({self._named([b.detector for b in part])})"
+            f"{cil} seed {seed}, {steps} of {whole} ({self._named([b.detector for b in part])})"
             for (cil, seed, steps), part in groupby(ordered, key=place)
         ]
 
@@ -173,16 +206,17 @@ def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[Mapping[str,
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     datasets = sort_datasets(benchmark, dict(distances))
     steps = max([int(rows["step"].max()), *(r["steps"] for r in runs if r["steps"])])
-    progress, planned = _progress(rows, measured, len(datasets)), _planned(runs)
+    progress, planned = _progress(rows, measured), _planned(runs)
     all_of_them = progress.index.union(planned)
     progress = progress.reindex(all_of_them, fill_value=0)
     behind = [Behind(*key, steps=int(done)) for key, done in _items(progress[progress < steps])]
-    splits = over_steps(rows).rename(columns={"split": "place"})
+    whole = progress[progress >= steps].index
+    rows = rows[pd.MultiIndex.from_frame(rows[_METHOD]).isin(whole)]
+    partial = partial_datasets(rows)
+    splits = over_steps(rows[~rows["ood"].isin(partial)]).rename(columns={"split": "place"})
     by_dataset = datasets_over_steps(rows)
     by_dataset["place"] = by_dataset.pop("ood").map(of_dataset)
     values = pd.concat([splits, by_dataset], ignore_index=True)
-    whole = progress[progress >= steps].index
-    values = values[pd.MultiIndex.from_frame(values[_METHOD]).isin(whole)]
     values = values.assign(value=100 * values["value"])
     table = spread(values, ["cil", "detector", "metric", "place"])
     averages = {
@@ -199,17 +233,52 @@ def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[Mapping[str,
         cil=sort_cil(cil for cil, _, _ in all_of_them),
         detectors=sort_detectors(name for _, _, name in all_of_them if name),
         datasets=datasets,
+        averaged={name: distance for name, distance in datasets.items() if name not in partial},
+        partial={name: partial[name] for name in datasets if name in partial},
         averages=averages,
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
         behind=behind,
+        mixed=_mixed(runs),
     )
 
 
-def _progress(rows: pd.DataFrame, measured: pd.DataFrame, datasets: int) -> "pd.Series[int]":
-    """Steps that each detector of each run has on every dataset; those of the model have no detector."""
-    cells = measured[[*_METHOD, "step", "ood"]].drop_duplicates().groupby([*_METHOD, "step"]).size()
+def partial_datasets(rows: pd.DataFrame) -> dict[str, list[str]]:
+    """The OOD datasets that only some of the runs of one benchmark and k have, with those runs' names."""
+    have = of_datasets(rows)[["cil", "seed", "ood"]].drop_duplicates()
+    runs = len(have[["cil", "seed"]].drop_duplicates())
+    return {
+        str(name): [f"{cil} seed {seed}" for cil, seed in sorted(zip(part["cil"], part["seed"], strict=True))]
+        for name, part in have.groupby("ood")
+        if len(part) < runs
+    }
+
+
+def _mixed(runs: list[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """For each CIL method, the keys under which its runs' configs differ: seeds may, and sets of detectors.
+
+    A key that only some configs have is no difference: the others are of before it existed, or of another
+    set of detectors.
+    """
+    found = {}
+    for cil in sort_cil(run["cil"] for run in runs):
+        values: dict[str, set[str]] = {}
+        for run in runs:
+            for key, value in flat(run["config"]).items() if run["cil"] == cil else ():
+                values.setdefault(key, set()).add(repr(value))
+        keys = [key for key, several in values.items() if len(several) > 1]
+        keys = [key for key in keys if key.partition(".")[0] not in ("seed", "place")]
+        if keys:
+            found[cil] = keys
+    return found
+
+
+def _progress(rows: pd.DataFrame, measured: pd.DataFrame) -> "pd.Series[int]":
+    """Steps that each detector of each run has on all of the run's datasets; a model's have no detector."""
+    cells = measured[[*_METHOD, "step", "ood"]].drop_duplicates()
+    cells = cells.assign(own=cells.groupby(["cil", "seed"])["ood"].transform("nunique"))
+    of_step = cells.groupby([*_METHOD, "step"]).agg(found=("ood", "size"), own=("own", "first"))
+    detectors = (of_step["found"] == of_step["own"]).groupby(_METHOD).sum()
     models = rows.loc[rows["detector"] == "", [*_METHOD, "step"]].drop_duplicates().groupby(_METHOD).size()
-    detectors = (cells == datasets).groupby(_METHOD).sum()
     return pd.concat([models, detectors]).astype(int)
 
 
@@ -223,5 +292,6 @@ def _planned(runs: list[Mapping[str, Any]]) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(pd.DataFrame(keys, columns=_METHOD))
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """A number of things in words: ``1 step``, ``2 steps``."""
     return f"{number} {what}{'s' * (number != 1)}"

@@ -6,7 +6,9 @@ of each other (its steps share a history, its OOD images are nested): the interv
 are too narrow for what another training would give.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from opencil.errors import BadInput, unknown
 from opencil.evaluation.metrics import DEFINITIONS
 from opencil.report.averages import of_datasets
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.results import METRICS, lower_is_better
+from opencil.report.order import labelled
+from opencil.report.results import METRICS, Results, lower_is_better, results
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -114,36 +117,38 @@ def bootstrap(
     return [Interval(*map(float, three)) for three in zip(differences.mean(axis=0), low, high, strict=True)]
 
 
-def statistics_tables(rows: pd.DataFrame, baseline: str | None = None) -> list[Table]:
+def statistics_tables(
+    rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]] = (), baseline: str | None = None
+) -> list[Table]:
     """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
 
-    ``baseline`` is that one; by default the best. Where not all detectors have at least two cells in common,
-    there is no table.
+    ``runs`` are a study's records, which say what is still to come: only what is finished counts. Names with
+    a label do not: variants of one method would be ranked as methods. ``baseline`` is the detector to differ
+    from; by default the best. Where not all detectors have at least two cells in common, there is no table.
     """
-    known = set(rows["detector"]) - {""}
+    known = {str(name) for name in rows["detector"].unique() if name and not labelled(name)}
     if baseline is not None and baseline not in known:
         raise unknown("detector", baseline, known)
+    plain = rows[rows["detector"].isin(known)]
     made = []
-    for (name, k), part in rows.groupby(["benchmark", "k"]):
+    for found in results(rows, runs):
+        finished = of_datasets(found.finished(plain))
         for metric in ("auc", "fpr"):
-            cells = cell_matrix(part, metric)
+            cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
-                total = len(of_datasets(part)[_UNIT].drop_duplicates())
-                files, title = f"statistics-{metric}-{name}-k{k}", f"{name}, {k} classes per step"
-                made.append(_table(files, title, cells, total, metric, baseline))
+                total = len(finished[_UNIT].drop_duplicates())
+                made.append(_table(found, cells, total, metric, baseline))
     return made
 
 
-def _table(
-    name: str, title: str, cells: pd.DataFrame, total: int, metric: str, baseline: str | None
-) -> Table:
+def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baseline: str | None) -> Table:
     ranking = rank_detectors(cells, lower_is_better(metric))
     reference = baseline if baseline in cells.columns else ranking.detectors[0]
     values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
     intervals = bootstrap(values - values[:, [ranking.detectors.index(str(reference))]])
     lines = []
     for i, detector in enumerate(ranking.detectors):
-        letters = "".join(chr(ord("a") + g) for g, group in enumerate(ranking.groups) if i in group)
+        letters = _letters([g for g, group in enumerate(ranking.groups) if i in group], len(ranking.groups))
         own, interval = detector == reference, intervals[i]
         limits = [Cell(interval.mean), Cell(interval.low), Cell(interval.high)]
         shown = [words("") if own else Cell(c.value, signed=True) for c in limits]
@@ -152,6 +157,7 @@ def _table(
         )
     columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
     columns += [Column(METRICS[metric]), Column("difference"), Column("low"), Column("high")]
+    left_out = [name for name in found.detectors if labelled(name)]
     p = f"p = {ranking.p:.2g}" if ranking.p >= 1e-12 else "p < 1e-12"
     notes = [
         f"Over {len(cells):,} cells (CIL method × seed × step × OOD dataset)"
@@ -162,10 +168,22 @@ def _table(
         f"Difference from {reference}, in percent points: mean over cells, and its 95 % interval (low, high) "
         "by a paired bootstrap that draws cells (10,000 times, seed 0). Cells of one run depend on each "
         "other: the interval is about these runs, not about other trainings.",
+        *[f"{baseline} is not finished here, so the best stands for it."]
+        * (baseline not in (None, reference)),
+        *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
+        *found.missing(),
+        *found.mixture(),
         DEFINITIONS[metric],
     ]
-    title = f"{title}: detectors ranked by {METRICS[metric]}"
-    return Table(name, title, columns, [Block(lines)], notes)
+    title = f"{found.title}: detectors ranked by {METRICS[metric]}"
+    return Table(f"statistics-{metric}-{found.name}", title, columns, [Block(lines)], notes)
+
+
+def _letters(groups: list[int], count: int) -> str:
+    """The names of some of ``count`` groups: letters, or numbers where the alphabet is too short."""
+    if count <= len(ascii_lowercase):
+        return "".join(ascii_lowercase[group] for group in groups)
+    return " ".join(str(group + 1) for group in groups)
 
 
 def _groups(ranks: Matrix, critical: float) -> list[range]:

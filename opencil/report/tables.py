@@ -10,7 +10,17 @@ from opencil.evaluation.metrics import DEFINITIONS
 from opencil.report.averages import continual, over_seeds
 from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
 from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors
-from opencil.report.results import FLIPPED, METRICS, Average, Results, lower_is_better, of_dataset, results
+from opencil.report.results import (
+    FLIPPED,
+    METRICS,
+    Average,
+    Results,
+    count,
+    lower_is_better,
+    of_dataset,
+    partial_datasets,
+    results,
+)
 
 Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
 KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
@@ -23,7 +33,10 @@ _CONTINUAL = (
     "Percent. Average: mean over steps of the accuracy on all classes seen. Forgetting: best earlier "
     "accuracy on a task minus the last, mean over old tasks. Backward transfer: last minus first."
 )
-_LABELLED = "A name with @ is its method under other values; it does not count in averages of detectors."
+_LABELLED = (
+    "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
+    "the best."
+)
 
 
 def tables(
@@ -37,7 +50,7 @@ def tables(
     of FPR and AP to the summary.
     """
     if kind == "summary":
-        return summaries(rows, extra)
+        return summaries(rows, extra, runs)
     records = list(runs)
     makers: dict[Kind, Callable[[Results], list[Table]]] = {
         "main": main_tables,
@@ -90,7 +103,8 @@ def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> l
             columns = _per_dataset(found, cil)
             if not any((cil, name, m, p) in found.averages for name in names for _, m, p in columns.values()):
                 continue
-            lines = _ranked([_line(found, name, columns) for name in names], list(columns.values()))
+            keys = list(columns.values())
+            lines = _ranked([_line(found, name, columns) for name in names], keys, variants=True)
             notes = [*found.basis(), *values, MARKS, *(DEFINITIONS[m] for m in _MAIN)]
             title = f"{found.title}, {cil}: ablation of {own}"
             made.append(
@@ -177,13 +191,17 @@ def _cell(average: Average | None) -> Cell:
     return Cell(average.mean, average.std) if average else Cell()
 
 
-def _ranked(lines: list[list[Cell]], keys: list[Key]) -> list[list[Cell]]:
-    """Lines in which the three best values of each column are marked, compared as they are shown."""
+def _ranked(lines: list[list[Cell]], keys: list[Key], variants: bool = False) -> list[list[Cell]]:
+    """Lines in which the three best values of each column are marked, compared as they are shown.
+
+    Names with a label compete only where ``variants`` are what is compared.
+    """
     ranked = [list(line) for line in lines]
+    competing = [line for line in ranked if variants or not labelled(line[0].text)]
     for i, (_, metric, _) in enumerate(keys, start=1):
-        shown = {round(line[i].value or 0.0, 2) for line in lines if line[i].value is not None}
+        shown = {round(line[i].value or 0.0, 2) for line in competing if line[i].value is not None}
         best = sorted(shown, reverse=not lower_is_better(metric))[:3]
-        for line in ranked:
+        for line in competing:
             value = line[i].value
             if value is not None and round(value, 2) in best:
                 line[i] = replace(line[i], rank=best.index(round(value, 2)) + 1)
@@ -193,24 +211,36 @@ def _ranked(lines: list[list[Cell]], keys: list[Key]) -> list[list[Cell]]:
 # --- summary ---------------------------------------------------------------------------------------
 
 
-def summaries(rows: pd.DataFrame, extra: bool = False) -> list[Table]:
+def summaries(rows: pd.DataFrame, extra: bool = False, runs: Iterable[Mapping[str, Any]] = ()) -> list[Table]:
     """For each benchmark and k: the CIL models themselves, then the detectors on them, finished or not.
 
-    ``extra`` adds the flipped conventions of FPR and AP.
+    ``extra`` adds the flipped conventions of FPR and AP; ``runs`` are a study's records.
     """
     metrics = METRICS | (FLIPPED if extra else {})
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
-    found = []
-    for (name, k), part in over_seeds(shown).groupby(["benchmark", "k"]):
-        title, files = f"{name}, {k} classes per step", f"{name}-k{k}"
-        found.append(_models(f"accuracy-{files}", f"{title}: accuracy", models[name, k]))
-        if (part["detector"] != "").any():
-            found.append(_summary(f"summary-{files}", f"{title}: OOD detection", part, metrics))
-    return found
+    averages = dict(list(over_seeds(shown).groupby(["benchmark", "k"])))
+    made = []
+    for found in results(rows, runs, metrics=["auc"]):
+        key = (found.benchmark, found.k)
+        made.append(
+            _models(f"accuracy-{found.name}", f"{found.title}: accuracy", models[key], found.mixture())
+        )
+        if found.datasets:
+            notes = [*found.mixture(), *_uneven(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])])]
+            title = f"{found.title}: OOD detection"
+            made.append(_summary(f"summary-{found.name}", title, averages[key], metrics, notes))
+    return made
 
 
-def _models(name: str, title: str, averages: pd.DataFrame) -> Table:
+def _uneven(rows: pd.DataFrame) -> list[str]:
+    """A note on OOD datasets that some runs have and others have not, if there are any."""
+    parts = [f"{name} ({', '.join(runs)})" for name, runs in partial_datasets(rows).items()]
+    note = "OOD datasets that only some runs have, so that averages with and without them do not compare: "
+    return [f"{note}{'; '.join(parts)}."] if parts else []
+
+
+def _models(name: str, title: str, averages: pd.DataFrame, mixture: list[str]) -> Table:
     cells = {(row["cil"], row["metric"]): _spread(row) for row in averages.to_dict("records")}
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
@@ -219,11 +249,13 @@ def _models(name: str, title: str, averages: pd.DataFrame) -> Table:
         [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)] for cil in sort_cil(averages["cil"])
     ]
     columns = [Column(m.replace("average accuracy_", "average ").replace("_", " ")) for m in metrics]
-    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min())]
+    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min()), *mixture]
     return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 
-def _summary(name: str, title: str, averages: pd.DataFrame, metrics: dict[str, str]) -> Table:
+def _summary(
+    name: str, title: str, averages: pd.DataFrame, metrics: dict[str, str], more: list[str]
+) -> Table:
     cells = {
         (row["cil"], row["detector"], row["metric"], row["split"]): _spread(row)
         for row in averages.to_dict("records")
@@ -241,9 +273,8 @@ def _summary(name: str, title: str, averages: pd.DataFrame, metrics: dict[str, s
         blocks.append(Block(lines))
     columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
     columns += [Column(split, label) for label in metrics.values() for split in _SPLITS]
-    return Table(
-        name, title, columns, blocks, [_basis(averages), *(DEFINITIONS[metric] for metric in metrics)]
-    )
+    notes = [_basis(averages), *more, *(DEFINITIONS[metric] for metric in metrics)]
+    return Table(name, title, columns, blocks, notes)
 
 
 def _basis(averages: pd.DataFrame) -> str:
@@ -251,8 +282,8 @@ def _basis(averages: pd.DataFrame) -> str:
     counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
     steps, seeds = counts.max()
     text = (
-        f"Percent: mean over the datasets of a split, then over {steps} step{'s' * (steps > 1)}, "
-        f"then over {seeds} seed{'s' * (seeds > 1)}{' (± standard deviation)' * (seeds > 1)}."
+        f"Percent: mean over the datasets of a split, then over {count(steps, 'step')}, "
+        f"then over {count(seeds, 'seed')}{' (± standard deviation)' * (seeds > 1)}."
     )
     return " ".join([text, *_behind(counts)])
 
@@ -263,7 +294,7 @@ def _behind(counts: pd.DataFrame) -> list[str]:
     behind = counts[(counts["steps"] < steps) | (counts["seeds"] < seeds)]
     parts = [
         f"{name if isinstance(name, str) else ' '.join(filter(None, name))} "
-        f"({row['steps']} steps, {row['seeds']} seeds)"
+        f"({count(row['steps'], 'step')}, {count(row['seeds'], 'seed')})"
         for name, row in behind.to_dict("index").items()
     ]
     return [f"Unfinished, so not comparable: {', '.join(parts)}."] if parts else []

@@ -31,6 +31,7 @@ from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
 from opencil.runs.plan import RunSpec, defaults
+from opencil.validation import flat
 
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
 #: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
@@ -139,9 +140,9 @@ class RunFolder:
             return []
         both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
         record = _with_detectors(spec.record(), both)
-        then, now = _flat(_with_detectors(stored, both)), _flat(record)
+        then, now = flat(_with_detectors(stored, both)), flat(record)
         # A value that did not exist when the run was stored was what it is by default.
-        for key, value in _flat(defaults(record)).items():
+        for key, value in flat(defaults(record)).items():
             if key in now:
                 then.setdefault(key, value)
         return [
@@ -266,14 +267,3 @@ def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenC
 
 def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {**record, "detector": {name: record["detector"][name] for name in names}}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict) and value
-            else {f"{prefix}{key}": value}
-        )
-    return flat

@@ -4,6 +4,9 @@ A published study is a folder with two files, ``rows.parquet`` and ``runs.json``
 FOLDER`` writes it. Everything that a report shows comes from these two.
 """
 
+import math
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -103,15 +106,16 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         raise files.damaged(folder.path / "step01", "its rows are of several runs")
     if len(of_rows):
         benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
+        k, seed = int(k), int(seed)
     else:
         benchmark, k, cil, seed = _identity(config, folder.path)
     evaluated = [path.stem for step in steps for path in step.tables()[1:]]
     names = dict.fromkeys([*config.get("detector", {}), *evaluated])
     record = RunRecord(
         benchmark=benchmark,
-        k=int(k),
+        k=k,
         cil=cil,
-        seed=int(seed),
+        seed=seed,
         steps=infos[0]["steps"] if infos else _expected_steps(config),
         trained=len(steps),
         seconds=[info.get("seconds", {}) for info in infos],
@@ -120,6 +124,7 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         environment=_json(folder.path / "environment.json"),
         data=_json(folder.path / "data.json").get("datasets", []),
     )
+    _check_record(record, folder.path)
     return record, rows
 
 
@@ -127,14 +132,13 @@ def _identity(config: dict[str, Any], path: Path) -> tuple[str, int, str, int]:
     """Which run a config is of, before there are rows that say it."""
     try:
         benchmark = config["benchmark"]
-        return (
-            benchmark["name"],
-            benchmark["classes_per_step"][0],
-            next(iter(config["cil"])),
-            config["seed"]["run"],
-        )
+        k = benchmark["classes_per_step"][0]
+        found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
     except (KeyError, IndexError, TypeError, StopIteration):
-        raise files.damaged(path / "config.yml", "it does not say which run it is of") from None
+        found = (None,) * 4
+    if not all(_USABLE[key](value) for key, value in zip(_IDENTITY, found, strict=True)):
+        raise files.damaged(path / "config.yml", "it does not say which run it is of")
+    return found
 
 
 def _expected_steps(config: dict[str, Any]) -> int | None:
@@ -169,18 +173,89 @@ def _read_published(folder: Path) -> Study:
 
 
 def _check_record(run: object, path: Path) -> None:
-    kinds: dict[str, type | tuple[type, ...]] = {"benchmark": str, "k": int, "cil": str, "seed": int}
-    kinds |= {"steps": (int, type(None)), "trained": int, "seconds": list, "detectors": dict}
-    kinds |= {"config": dict, "environment": dict, "data": list}
-    for key, kind in kinds.items():
-        if not isinstance(run, dict) or not isinstance(run.get(key, ...), kind):
+    """Refuse a record that reports could not show, down to its innermost values."""
+    for key, usable in _USABLE.items():
+        if not isinstance(run, dict) or not usable(run.get(key, ...)):
             raise _unusable(path, f"a run in it has no usable {key!r}")
+    for leaf in _leaves(run):
+        if isinstance(leaf, str) and not _showable(leaf):
+            raise _unusable(path, f"a run in it has {leaf!r}, with control characters")
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _whole(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _mapping(value: object, of: Callable[[object], bool] = lambda _: True) -> bool:
+    return isinstance(value, dict) and all(map(of, value.values()))
+
+
+def _list(value: object, of: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(of, value))
+
+
+def _environment(value: object) -> bool:
+    """Whether a value is a mapping that has no infinite numbers, which JSON does not know."""
+    return isinstance(value, dict) and not any(
+        isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _leaves(value)
+    )
+
+
+def _dataset(value: object) -> bool:
+    """Whether a value notes which images of a dataset were read."""
+    return (
+        isinstance(value, dict)
+        and all(_text(value.get(key)) for key in ("name", "role", "split", "files"))
+        and _whole(value.get("images"))
+        and (value.get("paper", ...) is None or _whole(value.get("paper")))
+    )
+
+
+#: What each value of a record must be.
+_USABLE: dict[str, Callable[[Any], bool]] = {
+    "benchmark": _text,
+    "k": lambda value: _whole(value, 1),
+    "cil": _text,
+    "seed": _whole,
+    "steps": lambda value: value is None or _whole(value, 1),
+    "trained": _whole,
+    "seconds": lambda value: _list(value, lambda of_step: _mapping(of_step, _number)),
+    "detectors": lambda value: _mapping(value, _whole),
+    "config": lambda value: _mapping(value) and _mapping(value.get("detector", {}), _mapping),
+    "environment": _environment,
+    "data": lambda value: _list(value, _dataset),
+}
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Every key and every value that has no parts, however deep."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _showable(text: str) -> bool:
+    """Whether nothing in a text would command a terminal, or has no encoding; blanks may be of any width."""
+    return all(c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
 
 
 def _checked(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """Rows whose names can be shown: no characters that would command a terminal."""
+    """Rows whose names can be shown."""
     for column in _NAMES:
-        if strange := [name for name in rows[column].unique() if not name.isprintable()]:
+        if strange := [name for name in rows[column].unique() if not _showable(name)]:
             raise _unusable(source, f"its rows have a {column} named {strange[0]!r}, with control characters")
     return rows
 

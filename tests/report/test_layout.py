@@ -122,9 +122,38 @@ def test_as_many_groups_as_fit_stay_together() -> None:
     assert [[c.group for c in part.columns] for part in parts] == [["g0", "g1"], ["g2", "g3"], ["g4"]]
 
 
-def test_without_groups_there_is_nothing_to_cut() -> None:
+def test_one_column_is_not_cut() -> None:
     plain = Table("t", "t", [Column("a", label=True), Column("b")], [Block([[words("x"), Cell(1.0)]])], [])
     assert plain.fitting(lambda _: False) == [plain]
+
+
+def test_without_groups_a_table_is_cut_between_columns() -> None:
+    columns = [Column("n", label=True), *(Column(f"c{i}") for i in range(5))]
+    plain = Table("t", "t", columns, [Block([[words("x"), *map(Cell, range(5))]])], [])
+    parts = plain.fitting(lambda part: len(part.columns) <= 3)
+    assert [[c.name for c in part.columns] for part in parts] == [
+        ["n", "c0", "c1"],
+        ["n", "c2", "c3"],
+        ["n", "c4"],
+    ]
+    assert [cell.text for cell in parts[1].lines[0]] == ["x", "2.00", "3.00"]
+
+
+def test_a_group_that_does_not_fit_alone_is_cut_too() -> None:
+    parts = table().fitting(lambda part: len(part.columns) <= 3)
+    assert [[c.heading for c in part.columns] for part in parts] == [
+        ["detector", "acc", "icarl AUC↑"],
+        ["detector", "acc", "icarl FPR↓"],
+        ["detector", "acc", "wa AUC↑"],
+        ["detector", "acc", "wa FPR↓"],
+    ]
+
+
+def test_a_number_of_no_group_makes_room_where_there_is_none() -> None:
+    parts = table().fitting(lambda part: len(part.columns) <= 2)
+    assert [[c.heading for c in part.columns] for part in parts] == [
+        ["detector", name] for name in ("acc", "icarl AUC↑", "icarl FPR↓", "wa AUC↑", "wa FPR↓")
+    ]
 
 
 # --- Markdown --------------------------------------------------------------------------------------
@@ -155,7 +184,7 @@ def test_names_are_not_markdown() -> None:
     for line in shown.markdown().splitlines():
         text = line.removeprefix("## ").removeprefix("- ").strip("| ").removeprefix("***").removesuffix("***")
         if text and text != "---":
-            assert re.findall(r"(?<!\\)[|*<>&~`\[\]]", text) == []
+            assert re.findall(r"(?<!\\)[|*_$<>&~`\[\]]", text) == []
             assert re.sub(r"\\(.)", r"\1", text) == NASTY
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import friedmanchisquare
 
 from opencil import BadInput
+from opencil.report import statistics
 from opencil.report.statistics import bootstrap, cell_matrix, nemenyi, rank_detectors, statistics_tables
 
 Rows = Callable[..., pd.DataFrame]
+Record = Callable[..., dict[str, Any]]
 
 
 def random_cells(count: int, detectors: int, seed: int = 0, digits: int = 6) -> pd.DataFrame:
@@ -73,6 +76,28 @@ def test_groups_are_the_largest_that_are_not_told_apart(detectors: int, count: i
             near = found.ranks[j] - found.ranks[i] < found.critical
             assert near == any({i, j} <= group for group in together)
     assert not any(a < b for a in together for b in together)
+
+
+def test_a_difference_that_is_critical_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "nemenyi", lambda *_: 1.0)
+    cells = pd.DataFrame([[3.0, 2.0, 1.0]] * 4, columns=["a", "b", "c"])
+    assert rank_detectors(cells).groups == [range(1), range(1, 2), range(2, 3)]
+
+
+@pytest.mark.parametrize("count", [26, 30])
+def test_groups_have_names_however_many_there_are(
+    made_up: Rows, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(statistics, "nemenyi", lambda *_: 1.5)  # each is told apart but from its neighbours
+    rows = made_up(detectors=tuple(f"d{i:02d}" for i in range(count + 1)), seeds=(0,), steps=1)
+    rows["value"] = rows["detector"].str[1:].where(rows["detector"] != "", "0").astype(float)
+    names = [cells[2].text for cells in statistics_tables(rows)[0].lines]
+    if count == 26:
+        assert names[:3] == ["a", "ab", "bc"]
+        assert names[-2:] == ["yz", "z"]
+    else:
+        assert names[:3] == ["1", "1 2", "2 3"]
+        assert names[-2:] == ["29 30", "30"]
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 1), (0, 2)])
@@ -136,13 +161,40 @@ def test_cells_of_rows(made_up: Rows) -> None:
 
 def test_cells_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
     rows = made_up()
-    rows = rows[~((rows["detector"] == "msp") & (rows["step"] > 2))]
-    assert set(cell_matrix(rows, "auc").index.get_level_values("step")) == {1, 2}
+    rows = rows[~((rows["detector"] == "msp") & (rows["seed"] > 1))]
+    assert set(cell_matrix(rows, "auc").index.get_level_values("seed")) == {0, 1}
     notes = statistics_tables(rows)[0].notes
     assert (
         notes[0]
-        == "Over 24 cells (CIL method × seed × step × OOD dataset) of 48: those that all detectors have."
+        == "Over 32 cells (CIL method × seed × step × OOD dataset) of 48: those that all detectors have."
     )
+
+
+def test_only_what_is_finished_counts(made_up: Rows, record: Record) -> None:
+    rows = made_up(detectors=("msp", "energy", "gen"))
+    late = rows[(rows["seed"] < 2) | (rows["step"] < 3)]
+    late = late[(late["detector"] != "gen") | (late["step"] < 2)]
+    for runs in ([], [record(seed=2, steps=4, detectors={"msp": 2, "energy": 2, "gen": 1})]):
+        table, *_ = statistics_tables(late, runs)
+        plain, *_ = statistics_tables(rows[(rows["seed"] < 2) & (rows["detector"] != "gen")])
+        assert table.blocks == plain.blocks
+        (note,) = [note for note in table.notes if note.startswith("Not finished")]
+        assert "icarl seed 0, 1 of 4 steps (gen)" in note
+        assert "icarl seed 2, 2 of 4 steps (msp, energy)" in note
+    assert statistics_tables(rows, [record(steps=9)]) == []
+    table, *_ = statistics_tables(late, baseline="gen")
+    assert any(note.startswith("gen is not finished here") for note in table.notes)
+
+
+def test_variants_are_not_ranked(made_up: Rows) -> None:
+    rows = made_up(detectors=("msp", "energy", "gen"))
+    variant = rows[(rows["detector"] == "gen") & (rows["seed"] == 0)].assign(detector="gen@cold")
+    table, *_ = statistics_tables(pd.concat([rows, variant]))
+    plain, *_ = statistics_tables(rows)
+    assert table.blocks == plain.blocks
+    assert "Variants of a method are not ranked: gen@cold." in table.notes
+    with pytest.raises(BadInput, match="'gen@cold' is unknown"):
+        statistics_tables(pd.concat([rows, variant]), baseline="gen@cold")
 
 
 def test_a_table_for_each_metric(made_up: Rows) -> None:
@@ -169,12 +221,12 @@ def test_the_best_has_a_small_fpr(made_up: Rows) -> None:
 
 
 def test_a_baseline_of_ones_own(made_up: Rows) -> None:
-    auc, _ = statistics_tables(made_up(detectors=("msp", "energy", "gen")), "energy")
+    auc, _ = statistics_tables(made_up(detectors=("msp", "energy", "gen")), baseline="energy")
     for line in auc.lines:
         assert (line[4].text == "") == (line[0].text == "energy")
     assert any("Difference from energy" in note for note in auc.notes)
     with pytest.raises(BadInput, match="did you mean 'energy'"):
-        statistics_tables(made_up(), "enrgy")
+        statistics_tables(made_up(), baseline="enrgy")
 
 
 def test_one_detector_cannot_be_compared(made_up: Rows) -> None:

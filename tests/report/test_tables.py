@@ -227,6 +227,21 @@ def test_variants_are_lines_of_the_main_table_and_not_in_its_averages(made_up: R
     assert not any("@" in note for note in without.notes)
 
 
+def test_variants_take_no_marks_from_methods(made_up: Rows, families: None) -> None:
+    rows = made_up(detectors=VARIANTS)
+    rows.loc[rows["detector"].str.contains("@") & (rows["metric"] == "auc"), "value"] += 1
+    for kind in ("main", "distance", "dataset"):
+        plain = tables(kind, rows[~rows["detector"].str.contains("@")])
+        for table, without in zip(tables(kind, rows), plain, strict=True):
+            ranks, expected = (
+                {cells[0].text: [cell.rank for cell in cells] for cells in t.lines} for t in (table, without)
+            )
+            assert ranks == expected | {name: [0] * len(table.columns) for name in ranks.keys() - expected}
+    (ablation,) = tables("ablation", rows)
+    best = [cells[0].text for cells in ablation.lines if cells[1].rank == 1]
+    assert "@" in best[0], "there they are what is compared"
+
+
 # --- what is not finished --------------------------------------------------------------------------
 
 
@@ -238,7 +253,7 @@ def test_unfinished_cells_are_dashes_and_named(made_up: Rows) -> None:
     assert line(table, "energy")["wa AUC↑"] != "–"
     assert line(table, "Average")["wa AUC↑"] == "–", "over fewer detectors it would not compare"
     assert line(table, "Average")["icarl AUC↑"] != "–"
-    assert "Not finished, so not in these averages: wa seed 0, 2 of 4 steps (msp)." in table.notes
+    assert "Not finished, so not counted: wa seed 0, 2 of 4 steps (msp)." in table.notes
 
 
 def test_an_unfinished_seed_does_not_count(made_up: Rows) -> None:
@@ -263,6 +278,12 @@ def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
     assert "wa seed 0, 0 of 4 steps (all detectors)" in note
 
 
+def test_one_step_is_one_step(made_up: Rows, record: Record) -> None:
+    runs = [record(steps=1, detectors={"msp": 1, "energy": 1, "gen": 0})]
+    (table,) = tables("main", made_up(seeds=(0,), steps=1), runs)
+    assert "Not finished, so not counted: icarl seed 0, 0 of 1 step (gen)." in table.notes
+
+
 def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> None:
     rows = made_up(seeds=(0,))
     (table,) = tables(
@@ -270,6 +291,75 @@ def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> No
     )
     assert line(table, "msp")["icarl AUC↑"] == "–"
     assert any("3 of 4 steps (msp)" in note for note in table.notes)
+
+
+def test_a_run_with_one_more_dataset_leaves_the_others_finished(made_up: Rows) -> None:
+    more = made_up(cil="wa", seeds=(0,), ood=OOD | {"zoo": "near"}, entropy=5)
+    rows = pd.concat([made_up(), more])
+    (table,), (without,) = tables("main", rows), tables("main", rows[rows["ood"] != "zoo"])
+    assert texts(table) == texts(without), "averages are over what all have"
+    assert not any("Not finished" in note for note in table.notes)
+    assert "(near: n1; far: f1, f2, f3)" in table.notes[0]
+    assert table.notes[1] == (
+        "OOD datasets that only some runs have, so not in near, far and all: zoo (wa seed 0)."
+    )
+    icarl, wa = tables("dataset", rows)
+    assert line(icarl, "msp")["near zoo AUC↑"] == "–"
+    assert line(wa, "msp")["near zoo AUC↑"] == naive(more, "wa", "msp", "auc", ("zoo",))
+
+
+def test_runs_without_a_common_dataset_have_no_averages(made_up: Rows) -> None:
+    rows = pd.concat([made_up(), made_up(cil="wa", ood={"zoo": "near"})])
+    (table,) = tables("main", rows)
+    assert {cell for cells in texts(table)[1:] for cell in cells[1:]} == {"–"}
+    assert table.notes[0].startswith("Percent: mean over OOD datasets (none)")
+    assert "zoo (wa seed 0, wa seed 1, wa seed 2)" in table.notes[1]
+
+
+def test_a_run_that_is_not_finished_does_not_take_datasets_from_others(made_up: Rows) -> None:
+    late = made_up(cil="wa", seeds=(0,), steps=2, ood={"n1": "near"})
+    (table,) = tables("main", pd.concat([made_up(), late]))
+    assert "(near: n1; far: f1, f2, f3)" in table.notes[0]
+    assert not any("only some runs" in note for note in table.notes)
+
+
+def test_an_average_of_detectors_is_that_of_the_values_shown(made_up: Rows) -> None:
+    """Where a detector has fewer seeds, the mean is over its own; the deviation over the common ones."""
+    rows = made_up(seeds=(0, 1, 2))
+    rows = rows[(rows["detector"] != "msp") | (rows["seed"] < 2)]
+    (table,) = tables("main", rows)
+    values = {cells[0].text: cells[1].value for cells in table.lines}
+    assert values["Average"] == pytest.approx((values["msp"] + values["energy"]) / 2)
+    (common,) = tables("main", rows[rows["seed"] < 2])
+    assert [c[1].std for c in table.lines if c[0].text == "Average"] == [
+        c[1].std for c in common.lines if c[0].text == "Average"
+    ]
+
+
+def test_runs_that_differ_in_more_than_seeds_are_named(made_up: Rows, record: Record) -> None:
+    def config(seed: int, epochs: int, **detectors: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "cil": {"icarl": {"train": {"epochs": epochs}}},
+            "seed": {"run": seed},
+            "place": {"device": f"cuda:{seed}"},
+            "detector": detectors,
+        }
+
+    def notes(*configs: dict[str, Any], kind: str = "main") -> list[str]:
+        runs = [record(seed=seed, config=values) for seed, values in enumerate(configs)]
+        return [n for t in tables(kind, made_up(seeds=(0, 1)), runs) for n in t.notes if "more than" in n]
+
+    assert notes(config(0, 5, msp={}), config(1, 5, msp={}, energy={"t": 1})) == []
+    said = "Runs of one method that differ in more than their seeds: icarl (cil.icarl.train.epochs)."
+    assert notes(config(0, 5), config(1, 6)) == [said]
+    assert notes(config(0, 5), config(1, 6), kind="summary") == [said, said]
+    assert "(detector.energy.t)" in notes(config(0, 5, energy={"t": 1}), config(1, 5, energy={"t": 2}))[0]
+    many = [config(seed, 5, energy={f"v{i}": seed for i in range(9)}) for seed in (0, 1)]
+    assert notes(*many)[0].endswith("detector.energy.v4 and 4 more).")
+    other = config(1, 6) | {"cil": {"wa": {"train": {"epochs": 9}}}}
+    runs = [record(config=config(0, 5)), record(cil="wa", config=other)]
+    both = pd.concat([made_up(seeds=(0,)), made_up(cil="wa", seeds=(0,))])
+    assert not any("more than" in n for n in tables("main", both, runs)[0].notes), "other methods may differ"
 
 
 def test_fewer_seeds_are_named(made_up: Rows) -> None:
@@ -357,6 +447,16 @@ def test_a_split_without_datasets_is_a_dash(made_up: Rows) -> None:
         assert cells["AUC↑ far"] == cells["AUC↑ all"]
 
 
+def test_a_summary_over_uneven_datasets_says_so(made_up: Rows) -> None:
+    rows = pd.concat([made_up(seeds=(0,)), made_up(cil="wa", seeds=(0,), ood={"n1": "near"})])
+    assert (
+        detection(rows)
+        .notes[1]
+        .endswith("do not compare: f1 (icarl seed 0); f2 (icarl seed 0); f3 (icarl seed 0).")
+    )
+    assert not any("compare" in note for note in detection(made_up()).notes)
+
+
 def test_finished_methods_are_not_called_unfinished(made_up: Rows) -> None:
     table = detection(pd.concat([made_up(), made_up(cil="wa")]))
     assert "Unfinished" not in table.notes[0]
@@ -376,7 +476,7 @@ def test_unfinished_methods_are_named(made_up: Rows) -> None:
 def test_one_seed_that_is_behind_makes_a_method_unfinished(made_up: Rows) -> None:
     rows = made_up()
     late = rows[~((rows["seed"] == 2) & (rows["step"] > 1) & (rows["detector"] == "msp"))]
-    assert "Unfinished, so not comparable: icarl msp (1 steps, 3 seeds)." in detection(late).notes[0]
+    assert "Unfinished, so not comparable: icarl msp (1 step, 3 seeds)." in detection(late).notes[0]
 
 
 def test_a_summary_that_does_not_fit_is_cut_by_metric(made_up: Rows) -> None:
@@ -429,6 +529,6 @@ def test_an_unfinished_method_is_named_below_the_accuracy_table(made_up: Rows) -
     assert len(models(made_up()).notes) == 1
 
 
-def test_the_accuracy_table_is_not_cut(made_up: Rows) -> None:
-    table = models(made_up())
-    assert table.fitting(lambda _: False) == [table]
+def test_the_accuracy_table_is_cut_between_columns(made_up: Rows) -> None:
+    parts = models(made_up()).fitting(lambda part: len(part.columns) <= 3)
+    assert [headings(part) for part in parts] == [["CIL", *CONTINUAL[:2]], ["CIL", *CONTINUAL[2:]]]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from opencil import OpenCILError
+from opencil import BadInput, OpenCILError
 from opencil.runs import files
 
 
@@ -54,6 +54,36 @@ def test_a_fill_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.write(tmp_path / "a.txt", lambda temporary: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    target, link, dangling = tmp_path / "deep" / "a.txt", tmp_path / "link", tmp_path / "dangling"
+    target.write_text("old")
+    link.symlink_to(Path("deep") / "a.txt")
+    dangling.symlink_to(Path("deep") / "new.txt")
+    files.write_text(link, "new")
+    files.write_text(dangling, "newer")
+    assert link.is_symlink()
+    assert dangling.is_symlink()
+    assert target.read_text() == "new"
+    assert (tmp_path / "deep" / "new.txt").read_text() == "newer"
+    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"a.txt", "new.txt"}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(("make", "what"), [("mkfifo", "a pipe"), ("mkdir", "a folder")])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: str, what: str, linked: bool) -> None:
+    path = tmp_path / "target"
+    getattr(os, make)(path)
+    kind = path.stat().st_mode
+    name = tmp_path / "link" if linked else path
+    if linked:
+        name.symlink_to(path)
+    with pytest.raises(BadInput, match=f"{name} is no file but {what}"):
+        files.write_text(name, "x")
+    assert path.stat().st_mode == kind
+    assert name.is_symlink() == linked
 
 
 def test_tensors_come_back(tmp_path: Path) -> None:

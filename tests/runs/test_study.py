@@ -156,6 +156,23 @@ def test_runs_are_preferred_to_what_was_published_beside_them(finished: Path) ->
         (lambda c: c["runs"].append("icarl"), "no usable 'benchmark'"),
         (lambda c: c["runs"][0].pop("detectors"), "no usable 'detectors'"),
         (lambda c: c["runs"][0].update(seed="0"), "no usable 'seed'"),
+        (lambda c: c["runs"][0].update(seed=-1), "no usable 'seed'"),
+        (lambda c: c["runs"][0].update(k=True), "no usable 'k'"),
+        (lambda c: c["runs"][0].update(k=0), "no usable 'k'"),
+        (lambda c: c["runs"][0].update(steps=0), "no usable 'steps'"),
+        (lambda c: c["runs"][0].update(trained=None), "no usable 'trained'"),
+        (lambda c: c["runs"][0].update(seconds=[1]), "no usable 'seconds'"),
+        (lambda c: c["runs"][0].update(seconds=[{"training": "x"}]), "no usable 'seconds'"),
+        (lambda c: c["runs"][0].update(seconds=[{"training": float("nan")}]), "no usable 'seconds'"),
+        (lambda c: c["runs"][0].update(detectors={"msp": "x"}), "no usable 'detectors'"),
+        (lambda c: c["runs"][0].update(detectors={"msp": None}), "no usable 'detectors'"),
+        (lambda c: c["runs"][0].update(config={"detector": ["msp"]}), "no usable 'config'"),
+        (lambda c: c["runs"][0].update(config={"detector": {"msp": 3}}), "no usable 'config'"),
+        (lambda c: c["runs"][0].update(environment={"a": [float("inf")]}), "no usable 'environment'"),
+        (lambda c: c["runs"][0].update(data=[{}]), "no usable 'data'"),
+        (lambda c: c["runs"][0].update(data=["x"]), "no usable 'data'"),
+        (lambda c: c["runs"][0]["data"][0].pop("paper"), "no usable 'data'"),
+        (lambda c: c["runs"][0]["data"][0].update(images=1.5), "no usable 'data'"),
         (lambda c: c["runs"][0].update(seed=1), "digits/k2/icarl/seed0 that is not among its runs"),
     ],
 )
@@ -165,6 +182,61 @@ def test_foreign_records(published: Path, change: Callable[[dict[str, Any]], Non
         read_study(published)
     assert str(published / "runs.json") in str(error.value)
     assert "delete" not in str(error.value), "what is published cannot be computed again by deleting it"
+
+
+ESCAPE = "\x1b[2Jx"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: run.update(cil=ESCAPE),
+        lambda run: run.update(benchmark=ESCAPE),
+        lambda run: run["detectors"].update({ESCAPE: 0}),
+        lambda run: run["data"][0].update(name=ESCAPE),
+        lambda run: run["config"].update({ESCAPE: 1}),
+        lambda run: run["config"]["detector"]["msp"].update(a=["b", {"c": ESCAPE}]),
+        lambda run: run["config"].update(lone="\ud800"),
+    ],
+)
+def test_records_cannot_command_a_terminal(published: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    changed(published / "runs.json", lambda content: change(content["runs"][0]))
+    with pytest.raises(OpenCILError, match="with control characters") as error:
+        read_study(published)
+    assert str(error.value).isprintable()
+
+
+def test_blanks_of_any_width_are_no_commands(published: Path) -> None:
+    changed(published / "runs.json", lambda c: c["runs"][0]["config"].update(path="My\u202fData"))
+    assert read_study(published).runs
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("data.json", '"images": 965', '"images": "many"'),
+        ("step01/step.json", '"training": ', '"training": [], "tuning": '),
+        ("config.yml", "  msp: {}", '  msp: {}\n  "\\e[2Jx": {}'),
+        ("config.yml", "  msp: {}", "  msp: 3"),
+    ],
+)
+def test_a_runs_own_files_are_checked_as_well(finished: Path, name: str, old: str, new: str) -> None:
+    path = finished / RUN / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(OpenCILError, match="cannot be used") as error:
+        read_study(finished)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("k", ["[two]", "[0]", "[]", "[true]"])
+def test_a_run_that_has_only_begun_must_say_which_it_is(finished: Path, k: str) -> None:
+    for step in (finished / RUN).glob("step*"):
+        shutil.rmtree(step)
+    path = finished / RUN / "config.yml"
+    path.write_text(path.read_text().replace("classes_per_step: [2]", f"classes_per_step: {k}"))
+    with pytest.raises(OpenCILError, match="does not say which run"):
+        read_study(finished)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "runs.json"])
