@@ -274,7 +274,7 @@ cli_report.register(app, guarded)
 
 def main() -> None:
     """Entry point of the ``opencil`` command."""
-    gc.freeze()  # what is imported stays to the end: to go through it again and again took a tenth of a report
+    gc.freeze()  # what is imported stays to the end: to go through it again took a tenth of a report
     app()
 
 

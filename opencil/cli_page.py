@@ -36,13 +36,12 @@ def write_page(
     study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
 ) -> None:
     """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
-    from opencil.config import dump_yaml
     from opencil.report.page import known_differences, page
     from opencil.runs.files import write_text
 
-    runs = [{**run, "config": dump_yaml(run["config"])} for run in study.runs]
     differences = known_differences(study.rows, study.runs)
-    write_text(path, page(study.rows, runs, figures=figures, differences=differences, refresh=refresh))
+    text = page(study.rows, study.runs, figures=figures, differences=differences, refresh=refresh)
+    write_text(path, text)
 
 
 def watch(

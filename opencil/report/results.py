@@ -119,16 +119,17 @@ class Results:
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
         over_steps = f"then over {count(self.steps, 'step')}"
         notes = [f"Percent: mean over OOD datasets ({named or 'none'}), {over_steps}, {over_seeds}."]
-        if self.partial:
-            parts = [f"{name} ({', '.join(runs)})" for name, runs in self.partial.items()]
-            notes.append(
-                f"OOD datasets that only some runs have, so not in near, far and all: {'; '.join(parts)}."
-            )
-        notes += [*self.missing(), *self.mixture()]
+        notes += [*self.uneven(), *self.missing(), *self.mixture()]
         fewer = self._fewer_seeds(seeds)
         if fewer:
             notes.append(f"Over fewer seeds, so with care: {'; '.join(fewer)}.")
         return notes
+
+    def uneven(self) -> list[str]:
+        """A note on OOD datasets that only some of the finished runs have, if there are any."""
+        parts = [f"{name} ({', '.join(runs)})" for name, runs in self.partial.items()]
+        note = "OOD datasets that only some runs have, so not in near, far and all"
+        return [f"{note}: {'; '.join(parts)}."] if parts else []
 
     def missing(self) -> list[str]:
         """A note on what is not finished, if anything is not."""
