@@ -190,7 +190,8 @@ def results(
     """
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]
     records = list(runs)
-    keys = sorted({(str(name), int(k)) for name, k in zip(shown["benchmark"], shown["k"], strict=True)})
+    there = shown[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
+    keys = sorted((str(name), int(k)) for name, k in there)
     return [
         _results(
             name,
