@@ -1,11 +1,12 @@
 """The pictures of ``opencil report``: figures, the HTML page, and the page kept up to date."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opencil.errors import BadInput
+from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures import Choice, Figure
@@ -35,13 +36,12 @@ def write_page(
     study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
 ) -> None:
     """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
-    from opencil.config import dump_yaml
     from opencil.report.page import known_differences, page
     from opencil.runs.files import write_text
 
-    runs = [{**run, "config": dump_yaml(run["config"])} for run in study.runs]
     differences = known_differences(study.rows, study.runs)
-    write_text(path, page(study.rows, runs, figures=figures, differences=differences, refresh=refresh))
+    text = page(study.rows, study.runs, figures=figures, differences=differences, refresh=refresh)
+    write_text(path, text)
 
 
 def watch(
@@ -49,26 +49,43 @@ def watch(
 ) -> "Study":
     """Write the page again and again until every run is done, or until somebody has seen enough.
 
-    Meanwhile it has no figures, which take seconds to draw. The last page does not load itself anew any more,
-    however the watching ended; the study that it shows is handed on.
+    Meanwhile it has no figures, which take seconds to draw. Runs that cannot be read now may be readable in a
+    moment: that is said, and tried again. The last page does not load itself anew any more, however the
+    watching ended; the study that it shows is handed on.
     """
     from opencil.report.figures import figures
 
-    said = ""
+    study, problem, said = read(), "", ""
     try:
-        while not (study := read()).finished:
-            write_page(study, path, refresh=every)
-            if (now := progress(study)) != said:
-                say(f"{now}: {path}")
-                said = now
-            time.sleep(every)
-        ending = "all runs are done"
-    except KeyboardInterrupt:
-        say("stopping: one last page")
-        study, ending = read(), "stopped watching"
-    write_page(study, path, figures(study.rows, choice))
+        try:
+            while problem or not study.finished:
+                write_page(study, path, refresh=every)
+                now = problem or f"{progress(study)}: {path}"
+                if now != said:
+                    say(now)
+                    said = now
+                time.sleep(every)
+                study, problem = _read_again(read, study)
+            ending = "all runs are done"
+        except KeyboardInterrupt:
+            say("stopping: one last page")
+            study, problem = _read_again(read, study)
+            ending = problem or "stopped watching"
+        write_page(study, path, figures(study.rows, choice))
+    except BaseException:
+        with contextlib.suppress(OSError, OpenCILError):
+            write_page(study, path)
+        raise
     say(f"{ending}: {path}")
     return study
+
+
+def _read_again(read: Callable[[], "Study"], before: "Study") -> "tuple[Study, str]":
+    """What there is now; or what there was before, and why it is no more than that."""
+    try:
+        return read(), ""
+    except (OpenCILError, OSError) as error:
+        return before, f"the page shows what could be read last ({error})"
 
 
 def progress(study: "Study") -> str:

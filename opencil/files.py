@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from opencil.errors import BadInput
 
 _TEMPORARY = ".part"
+_LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
 
 
 def write(path: Path, fill: Callable[[Path], None]) -> None:
@@ -38,6 +40,17 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     """Checksum of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file, without an ending, on every file system; different names stay different.
+
+    Letters, digits and ``-_@`` stay; a name that has others, or is long, gets a part of its checksum.
+    """
+    plain = re.sub(r"[^\w@-]", "_", name)[:_LONGEST]
+    if plain == name:
+        return plain
+    return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 def remove_temporary(folder: Path) -> None:

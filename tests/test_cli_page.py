@@ -122,6 +122,61 @@ def test_watching_ends_when_all_is_done(half: Path, tmp_path: Path, monkeypatch:
     assert f"all runs are done: {half / 'report.html'}" in said
 
 
+def test_what_cannot_be_read_is_read_again(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, ticks = half / RUN / "step02" / "accuracy.parquet", 0
+    whole = table.read_bytes()
+
+    def sleep(seconds: float) -> None:
+        nonlocal ticks
+        ticks += 1
+        assert content(half / "report.html")["runs"][0]["trained"] == 2  # what was read last stays
+        if ticks == 1:
+            table.write_bytes(b"half a file")
+        elif ticks == 3:
+            table.write_bytes(whole)
+            for step in (3, 4):
+                shutil.move(tmp_path / "aside" / f"step0{step}", half / RUN)
+
+    monkeypatch.setattr(cli_page.time, "sleep", sleep)
+    result = call(half, "--watch")
+    assert (result.exit_code, result.stderr, ticks) == (0, "", 3)
+    said = [line for line in result.stdout.splitlines() if "read last" in line]
+    assert len(said) == 1  # once, though it failed twice
+    assert str(table) in said[0]
+    last = content(half / "report.html")
+    assert (last["refresh"], last["runs"][0]["trained"]) == (None, 4)
+
+
+def test_runs_that_are_gone_when_watching_ends(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = half.parent / "page.html"
+
+    def gone(seconds: float) -> None:
+        shutil.rmtree(half)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_page.time, "sleep", gone)
+    result = call(half, "--watch", "--html", page)
+    assert result.exit_code == 0, result.stderr
+    assert "what could be read last" in result.stdout
+    assert (content(page)["refresh"], content(page)["runs"][0]["trained"]) == (None, 2)
+
+
+@pytest.mark.parametrize("broken", [("--figure-detectors", "mps"), ()])
+def test_a_page_does_not_load_itself_for_ever(
+    half: Path, broken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(seconds: float) -> None:
+        raise KeyboardInterrupt if broken else OSError("no time")
+
+    monkeypatch.setattr(cli_page.time, "sleep", wrong)
+    result = call(half, "--watch", *broken)
+    assert result.exit_code == (2 if broken else 1)
+    assert ("did you mean 'msp'" if broken else "no time") in result.stderr
+    assert content(half / "report.html")["refresh"] is None
+
+
 def test_watching_can_be_ended(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt

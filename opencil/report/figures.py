@@ -1,7 +1,8 @@
 """The paper's figures, and two that it lacks, from rows alone.
 
 Colours are Okabe and Ito's, which colour-blind people tell apart; every line has a marker of its own too, so
-that a print in grey can be read. Matplotlib is used through its objects: nothing is kept between figures.
+that a print in grey can be read, and its name stands behind that marker. Matplotlib is used through its
+objects: nothing is kept between figures.
 """
 
 import io
@@ -16,11 +17,15 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import blended_transform_factory
 
 from opencil.errors import unknown
-from opencil.files import write, write_text
+from opencil.files import file_name, write, write_text
 from opencil.report.averages import over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 
@@ -30,9 +35,13 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY = "#555555"
 _DASHES = (0, (3, 2))
-_TITLE = 44  # letters that fit above a column
+_TITLE = 40  # letters that fit above a column
+_HOLLOW: dict[str, Any] = {"markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
 _REFERENCE: dict[str, Any] = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
+_DPI = 200  # dots per inch of a PNG: sharp on paper in a column's width; SVG is there for more
+_LETTER = 0.07  # inches that a digit of the ticks is wide, at most
+_SPREAD = ["mean", "std", "low", "high", "seeds"]
 _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
     "font.family": "DejaVu Sans",  # comes with Matplotlib: the same everywhere
     "font.size": 8,
@@ -52,6 +61,7 @@ _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
     "lines.markersize": 3.5,
     "legend.frameon": False,
     "legend.fontsize": 7.5,
+    "text.hinting": "none",  # outlines as in an SVG; at 200 dots per inch nobody sees a difference but time
     "svg.hashsalt": "opencil",  # the same rows give the same bytes
     "text.parse_math": False,  # a name with dollars in it is a name
 }
@@ -125,12 +135,12 @@ class Figure:
         return text.getvalue()
 
     def save(self, folder: Path) -> list[Path]:
-        """Write an SVG, and a PNG of 300 dots per inch; their paths."""
+        """Write an SVG, and a PNG of 200 dots per inch; their paths."""
 
         def png(path: Path) -> None:
             with matplotlib.rc_context(_STYLE):
-                metadata, quickly = {"Software": None}, {"compress_level": 4}
-                self.picture.savefig(path, format="png", dpi=300, metadata=metadata, pil_kwargs=quickly)
+                metadata, quickly = {"Software": None}, {"compress_level": 1}
+                self.picture.savefig(path, format="png", dpi=_DPI, metadata=metadata, pil_kwargs=quickly)
 
         paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
         write_text(paths[0], self.svg)
@@ -161,7 +171,9 @@ class _Group:
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
         every = pd.concat([steps[steps["split"] == "all"].drop(columns="split"), models])
-        self._curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        self._curves = dict(list(curves.groupby(["cil", "detector", "metric"])))
+        self._none = curves[:0]
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
         self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
         distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
@@ -184,15 +196,15 @@ class _Group:
                 yield partial(draw, cil)
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
-        """Mean and deviation in percent, indexed by step."""
-        c = self._curves
-        found = c[(c["cil"] == cil) & (c["detector"] == detector) & (c["metric"] == metric)]
-        return found.set_index("step")[["mean", "std", "seeds"]] * [100, 100, 1]
+        """Mean, deviation and band in percent, indexed by step; a band ends where percents do."""
+        found = self._curves.get((cil, detector, metric), self._none).set_index("step")[_SPREAD]
+        found = found * [100, 100, 100, 100, 1]
+        return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 
-    def figure(self, number: str, cil: str, title: str, caption: str, picture: Picture) -> Figure:
+    def figure(self, kind: str, cil: str, title: str, caption: str, picture: Picture) -> Figure:
         """A figure of this group; ``cil`` is empty where it is of all models."""
-        name = "-".join(filter(None, (f"{self.benchmark}-k{self.k}", f"fig{number}", cil)))
-        return Figure(_file_name(name), self.benchmark, self.k, cil, title, caption, picture)
+        name = "-".join(filter(None, (f"{self.benchmark}-k{self.k}", kind, cil)))
+        return Figure(file_name(name), self.benchmark, self.k, cil, title, caption, picture)
 
     def against_joint(self, cil: str) -> Figure | None:
         """1a: AUC per step of some detectors, and of the same on the joint model."""
@@ -204,19 +216,19 @@ class _Group:
             return None
         picture, axes = _one_panel()
         for i, curve in enumerate(others.values()):
-            _line(axes, curve, i, linestyle=_DASHES, marker="", alpha=0.85, linewidth=1.0)
-        _lines(axes, lines)
+            _line(axes, curve, i, linestyle=_DASHES, linewidth=1.0, **_HOLLOW)
         _step_axis(axes, lines, "AUC, all OOD sets (%)")
+        _lines(axes, lines)
         if _any(others):
             title = f"{cil} against {reference}"
             compared = "dashed: the same on a model trained on all data of all classes seen"
-            _styles(axes, {_short(cil): "-", _short(reference): _DASHES})
+            _styles(axes, {_short(cil): {}, _short(reference): {"linestyle": _DASHES, **_HOLLOW}})
         else:
             title = f"{cil}: detectors"
             compared = f"no runs of {reference} are here to compare with"
         axes.set_title(_short(title, _TITLE))
         caption = f"AUC per step of {_listed(lines)} on {cil}; {compared}. {_basis(lines)}"
-        return self.figure("1a", cil, f"1a · {title}", caption, picture)
+        return self.figure("fig1a", cil, f"1a · {title}", caption, picture)
 
     def models(self) -> Figure | None:
         """3a: AUC per step of the CIL models under one detector."""
@@ -228,11 +240,11 @@ class _Group:
         bound = self.curve(reference, detector, "auc")
         if len(bound):
             lines[reference] = bound
-        _lines(axes, lines, own={reference: _REFERENCE})
         _step_axis(axes, lines, "AUC, all OOD sets (%)")
+        _lines(axes, lines, own={reference: _REFERENCE})
         axes.set_title(_short(f"CIL models under {detector}", _TITLE))
         caption = f"AUC per step of {_listed(lines)} under {detector}. {_basis(lines)}"
-        return self.figure("3a", "", f"3a · CIL models under {detector}", caption, picture)
+        return self.figure("fig3a", "", f"3a · CIL models under {detector}", caption, picture)
 
     def accuracy(self, cil: str) -> Figure | None:
         """3b: accuracy and AUC per step."""
@@ -241,11 +253,11 @@ class _Group:
             return None
         picture, axes = _one_panel()
         accuracy = {"ACC": self.curve(cil, "", "accuracy")}
-        _lines(axes, lines | accuracy, own={"ACC": _REFERENCE})
         _step_axis(axes, lines | accuracy, "accuracy, AUC (%)")
-        axes.set_title(f"{_short(cil)}: accuracy and AUC")
+        _lines(axes, lines | accuracy, own={"ACC": _REFERENCE})
+        axes.set_title(_short(f"{_short(cil)}: accuracy and AUC", _TITLE))
         caption = f"Accuracy of {cil} (ACC, dashed) and AUC of {_listed(lines)}, per step. {_basis(lines)}"
-        return self.figure("3b", cil, f"3b · {cil}: accuracy and AUC", caption, picture)
+        return self.figure("fig3b", cil, f"3b · {cil}: accuracy and AUC", caption, picture)
 
     def confidence(self, cil: str) -> Figure | None:
         """1b: mean confidence on the test samples of each task, per step."""
@@ -257,17 +269,17 @@ class _Group:
         axes.grid(visible=False)
         values = grid.to_numpy()
         shown = axes.imshow(values, cmap="cividis", aspect="auto", origin="lower")
-        axes.set_xticks(range(len(grid.columns)), [str(task) for task in grid.columns])
-        axes.set_yticks(range(len(grid)), [str(step) for step in grid.index])
+        for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
+            shown_ones = [i for i, name in enumerate(names) if name in _whole_ticks(int(names.max()))]
+            axis.set_ticks(shown_ones, [str(names[i]) for i in shown_ones])
         axes.tick_params(length=0)
-        axes.set(
-            xlabel="task of the test samples", ylabel="step", title=f"{_short(cil)}: confidence on each task"
-        )
+        axes.set(xlabel="task of the test samples", ylabel="step")
+        axes.set_title(_short(f"{_short(cil)}: confidence on each task", _TITLE))
         for side in axes.spines.values():
             side.set_visible(False)
         if len(grid) <= 10:
             _write_cells(axes, values)
-        _margins(picture, right=0.85)
+        _frame(picture, letters=2, right=0.85)
         place = axes.get_position()
         beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
         bar = picture.colorbar(shown, cax=beside, label=self.score)
@@ -276,7 +288,7 @@ class _Group:
             f"Mean {self.choice.confidence} score of {cil} on the test samples of each task: a row is a "
             f"step, the newest task is its last cell.{_deviation(found)}"
         )
-        return self.figure("1b", cil, f"1b · {cil}: confidence on each task", caption, picture)
+        return self.figure("fig1b", cil, f"1b · {cil}: confidence on each task", caption, picture)
 
     def ood_confidence(self, cil: str) -> Figure | None:
         """1c: mean confidence of the OOD samples predicted into each task, after the last step."""
@@ -285,21 +297,21 @@ class _Group:
             return None
         last = int(found["step"].max())
         found = found[found["step"] == last]
-        by_ood = {ood: part.set_index("task")[["mean", "std", "seeds"]] for ood, part in found.groupby("ood")}
+        by_ood = {ood: part.set_index("task")[_SPREAD] for ood, part in found.groupby("ood")}
         lines = {o: by_ood[o].reindex(range(1, last + 1)) for o in self._oods if o and o in by_ood}
         if not lines or "" not in by_ood:
             return None
         tests = {"test (ID)": by_ood[""]}
         picture, axes = _one_panel()
-        _lines(axes, lines | tests, own={"test (ID)": _REFERENCE})
         _step_axis(axes, lines, self.score, "task predicted into (ID: task)")
-        axes.set_title(f"{_short(cil)}: confidence of OOD, step {last}")
+        _lines(axes, lines | tests, own={"test (ID)": _REFERENCE})
+        axes.set_title(_short(f"{_short(cil)}: confidence of OOD, step {last}", _TITLE))
         caption = (
             f"Mean {self.choice.confidence} score after step {last} of {cil}: of the samples of each OOD set "
             f"that are predicted into each task, and of each task's own test samples (dashed). "
             f"{_basis(lines | tests)}"
         )
-        return self.figure("1c", cil, f"1c · {cil}: confidence of OOD samples", caption, picture)
+        return self.figure("fig1c", cil, f"1c · {cil}: confidence of OOD samples", caption, picture)
 
     def old_and_new(self, cil: str) -> Figure | None:
         """AUC per step of old classes alone and of new ones alone; the paper has no such figure."""
@@ -326,7 +338,7 @@ class _Group:
                 alpha=0.15,
                 linewidth=0,
             )
-            _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "")
+            _step_axis(axes, lines, "AUC, all OOD sets (%)" if i == 0 else "", ticks=5)
             axes.set_title(_short(detector))
         _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all of them are drawn
         picture.suptitle(f"{_short(cil)}: AUC of old and of new classes", x=0.01, ha="left", fontsize=8.5)
@@ -334,7 +346,7 @@ class _Group:
             f"AUC against OOD of the test samples of new classes alone and of old classes alone, on {cil}; "
             f"the gap is shaded. {_basis({f'{d} {s}': c for d, p in panels.items() for s, c in p.items()})}"
         )
-        return self.figure("-old-new", cil, f"{cil}: old and new classes", caption, picture)
+        return self.figure("old-new", cil, f"{cil}: old and new classes", caption, picture)
 
     def baselines(self) -> Figure | None:
         """Accuracy against AUC, averaged over steps, of every CIL model and detector; not in the paper."""
@@ -346,7 +358,7 @@ class _Group:
         ]
         if not cils:
             return None
-        picture, axes = _one_panel(height=3.0, top=0.48)
+        picture, axes = _one_panel(height=3.0)
         room = 0.16 * (accuracy[cils].max() - accuracy[cils].min())  # that a name needs, about
         last, level = -np.inf, 0
         for cil in sorted(cils, key=lambda cil: accuracy[cil]):
@@ -376,11 +388,15 @@ class _Group:
             )
         axes.margins(x=0.18, y=0.15)
         axes.set(xlabel="average accuracy (%)", ylabel="AUC, all OOD sets (%)")
-        axes.set_title("every baseline: accuracy and AUC", pad=18)
+        across = max(1, int(_WIDTH / (0.28 + 0.067 * max(len(_short(cil)) for cil in cils))))
+        above = -(-len(cils) // across)  # lines of names
+        axes.set_title("every baseline: accuracy and AUC", pad=5 + 13 * above)
+        _value_ticks(axes.xaxis)
+        _frame(picture, _value_ticks(axes.yaxis), top=0.29 + 0.18 * above)
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.02, 0.99),
-            ncols=len(cils),
+            ncols=min(across, len(cils)),
             handletextpad=0.1,
             columnspacing=0.8,
             borderaxespad=0,
@@ -389,27 +405,53 @@ class _Group:
             "Accuracy of each CIL model and AUC of each detector on it, both averaged over steps and seeds; "
             f"the best detector of each is named.{_unfinished(auc)}"
         )
-        return self.figure("-accuracy-auc", "", "every baseline: accuracy and AUC", caption, picture)
+        return self.figure("accuracy-auc", "", "every baseline: accuracy and AUC", caption, picture)
 
 
 def _over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Mean, sample deviation and number of seeds."""
-    return rows.groupby(keys, as_index=False).agg(
+    found = rows.groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
     )
+    return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])
 
 
-def _one_panel(height: float = _HEIGHT, top: float = 0.27) -> tuple[Picture, Axes]:
+def _one_panel(height: float = _HEIGHT) -> tuple[Picture, Axes]:
     picture = Picture(figsize=(_WIDTH, height))
-    axes = picture.subplots()
-    _margins(picture, top=top)
-    return picture, axes
+    return picture, picture.subplots()
 
 
-def _margins(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
-    """Leave inches for ticks and labels: names are short, so that it need not be measured, which is slow."""
+def _frame(picture: Picture, letters: int, top: float = 0.27, right: float = 0.1) -> None:
+    """Leave inches around the panels: on the left for an axis label and for ticks of so many letters.
+
+    By counting, since text is measured by drawing it, which is slow; labels stand at fixed places, so that
+    they cannot be pushed off the picture.
+    """
     width, height = picture.get_size_inches()
-    picture.subplots_adjust(0.52 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
+    left = 0.34 + _LETTER * letters
+    picture.subplots_adjust(left / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
+    inches = picture.dpi_scale_trans
+    for i, axes in enumerate(picture.axes):
+        axes.xaxis.set_label_coords(0.5, 0.165, transform=blended_transform_factory(axes.transAxes, inches))
+        if i == 0:
+            axes.yaxis.set_label_coords(0.2, 0.5, blended_transform_factory(inches, axes.transAxes))
+
+
+def _value_ticks(axis: Axis) -> int:
+    """Give an axis of values few and short ticks, within its limits; the letters of the longest."""
+    low, high = axis.get_view_interval()
+    # A step of 25 or 2.5 would need one digit more than its neighbours.
+    ticks = [t for t in MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= t <= high]
+    digits = max(0, -math.floor(math.log10(np.diff(ticks).min()) + 1e-9)) if len(ticks) > 1 else 2
+    texts = [f"{tick:.{digits}f}" for tick in ticks]
+    axis.set_ticks(ticks, texts)
+    return max(map(len, texts), default=0)
+
+
+def _whole_ticks(last: int, ticks: int = 10) -> range:
+    """Whole numbers up to the last, few enough to be read."""
+    every = -(-last // ticks)
+    return range(every, last + 1, every)
 
 
 def _look(i: int) -> tuple[str, str]:
@@ -433,8 +475,8 @@ def _line(axes: Axes, curve: pd.DataFrame, i: int, **look: Any) -> None:
     look = {"color": colour, "marker": marker, "markeredgewidth": 0, **look}
     axes.plot(curve.index.to_numpy(), curve["mean"].to_numpy(), **look)
     if curve["std"].notna().any():
-        low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
-        axes.fill_between(curve.index, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        band: dict[str, Any] = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(curve.index, curve["low"], curve["high"], **band)
 
 
 def _lines(axes: Axes, lines: dict[str, pd.DataFrame], own: dict[str, dict[str, Any]] | None = None) -> None:
@@ -442,34 +484,63 @@ def _lines(axes: Axes, lines: dict[str, pd.DataFrame], own: dict[str, dict[str, 
     own = own or {}
     for i, (name, curve) in enumerate(lines.items()):
         _line(axes, curve, i, **own.get(name, {}))
-    _label_ends(axes, lines, colours={name: look["color"] for name, look in own.items()})
+    _label_ends(axes, lines, own)
 
 
 def _label_ends(
-    axes: Axes, lines: dict[str, pd.DataFrame], colours: dict[str, str] | None = None, top: float = 0.27
+    axes: Axes,
+    lines: dict[str, pd.DataFrame],
+    own: dict[str, dict[str, Any]] | None = None,
+    top: float = 0.27,
 ) -> None:
-    """Write each curve's name right of its last point, moved up or down where two would touch."""
+    """Write each curve's name right of its last point, behind its marker.
+
+    Names are moved up or down where two would touch; a thin line then leads from the point to the name.
+    """
     ends = {
-        name: (i, curve["mean"].dropna().iloc[-1])
+        name: (i, curve["mean"].dropna())
         for i, (name, curve) in enumerate(lines.items())
         if curve["mean"].notna().any()
     }
     picture = cast(Picture, axes.figure)
-    _margins(picture, top, right=0.16 + 0.067 * max(len(_short(name)) for name in ends))
-    low, high = axes.get_ylim()
-    inches = axes.get_position().height * picture.get_figheight()
-    gap = (high - low) * (9.5 / 72) / inches  # a line of text
-    places = apart([value for _, value in ends.values()], gap, low, high)
-    right = max(curve.index.max() for curve in lines.values() if len(curve))
-    for (name, (i, value)), place in zip(ends.items(), places, strict=True):
-        colour = (colours or {}).get(name, _look(i)[0])
+    letters = max(len(_short(name)) for name in ends)
+    _frame(picture, _value_ticks(picture.axes[0].yaxis), top, right=0.26 + 0.067 * letters)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    place_of = axes.get_position()
+    inch = 1 / (place_of.width * picture.get_figwidth())  # as a share of the panel's width
+    gap = (high - low) * (9.5 / 72) / (place_of.height * picture.get_figheight())  # a line of text
+    places = apart([curve.iloc[-1] for _, curve in ends.values()], gap, low, high)
+    last = max(curve.index[-1] for _, curve in ends.values())
+    across = blended_transform_factory(axes.transAxes, axes.transData)
+    for (name, (i, curve)), place in zip(ends.items(), places, strict=True):
+        colour, marker = _look(i)
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "markeredgewidth": 0,
+            **(own or {}).get(name, {}),
+        }
+        if abs(place - curve.iloc[-1]) > gap / 4 or curve.index[-1] < last:
+            from_ = (curve.index[-1] - left) / (right - left)
+            thin: dict[str, Any] = {"color": look["color"], "linewidth": 0.5, "alpha": 0.7}
+            picture.add_artist(
+                Line2D([from_, 1 + 0.04 * inch], [curve.iloc[-1], place], transform=across, **thin)
+            )
+        picture.add_artist(
+            Line2D(
+                [1 + x * inch for x in (0.04, 0.10, 0.16)],
+                [place] * 3,
+                transform=across,
+                markevery=[1],
+                **look,
+            )
+        )
         axes.annotate(
             _short(name),
-            (right, value),
-            xytext=(1.04, place),
-            textcoords=("axes fraction", "data"),
+            (1 + 0.2 * inch, place),
+            xycoords=across,
             va="center",
-            color=_ink(colour),
+            color=_ink(look["color"]),
             fontsize=7.5,
             annotation_clip=False,
         )
@@ -500,19 +571,19 @@ def apart(places: Sequence[float], gap: float, low: float = -math.inf, high: flo
     return [float(place) for place in result]
 
 
-def _step_axis(axes: Axes, lines: dict[str, pd.DataFrame], ylabel: str, xlabel: str = "step") -> None:
+def _step_axis(
+    axes: Axes, lines: dict[str, pd.DataFrame], ylabel: str, xlabel: str = "step", ticks: int = 10
+) -> None:
     """Whole numbers below, few enough to be read."""
     last = max(int(curve.index.max()) for curve in lines.values() if len(curve))
-    every = -(-last // 10)
-    axes.set_xticks(range(every, last + 1, every) if every > 1 else range(1, last + 1))
+    axes.set_xticks(_whole_ticks(last, ticks))
     axes.set(xlabel=xlabel, ylabel=ylabel)
 
 
-def _styles(axes: Axes, styles: dict[str, Any]) -> None:
-    """A legend of line styles, in grey: colours are explained at the lines' ends."""
-    handles = [
-        axes.plot([], [], color=_GREY, linestyle=style, label=name)[0] for name, style in styles.items()
-    ]
+def _styles(axes: Axes, styles: dict[str, dict[str, Any]]) -> None:
+    """A legend of line styles, in grey: colours and markers are explained at the lines' ends."""
+    plain: dict[str, Any] = {"color": _GREY, "marker": "o", "markeredgewidth": 0}
+    handles = [Line2D([], [], label=name, **(plain | style)) for name, style in styles.items()]
     axes.legend(handles=handles, loc="best", handlelength=2.4)
 
 
@@ -568,8 +639,3 @@ def _unfinished(averages: pd.DataFrame) -> str:
         f"{cil} ({count} of {steps.max()} steps)" for cil, count in steps.items() if count < steps.max()
     ]
     return f" Unfinished, so not comparable: {', '.join(behind)}." if behind else ""
-
-
-def _file_name(name: str) -> str:
-    """A name that every file system takes."""
-    return "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name).replace("fig-", "")

@@ -12,6 +12,8 @@ from rich import box
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from opencil.files import file_name
+
 Format = Literal["markdown", "csv", "latex"]
 #: What the files of each format end in.
 ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
@@ -94,7 +96,7 @@ class Table:
     @property
     def file(self) -> str:
         """Its name as that of a file, without an ending."""
-        return re.sub(r"[^\w@-]", "_", self.name)
+        return file_name(self.name)
 
     def text(self, kind: Format) -> str:
         """The table in a format for files."""

@@ -19,12 +19,13 @@ import numpy as np
 import pandas as pd
 
 from opencil._version import __version__
+from opencil.config import dump_yaml
 from opencil.evaluation.metrics import DEFINITIONS
 from opencil.published import OOD
 from opencil.report.compare import data_notes
 from opencil.report.figures import Figure
-from opencil.report.order import families, sort_cil, sort_datasets
-from opencil.report.results import lower_is_better, results
+from opencil.report.order import families, labelled, sort_cil, sort_datasets
+from opencil.report.results import Results, lower_is_better, results
 
 _SCALE = 1000  # stored numbers are thousandths of a percent
 #: Where the defaults are the paper's words and not its released code's, or better than either.
@@ -51,17 +52,19 @@ def page(
 ) -> str:
     """The page as text.
 
-    ``runs`` are records as a ``Study`` has them, but with ``config`` as text; ``differences`` are sentences
-    on how these results differ from the paper's; with ``refresh`` the page loads itself anew every so many
-    seconds.
+    ``runs`` are records as a ``Study`` has them; ``differences`` are sentences on how these results differ
+    from the paper's; with ``refresh`` the page loads itself anew every so many seconds.
     """
+    counted: dict[Any, Results] = {
+        (found.benchmark, found.k): found for found in results(rows, runs, metrics=["auc"])
+    }
     data = {
         "scale": _SCALE,
-        "groups": [_group(part) for _, part in rows.groupby(["benchmark", "k"])],
+        "groups": [_group(part, counted.get(key)) for key, part in rows.groupby(["benchmark", "k"])],
         "metrics": _metrics(rows),
         "figures": [_figure(figure) for figure in figures],
         "runs": [_record(run, i) for i, run in enumerate(runs)],
-        "configs": [run["config"] for run in runs],
+        "configs": [dump_yaml(run["config"]) for run in runs],
         "differences": list(differences),
         "refresh": refresh,
     }
@@ -138,11 +141,13 @@ def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _group(rows: pd.DataFrame) -> dict[str, Any]:
-    """The values of one benchmark and k.
+def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
+    """The values of one benchmark and k; ``counted`` says what the tables make of them.
 
     ``values[metric]`` has a block for each CIL model × detector × seed, in that order: its steps × OOD sets,
-    or None where it has none. ``accuracy`` has a list over steps for each CIL model × seed.
+    or None where it has none. ``accuracy`` has a list over steps for each CIL model × seed. ``planned`` is
+    how many steps there will be, ``needed`` how many of them have a metric: some begin at step 2. Averages
+    are over the OOD sets that are ``shared``; a detector that is a ``variant`` of another has no rank.
     """
     detected = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
@@ -160,14 +165,25 @@ def _group(rows: pd.DataFrame) -> dict[str, Any]:
         "ood": list(oods),
     }
     values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
+    planned = counted.steps if counted else int(rows["step"].max())
+    first = detected.groupby("metric")["step"].min()
+    partial = counted.partial if counted else {}
     return {
         "benchmark": benchmark,
         "k": int(rows["k"].iloc[0]),
         "cils": cils,
-        "detectors": [{"name": name, "family": group} for name, group in family.items()],
+        "detectors": [
+            {"name": name, "family": group, "variant": labelled(name)} for name, group in family.items()
+        ],
         "seeds": seeds,
         "steps": steps,
-        "oods": [{"name": name, "distance": distance} for name, distance in oods.items()],
+        "planned": planned,
+        "needed": {str(metric): planned - int(step) + 1 for metric, step in first.items()},
+        "oods": [
+            {"name": name, "distance": distance, "shared": name not in partial}
+            for name, distance in oods.items()
+        ],
+        "notes": [*counted.uneven(), *counted.mixture()] if counted else [],
         "values": values,
         "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
     }

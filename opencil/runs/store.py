@@ -251,11 +251,13 @@ def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenC
     if not path.exists():
         raise damaged(path, "it is missing")
     try:
-        with ParquetFile(path) as file:
-            table = file.read()
+        # Tables are small and many: a thread or a buffer of its own takes longer than reading one.
+        with ParquetFile(path, pre_buffer=False) as file:
+            table = file.read(use_threads=False)
         if table.column_names != COLUMNS:
             raise damaged(path, f"its columns are {', '.join(table.column_names)}")
-        table = table.cast(schema)
+        if not table.schema.equals(schema):
+            table = table.cast(schema)
     except (OSError, ValueError, ArrowException) as error:
         raise damaged(path, error) from None
     if any(column.null_count for column in table.columns):

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from PIL import Image
 
 from opencil import BadInput
@@ -122,7 +124,8 @@ def test_1a_draws_the_detectors_and_the_same_on_the_joint_model(rows: pd.DataFra
             assert list(line.get_xdata()) == [1, 2, 3, 4]
             assert list(line.get_ydata()) == pytest.approx(auc(rows, cil, detector))
     for one, other in zip(solid, dashed, strict=True):
-        assert one.get_color() == other.get_color()
+        assert (one.get_color(), one.get_marker()) == (other.get_color(), other.get_marker())
+        assert one.get_markerfacecolor() != other.get_markerfacecolor()  # hollow: told apart in grey too
 
 
 def test_1a_says_where_there_is_nothing_to_compare_with(rows: pd.DataFrame) -> None:
@@ -142,6 +145,15 @@ def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame) -> None:
     }
     vertices = {(int(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
     assert limits == vertices
+
+
+def test_bands_end_where_percents_do(rows: pd.DataFrame) -> None:
+    rows = rows.assign(value=np.where(rows["seed"] == 0, rows["value"], np.where(rows["step"] > 2, 1.0, 0.0)))
+    for name in ("b-k2-fig3a", "b-k2-fig3b-wa", "b-k2-old-new-wa"):
+        for axes in drawn(rows)[name].picture.axes:
+            bands = [c for c in axes.collections if isinstance(c, PolyCollection)]
+            heights = np.concatenate([c.get_paths()[0].vertices[:, 1] for c in bands])
+            assert (heights.min(), heights.max()) == (0, 100)
 
 
 def test_one_seed_has_no_band(made_up: Rows) -> None:
@@ -269,7 +281,7 @@ def test_files_are_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_pa
     for path in saved:
         if path.suffix == ".png":
             with Image.open(path) as image:
-                assert image.info["dpi"] == pytest.approx((300, 300), abs=1)
+                assert image.info["dpi"] == pytest.approx((200, 200), abs=1)
         else:
             assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -282,11 +294,88 @@ def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
             assert path.parent == tmp_path / "here"
             assert path.exists()
         assert "<img" not in figure.svg
-    assert {"</script><img src=x…", "$\\frac{$"} <= texts(drawn(rows)["b-k2-fig1a-.._.._up"])
+    (first,) = [figure for figure in figures(rows) if "fig1a" in figure.name]
+    assert {"</script><img src=x…", "$\\frac{$"} <= texts(first)
     assert list(tmp_path.iterdir()) == [tmp_path / "here"]
 
 
+def test_names_that_are_alike_have_files_of_their_own(made_up: Rows) -> None:
+    names = ("a b", "a_b", "a/b", "config-a")
+    rows = pd.concat([made_up(cil=cil, seeds=(0,), steps=2) for cil in names])
+    found = [figure.name for figure in figures(rows)]
+    assert len(set(found)) == len(found) == 2 + 5 * len(names)
+    assert {"b-k2-fig1b-a_b", "b-k2-fig1b-config-a"} <= set(found)
+
+
 # --- labels ----------------------------------------------------------------------------------------
+
+
+def written(figure: Figure) -> list[Text]:
+    """Every text that is seen."""
+    found = figure.picture.findobj(Text)
+    return [text for text in found if isinstance(text, Text) and text.get_visible() and text.get_text()]
+
+
+@pytest.mark.parametrize(("least", "score"), [(0.97, 1.0), (0.0, 1000.0), (0.9996, -12.3), (0.9, 0.001)])
+def test_no_text_leaves_its_figure(made_up: Rows, least: float, score: float) -> None:
+    cils = ("wa", "joint", "a", "icarl", "b", "a-rather-long-name-of-ours")
+    parts = [made_up(cil=cil, seeds=(0, 1), steps=12, entropy=i) for i, cil in enumerate(cils)]
+    rows = pd.concat([*parts[:2], *[part[part["metric"].isin(["auc", "accuracy"])] for part in parts[2:]]])
+    spread = np.where(rows["metric"] == "confidence", score, 1 - least) * rows["value"]
+    for figure in figures(rows.assign(value=np.where(rows["metric"] == "confidence", 0, least) + spread)):
+        canvas = FigureCanvasAgg(figure.picture)
+        canvas.draw()
+        width, height = canvas.get_width_height()
+        for text in written(figure):
+            (left, low), (right, high) = text.get_window_extent(canvas.get_renderer()).get_points()
+            seen = (figure.name, text.get_text())
+            assert (left >= 0, right <= width) == (True, True), seen
+            assert (low >= 0, high <= height) == (True, True), seen
+
+
+@pytest.mark.parametrize("name", ["b-k2-fig1a-wa", "b-k2-fig3b-wa", "b-k2-fig1c-wa", "b-k2-fig3a"])
+def test_ticks_and_label_of_the_values_do_not_touch(rows: pd.DataFrame, name: str) -> None:
+    rows = rows.assign(value=0.96 + 0.04 * rows["value"])
+    figure = drawn(rows)[name]
+    canvas = FigureCanvasAgg(figure.picture)
+    canvas.draw()
+    axis = panel(figure).yaxis
+    label = axis.label.get_window_extent(canvas.get_renderer())
+    for tick in axis.get_ticklabels():
+        assert tick.get_window_extent(canvas.get_renderer()).x0 > label.x1
+
+
+def keys(figure: Figure) -> list[Line2D]:
+    """The pieces of line before the names, each of three points with a marker on the second."""
+    found = [artist for artist in figure.picture.artists if isinstance(artist, Line2D)]
+    return [line for line in found if len(line.get_xdata()) == 3]
+
+
+def test_names_stand_behind_the_marker_of_their_line(rows: pd.DataFrame) -> None:
+    figure = drawn(rows)["b-k2-fig3b-wa"]
+    names = {text.xy[1]: text.get_text() for text in panel(figure).texts}
+    found = {names[key.get_ydata()[0]]: key for key in keys(figure)}
+    expected = dict(zip([*FOUR, "ACC"], lines(panel(figure)), strict=True))
+    assert set(found) == set(expected)
+    for name, line in expected.items():
+        for look in ("color", "marker", "linestyle"):
+            assert getattr(found[name], f"get_{look}")() == getattr(line, f"get_{look}")(), name
+
+
+def test_a_name_that_was_moved_is_led_to(rows: pd.DataFrame) -> None:
+    rows = rows[rows["seed"] == 0]
+    last = (rows["step"] == 4) & (rows["metric"] == "auc")
+    near = {"msp": 0.5, "energy": 0.501, "odin": 0.502, "gen": 0.9}
+    rows = rows.assign(value=np.where(last, rows["detector"].map(near), rows["value"]))
+    figure = drawn(rows[rows["cil"] == "wa"])["b-k2-fig1a-wa"]
+    leaders = [a for a in figure.picture.artists if isinstance(a, Line2D) and len(a.get_xdata()) == 2]
+    assert {line.get_color() for line in leaders} == {
+        line.get_color() for line in lines(panel(figure)) if line.get_ydata()[-1] in (50.0, 50.2)
+    }
+    for line in leaders:
+        end = line.get_transform().transform([[line.get_xdata()[0], line.get_ydata()[0]]])[0]
+        assert list(end) == pytest.approx(list(panel(figure).transData.transform((4, line.get_ydata()[0]))))
+
 
 places = st.lists(st.floats(0, 100), max_size=12)
 

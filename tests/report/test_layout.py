@@ -315,3 +315,4 @@ def test_plain_names_are_those_of_files(name: str) -> None:
 def test_no_name_leads_out_of_a_folder(name: str) -> None:
     file = replace(table(), name=name).file
     assert not set("/\\:\0\n.") & set(file)
+    assert 0 < len(file.encode()) < 240  # with an ending, and one while it is written, below 255

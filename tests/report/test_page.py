@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from opencil.evaluation.metrics import DEFINITIONS
 from opencil.report.figures import figures
@@ -26,8 +27,8 @@ METRICS = [name for name in DEFINITIONS if name not in ("accuracy", "confidence"
 def run(**values: Any) -> dict[str, Any]:
     """A run's record, as the page takes it."""
     record = {"benchmark": "b", "k": 2, "cil": "icarl", "seed": 0, "steps": 4, "trained": 4}
-    record |= {"seconds": [{"training": 1.0}] * 4, "detectors": {"msp": 4}, "config": "cil: icarl\n"}
-    record |= {"environment": {}}
+    record |= {"seconds": [{"training": 1.0, "evaluation": 0.5}] * 4, "detectors": {"msp": 4}}
+    record |= {"config": {"cil": {"icarl": {}}}, "environment": {}, "data": []}
     return record | values
 
 
@@ -84,6 +85,30 @@ def test_the_page_holds_every_value(made_up: Rows) -> None:
         assert found[place] == pytest.approx(value, abs=5.1e-6)
 
 
+def test_the_page_says_how_many_steps_there_will_be(made_up: Rows) -> None:
+    rows = pd.concat([made_up(steps=3), made_up(k=5, steps=2)])
+    runs = [run(steps=10, trained=3), run(seed=1, steps=None, trained=0)]
+    planned, known = content(page(rows, runs))["groups"]
+    assert (planned["planned"], planned["steps"]) == (10, [1, 2, 3])
+    assert planned["needed"] == {m: 10 for m in planned["values"] if m != "auc_old"} | {"auc_old": 9}
+    assert (known["planned"], known["needed"]["auc_old"]) == (2, 1)  # no record says more
+
+
+def test_what_does_not_compare_is_named(made_up: Rows) -> None:
+    more = made_up(cil="wa", ood={"n1": "near", "f1": "far", "f2": "far", "f3": "far", "f4": "far"})
+    configs = [{"cil": {"icarl": {"epochs": n}}, "seed": {"run": n}} for n in (1, 1, 2)]
+    runs = [run(seed=seed, config=config) for seed, config in enumerate(configs)]
+    rows = pd.concat([made_up(detectors=("msp", "msp@hot")), more])
+    (group,) = content(page(rows, runs))["groups"]
+    assert [(o["name"], o["shared"]) for o in group["oods"] if not o["shared"]] == [("f4", False)]
+    assert [d["name"] for d in group["detectors"] if d["variant"]] == ["msp@hot"]
+    uneven, mixed = group["notes"]
+    assert "f4 (wa seed 0, wa seed 1, wa seed 2)" in uneven
+    assert "icarl (cil.icarl.epochs)" in mixed
+    (plain,) = content(page(made_up(), [run(), run(seed=1)]))["groups"]
+    assert plain["notes"] == []
+
+
 def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> None:
     rows = made_up()
     own = rows[rows["metric"] == "auc"].assign(metric="of a plugin")
@@ -96,9 +121,13 @@ def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> Non
 
 
 def test_runs_and_their_configs(made_up: Rows) -> None:
-    runs = [run(config="first"), run(seed=1, trained=0, steps=None, seconds=[], config="second")]
+    runs = [
+        run(config={"a": 1}),
+        run(seed=1, trained=0, steps=None, seconds=[], config={"b": {"c": [2, 3]}}),
+    ]
     data = content(page(made_up(), runs, differences=["texture is smaller"], refresh=7))
-    assert [data["configs"][r["config"]] for r in data["runs"]] == ["first", "second"]
+    configs = [yaml.safe_load(data["configs"][r["config"]]) for r in data["runs"]]
+    assert configs == [run["config"] for run in runs]
     assert [(r["seed"], r["trained"], r["steps"]) for r in data["runs"]] == [(0, 4, 4), (1, 0, None)]
     assert data["differences"] == ["texture is smaller"]
     assert data["refresh"] == 7
@@ -124,14 +153,14 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
     rows = made_up(benchmark=EVIL, cil=EVIL, detectors=(EVIL, "msp"))
     rows.loc[rows["ood"] == "f1", "ood"] = EVIL
     rows.loc[rows["metric"] == "ap", "metric"] = EVIL
-    runs = [run(benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config=EVIL, environment={EVIL: EVIL})]
+    runs = [run(benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config={EVIL: EVIL}, environment={EVIL: EVIL})]
     plain = page(made_up(), [run()])
     evil = page(rows, runs, figures=figures(rows), differences=[EVIL], title=EVIL)
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     data = content(evil)
     assert data["groups"][0]["benchmark"] == EVIL
     assert EVIL in [d["name"] for d in data["groups"][0]["detectors"]]
-    assert data["configs"] == [EVIL]
+    assert yaml.safe_load(data["configs"][0]) == {EVIL: EVIL}
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:
@@ -170,7 +199,7 @@ def whole_study() -> pd.DataFrame:
 
 
 def test_a_whole_study_is_less_than_5_megabytes(whole_study: pd.DataFrame) -> None:
-    config = "key: value\n" * 200
+    config = {f"key{i}": "value" for i in range(200)}
     runs = [run(cil=cil, seed=s, config=config) for cil in whole_study["cil"].unique() for s in range(3)]
     text = page(whole_study, runs, figures=figures(whole_study))
     assert len(content(text)["figures"]) == 2 + 4 * 5

@@ -22,6 +22,23 @@
   const draw = (tag, attributes = {}, ...children) =>
     fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+  // Edges of a box behind which there is more are shaded: a phone shows no scroll bar.
+  const sizes = new ResizeObserver((changes) => {
+    for (const { target } of changes) edges(target.closest(".scroll"));
+  });
+  function edges(box) {
+    const more = {
+      left: box.scrollLeft > 1, right: box.scrollLeft + box.clientWidth < box.scrollWidth - 1,
+      above: box.scrollTop > 1, below: box.scrollTop + box.clientHeight < box.scrollHeight - 1,
+    };
+    box.dataset.more = Object.keys(more).filter((side) => more[side]).join(" ");
+  }
+  function scrolling(box) {
+    box.addEventListener("scroll", () => edges(box), { passive: true });
+    for (const part of [box, ...box.children]) sizes.observe(part);
+    return box;
+  }
+
   // --- averages, in the tables' order: over datasets, then over steps, then over seeds ----------------
 
   const known = (values) => values.filter((value) => value !== null);
@@ -51,10 +68,10 @@
 
   const perSeed = (view, of) => view.seeds.map(of);
   const curve = (series) => series[0].map((_, t) => spread(known(series.map((values) => values[t]))));
-  // Of the seeds that have all steps, as in the tables; where none has, of what there is.
+  // Of the seeds that have all planned steps, as in the tables; where none has, of what there is.
   function average(series, all) {
     const begun = series.map(known).filter((values) => values.length);
-    const whole = begun.filter((values) => values.length === all);
+    const whole = begun.filter((values) => values.length >= all);
     const used = whole.length ? whole : begun;
     const steps = used.length ? Math.min(...used.map((values) => values.length)) : 0;
     return { ...spread(used.map(mean)), steps, lacking: steps < all ? `${steps}/${all} steps`
@@ -64,6 +81,12 @@
   const label = (metric) => data.metrics[metric].label;
   const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
   const percent = (value) => (value === null ? "–" : value.toFixed(2));
+  const isWhole = (found, view, metric) => found.mean !== null && found.steps >= view.group.needed[metric];
+  // The places of values, compared as they are shown, as in the tables: what looks alike shares one.
+  function places(values, metric) {
+    const order = unique(values.map(percent)).sort((a, b) => (lower(metric) ? a - b : b - a));
+    return new Map(order.map((text, i) => [text, i + 1]));
+  }
   function cell(found, marked = true) {
     if (found.mean === null) return ["–"];
     const parts = [percent(found.mean)];
@@ -140,7 +163,7 @@
       ),
       oods: indices(
         group.oods,
-        (o) => !state.ood || o.name === state.ood || `distance:${o.distance}` === state.ood,
+        (o) => o.name === state.ood || (o.shared && (!state.ood || `distance:${o.distance}` === state.ood)),
       ),
       seeds: indices(group.seeds, (seed) => !state.seed || String(seed) === state.seed),
       columns: unique([state.metric, "auc", "fpr", "ap"]).filter((m) => group.values[m]),
@@ -154,27 +177,22 @@
     const { group } = view;
     const found = [];
     for (const c of view.cils) {
-      const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length);
+      const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)), group.planned);
       for (const d of view.detectors) {
         const line = { c, d, cil: group.cils[c], detector: group.detectors[d].name, accuracy };
         line.key = JSON.stringify([line.cil, line.detector]);
         for (const metric of view.columns) {
           const series = perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
-          line[`metric:${metric}`] = average(series, most(view, metric));
+          line[`metric:${metric}`] = average(series, group.needed[metric]);
         }
         line.value = line[`metric:${view.metric}`];
         if (line.value.mean !== null) found.push(line);
       }
     }
-    const sign = lower(view.metric) ? 1 : -1;
-    // What lacks steps has no rank: early steps are the easy ones.
-    for (const line of found) line.rank = null;
-    const whole = found.filter((line) => line.value.steps === most(view, view.metric));
-    const ranked = whole.sort((a, b) => sign * (a.value.mean - b.value.mean));
-    ranked.forEach((line, i) => {
-      const above = ranked[i - 1];
-      line.rank = above && above.value.mean === line.value.mean ? above.rank : i + 1;
-    });
+    // What lacks steps has no rank: early steps are the easy ones. Nor has a variant: it is no other method.
+    const ranked = (line) => isWhole(line.value, view, view.metric) && !group.detectors[line.d].variant;
+    const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
+    for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
     return sorted(found, view);
   }
   function sorted(found, view) {
@@ -205,17 +223,6 @@
       show: (line) => cell(line.accuracy, false),
     },
   ];
-  // Steps that a metric can have: some begin at step 2.
-  function most(view, metric) {
-    const { group } = view;
-    group.most ??= {};
-    const width = group.oods.length;
-    const here = (block, t) => known(block.slice(t * width, (t + 1) * width)).length;
-    const filled = (block) => group.steps.filter((_, t) => here(block, t));
-    const blocks = (group.values[metric] || []).filter(Boolean);
-    group.most[metric] ??= Math.max(0, ...blocks.map((block) => filled(block).length));
-    return group.most[metric];
-  }
   function showBoard(view, board) {
     const head = columns(view).map((column) => {
       const now = column.key === board.by.key;
@@ -257,8 +264,9 @@
     $("board").tBodies[0].replaceChildren(...body);
     const all = view.group.cils.length * view.group.detectors.length;
     const many = view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "";
-    const over = `mean over ${most(view, view.metric)} steps${many}`;
+    const over = `mean over ${view.group.needed[view.metric]} steps${many}`;
     $("count").textContent = `${board.found.length} of ${all} baselines · ${oodText()} · ${over} · percent`;
+    $("notes").replaceChildren(...view.group.notes.map((text) => el("li", {}, text)));
     $("definition").textContent = `${label(view.metric)}: ${data.metrics[view.metric].definition}`;
   }
 
@@ -287,7 +295,7 @@
         const series = perSeed(view, (s) => accuracies(group, c, s));
         curves.push({
           name: `${group.cils[c]} · accuracy`, look: 0, dashed: true, mark: "", points: curve(series),
-          whole: average(series, group.steps.length),
+          whole: average(series, group.planned),
         });
       }
     }
@@ -309,9 +317,7 @@
     $("chart-title").textContent = `${label(view.metric)} per step${common}`;
     const which = ticked ? "the baselines that are ticked" : "the first of the table: tick others there";
     $("chart-hint").textContent = `Percent, ${oodText()}; ${which}.`;
-    const limits = curves.flatMap((c) =>
-      c.points.filter((p) => p.mean !== null).flatMap((p) => [p.mean - (p.std || 0), p.mean + (p.std || 0)]),
-    );
+    const limits = curves.flatMap((c) => c.points.filter((p) => p.mean !== null).flatMap(reach));
     if (!limits.length) {
       $("chart").replaceChildren(el("p", { class: "note" }, "No values here."));
       $("legend").replaceChildren();
@@ -382,12 +388,17 @@
     });
     return d;
   }
+  // From where to where a band goes; it ends where percents do.
+  function reach({ mean: m, std }) {
+    const [low, high] = [m - (std || 0), m + (std || 0)];
+    return [m >= 0 ? Math.max(low, 0) : low, m <= 100 ? Math.min(high, 100) : high];
+  }
   function band(points, x, y) {
     const there = points.map((p, t) => ({ ...p, t })).filter((p) => p.std !== null && p.mean !== null);
     if (there.length < 2) return "";
     const corner = (p, value) => `${x(p.t).toFixed(1)},${y(value).toFixed(1)}`;
-    const edge = (list, sign) => list.map((p) => corner(p, p.mean + sign * p.std));
-    return `M${[...edge(there, 1), ...edge(there.reverse(), -1)].join("L")}Z`;
+    const edge = (list, side) => list.map((p) => corner(p, reach(p)[side]));
+    return `M${[...edge(there, 1), ...edge(there.reverse(), 0)].join("L")}Z`;
   }
   function showLegend(curves, t, numbers) {
     const value = (c) => (t === null ? c.whole : c.points[t]);
@@ -412,16 +423,17 @@
   function showMatrix(view) {
     const { group, metric } = view;
     const series = (c, d) => perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
-    const at = (c, d) => average(series(c, d), most(view, metric));
+    const at = (c, d) => average(series(c, d), group.needed[metric]);
     const table = view.detectors.map((d) => view.cils.map((c) => at(c, d)));
     const every = known(table.flat().map((found) => found.mean));
     const [low, high] = [Math.min(...every), Math.max(...every)];
-    const places = view.cils.map((_, i) => {
-      const whole = table.map((row) => row[i]).filter((found) => found.steps === most(view, metric));
-      const better = (a, b) => (lower(metric) ? a - b : b - a);
-      const column = unique(known(whole.map((found) => found.mean))).sort(better);
-      return new Map(column.slice(0, 3).map((value, place) => [value, ["best", "second", "third"][place]]));
+    const ranked = (found, j) => isWhole(found, view, metric) && !group.detectors[view.detectors[j]].variant;
+    const best = view.cils.map((_, i) => {
+      const column = table.map((row) => row[i]).filter(ranked);
+      return places(column.map((found) => found.mean), metric);
     });
+    const mark = (found, i, j) =>
+      ranked(found, j) ? ["best", "second", "third"][best[i].get(percent(found.mean)) - 1] : null;
     const rows = [];
     let family = null;
     view.detectors.forEach((d, j) => {
@@ -439,12 +451,12 @@
           td.style.background = `rgba(var(--shade), ${(0.03 + 0.37 * good).toFixed(3)})`;
         }
         const [value, ...rest] = cell(found);
-        return fill(td, {}, [el("span", { class: places[i].get(found.mean) ?? null }, value), ...rest]);
+        return fill(td, {}, [el("span", { class: mark(found, i, j) }, value), ...rest]);
       });
       rows.push(el("tr", {}, el("th", { scope: "row" }, name), cells));
     });
     const accuracy = view.cils.map((c) => {
-      const found = average(perSeed(view, (s) => accuracies(group, c, s)), group.steps.length);
+      const found = average(perSeed(view, (s) => accuracies(group, c, s)), group.planned);
       return el("td", { class: "number" }, cell(found));
     });
     const heads = view.cils.map((c) => el("th", { scope: "col", class: "number" }, group.cils[c]));
@@ -463,17 +475,17 @@
 
   const addresses = new Map(); // of pictures, made when they are first shown
   function picture(figure) {
-    if (!addresses.has(figure.name)) {
-      addresses.set(figure.name, URL.createObjectURL(new Blob([figure.svg], { type: "image/svg+xml" })));
+    if (!addresses.has(figure)) {
+      addresses.set(figure, URL.createObjectURL(new Blob([figure.svg], { type: "image/svg+xml" })));
     }
-    const address = addresses.get(figure.name);
+    const address = addresses.get(figure);
     const save = el("a", { href: address, download: `${figure.name}.svg` }, "SVG");
     return el(
       "figure", { class: figure.wide ? "wide" : null },
-      el(
+      scrolling(el(
         "div", { class: "scroll" },
         el("img", { src: address, alt: figure.caption, width: figure.width, height: figure.height }),
-      ),
+      )),
       el("figcaption", {}, el("b", {}, figure.title), ` ${figure.caption} `, save),
     );
   }
@@ -537,7 +549,10 @@
     const rows = data.runs.map((run) => {
       const names = Object.keys(run.detectors);
       const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);
-      const seconds = run.seconds.flatMap((step) => Object.values(step)).reduce((a, b) => a + b, 0);
+      const kinds = {};
+      for (const [kind, time] of run.seconds.flatMap(Object.entries)) kinds[kind] = (kinds[kind] || 0) + time;
+      const seconds = Object.values(kinds).reduce((a, b) => a + b, 0);
+      const spent = Object.entries(kinds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
       const left = missing.map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`).join(", ");
       return el(
         "tr", {},
@@ -546,12 +561,12 @@
         el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
         el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
         el("td", { class: "free" }, left || "–"),
-        el("td", { class: "number" }, seconds ? duration(seconds) : "–"),
+        el("td", { class: "number", title: spent || null }, seconds ? duration(seconds) : "–"),
         el("td", {}, String(run.environment.device ?? "–")),
       );
     });
     const names = ["Run", "State", "Steps trained", "Detectors done", "Still to do (steps done)"];
-    names.push("Training", "Device");
+    names.push("Time", "Device");
     const heads = names.map((name) => el("th", { scope: "col" }, name));
     $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
     $("configs").replaceChildren(
@@ -646,6 +661,7 @@
       goal.focus({ preventScroll: true });
     });
   }
+  for (const box of document.querySelectorAll(".scroll")) scrolling(box);
   let wide = 0;
   new ResizeObserver(() => {
     if (wide && wide !== $("chart").clientWidth) show();

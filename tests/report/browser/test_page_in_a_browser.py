@@ -1,6 +1,7 @@
 """The page, opened from disk in a real browser: it answers to clicks and keys, fits a phone, and is quiet."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def write(rows: pd.DataFrame, record: Record, tmp_path: Path) -> Callable[..., P
 
     def make(**values: Any) -> Path:
         names = [(cil, seed) for cil in ("icarl", "wa", EVIL) for seed in (0, 1)]
-        runs = [record(cil=cil, seed=seed, config=f"cil: {cil}\nseed: {seed}\n") for cil, seed in names]
+        runs = [record(cil=cil, seed=seed, config={"cil": cil, "seed": seed}) for cil, seed in names]
         runs[-1] |= {"trained": 1, "detectors": {EVIL: 1, "msp": 0}}
         runs[0] |= {"environment": {"torch": WORSE, "device": "cpu"}}
         path = tmp_path / "with space & ünïcode" / "page.html"
@@ -273,12 +274,12 @@ def test_a_page_that_is_watched_loads_itself_anew(
     quiet: Any, rows: pd.DataFrame, record: Record, tmp_path: Path
 ) -> None:
     path = tmp_path / "page.html"
-    waiting = record(trained=0, seconds=[], detectors={"msp": 0}, config="")
+    waiting = record(trained=0, seconds=[], detectors={"msp": 0})
     path.write_text(page(rows[:0], [waiting], refresh=0.2), encoding="utf-8")
     quiet.open(path)
     assert "1 no step yet" in quiet.evaluate("document.getElementById('status').innerText")
     assert not quiet.evaluate("document.getElementById('leaderboard').checkVisibility()")
-    path.write_text(page(rows, [record(config="")]), encoding="utf-8")
+    path.write_text(page(rows, [record()]), encoding="utf-8")
     while "1 done" not in quiet.evaluate("document.getElementById('status')?.innerText ?? ''"):
         quiet.await_load(quiet.loads)
     assert len(board(quiet)) == 15
@@ -290,7 +291,7 @@ def test_unfinished_runs_have_no_rank_and_say_so(
     some = rows[(rows["k"] == 5) & ~((rows["cil"] == "wa") & (rows["step"] > 2))]
     some = some[~((some["cil"] == "joint") & (some["seed"] == 2) & (some["step"] > 3))]
     path = tmp_path / "page.html"
-    path.write_text(page(some, [record(config="")]), encoding="utf-8")
+    path.write_text(page(some, [record()]), encoding="utf-8")
     quiet.open(path)
     by_cil = {line[1]: line for line in board(quiet) if line[2] == "msp"}
     assert by_cil["wa"][0] == "–"
@@ -299,3 +300,109 @@ def test_unfinished_runs_have_no_rank_and_say_so(
     whole = some[(some["seed"] != 2) & (some["cil"] == "joint") & (some["metric"] == "auc")]
     table = over_seeds(whole).set_index(["detector", "split"])
     assert number(by_cil["joint"][3]) == pytest.approx(100 * table.loc[("msp", "all"), "mean"], abs=0.0061)
+
+
+@pytest.fixture
+def show(quiet: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Open a page of some rows and runs; the browser."""
+
+    def opened(rows: pd.DataFrame, runs: list[dict[str, Any]], width: int = 1280, **values: Any) -> Any:
+        path = tmp_path / "page.html"
+        path.write_text(page(rows, runs, **values), encoding="utf-8")
+        quiet.open(path, width)
+        return quiet
+
+    return opened
+
+
+def marks(browser: Any) -> dict[str, str]:
+    """What each detector's first cell of the matrix is marked as."""
+    script = "[r.cells[0].innerText, r.cells[1].querySelector('span').className]"
+    found = browser.evaluate(
+        f"[...document.querySelectorAll('#grid tbody tr:not(.family)')].map(r => {script})"
+    )
+    return {name: mark for name, mark in found if name != "accuracy of the model"}
+
+
+def test_a_grid_in_which_nothing_is_finished_has_no_ranks(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    rows, names = made_up(steps=2), {"msp": 2, "energy": 2}
+    browser = show(rows, [record(seed=s, steps=5, trained=2, detectors=names) for s in range(3)])
+    assert [(line[0], line[3].split(" ", 3)[-1]) for line in board(browser)] == [("–", "2/5 steps")] * 2
+    assert set(marks(browser).values()) == {""}
+    choose(browser, "metric", "auc_old")  # which begins at step 2
+    assert [(line[0], line[3].split(" ", 3)[-1]) for line in board(browser)] == [("–", "1/4 steps")] * 2
+
+
+def test_values_that_look_alike_share_a_place(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    level = {"msp": 0.70004, "energy": 0.69996, "odin": 0.65, "gen": 0.6, "klm": 0.5, "msp@hot": 0.9}
+    rows = made_up(detectors=tuple(level))
+    rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
+    browser = show(rows, [record(detectors=dict.fromkeys(level, 4))])
+    places = {line[2]: (line[0], number(line[3])) for line in board(browser)}
+    assert places["msp"] == places["energy"] == ("1", 70.0)
+    assert [places[name][0] for name in ("odin", "gen", "klm", "msp@hot")] == ["2", "3", "4", "–"]
+    assert marks(browser) == {
+        "msp": "best", "energy": "best", "odin": "second", "gen": "third", "klm": "", "msp@hot": "",
+    }  # fmt: skip
+
+
+def test_an_ood_set_that_some_runs_lack_is_in_no_average(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    more = {"n1": "near", "f1": "far", "f2": "far", "f3": "far", "x": "far"}
+    rows = pd.concat([made_up(entropy=1), made_up(cil="wa", ood=more, entropy=2)])
+    browser = show(rows, [record(cil=cil, seed=s) for cil in ("icarl", "wa") for s in range(3)])
+    common = rows[(rows["metric"] == "auc") & (rows["ood"] != "x")]
+    table = over_seeds(common).set_index(["cil", "detector", "split"])["mean"]
+    for line in board(browser):
+        assert number(line[3]) == pytest.approx(100 * table[line[1], line[2], "all"], abs=0.0061)
+    assert "x (wa seed 0, wa seed 1, wa seed 2)" in browser.evaluate("notes.innerText")
+    choose(browser, "ood", "x")
+    assert {line[1] for line in board(browser)} == {"wa"}
+
+
+def test_figures_of_one_name_are_told_apart(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    rows = made_up(seeds=(0,), steps=2)
+    drawn = [replace(figure, name="the same") for figure in figures(rows) if not figure.cil]
+    browser = show(rows, [record()], figures=drawn)
+    browser.wait("[...document.images].every(i => i.complete && i.naturalWidth)")
+    addresses = browser.evaluate("[...document.images].map(i => i.src)")
+    assert len(set(addresses)) == len(addresses) == 2
+
+
+def test_the_time_of_a_run_is_that_of_all_its_work(
+    show: Callable[..., Any], rows: pd.DataFrame, record: Record
+) -> None:
+    browser = show(rows, [record(seconds=[{"training": 20.0, "tuning": 7.0}, {"training": 40.0}])])
+    at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Time')"
+    cell = f"document.querySelector('#progress tbody tr').cells[{at}]"
+    assert browser.evaluate(f"{cell}.innerText") == "67 s"
+    assert browser.evaluate(f"{cell}.title") == "training 60 s, tuning 7 s"
+
+
+def test_a_box_shows_at_which_edges_there_is_more(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    names = tuple(f"detector{i}" for i in range(30))
+    browser = show(made_up(seeds=(0, 1), steps=2, detectors=names), [record(steps=2)], width=390)
+    box = "document.querySelector('.table-card .scroll')"
+    browser.wait(f"{box}.dataset.more === 'right below'")
+    assert "inset" in browser.evaluate(f"getComputedStyle({box}).boxShadow")
+    browser.evaluate(f"{box}.scrollTo(9999, 9999)")
+    browser.wait(f"{box}.dataset.more === 'left above'")
+    choose(browser, "detector", "detector3")  # one line: there is nothing above any more
+    browser.wait(f"{box}.dataset.more === 'left'")
+
+
+def test_bands_end_where_percents_do(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    rows = made_up(seeds=(0, 1))
+    rows["value"] = rows["seed"] * 0.1 + 0.9 * (rows["step"] > 2)
+    browser = show(rows, [record(seed=0), record(seed=1)])
+    ticks = browser.evaluate(
+        "[...document.querySelectorAll('#chart text[text-anchor=end]')].map(t => +t.innerHTML)"
+    )
+    assert (min(ticks), max(ticks)) == (0, 100)
