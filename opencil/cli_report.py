@@ -1,7 +1,7 @@
 """``opencil report``: what stored or published runs have come to, from their rows alone."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -90,6 +90,7 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
+    from opencil.report.tables import tables
     from opencil.runs.files import write_text
     from opencil.runs.study import read_study
 
@@ -117,7 +118,10 @@ def report(
             "there is nothing to show"
         )
     drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
-    made = _chosen(study, kinds, compare is not None, ranked, baseline, extra)
+    tables_of = cache(
+        lambda kind: tables(kind, study.rows, study.runs, extra)
+    )  # shown and written: made once
+    made = _chosen(study, tables_of, kinds, compare is not None, ranked, baseline)
     if form == "terminal":
         show(Console(), made)
     else:
@@ -134,7 +138,7 @@ def report(
         cli_page.write_page(study, html, drawn)
         say(f"report: {html}")
     if out:
-        write(study, out, baseline, extra)
+        write(study, out, tables_of, baseline)
         cli_page.write_page(study, out / "index.html", drawn)
         say(f"report: {out}")
 
@@ -155,21 +159,21 @@ def _kinds(text: str | None) -> "list[Kind]":
 
 def _chosen(
     study: "Study",
+    tables_of: "Callable[[Kind], list[Table]]",
     kinds: "list[Kind]",
     paper: bool,
     statistics: bool,
     baseline: str | None,
-    extra: bool,
 ) -> "list[Table]":
     """The tables that flags ask for."""
     from opencil.report.compare import COMPARED, comparison_tables, incomparable
     from opencil.report.statistics import statistics_tables
-    from opencil.report.tables import KINDS, tables
+    from opencil.report.tables import KINDS
 
     made: list[Table] = []
     every = set(kinds) == set(KINDS)  # that is: as far as there are any
     for kind in kinds:
-        of_kind = tables(kind, study.rows, study.runs, extra)
+        of_kind = tables_of(kind)
         if not of_kind and not every:
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind
@@ -190,17 +194,19 @@ def _chosen(
     return made
 
 
-def write(study: "Study", folder: Path, baseline: str | None = None, extra: bool = False) -> None:
+def write(
+    study: "Study", folder: Path, tables_of: "Callable[[Kind], list[Table]]", baseline: str | None = None
+) -> None:
     """Write a study and every table that can be made of it into a folder."""
     from opencil.report.compare import COMPARED, comparison_tables
     from opencil.report.layout import ENDINGS
     from opencil.report.statistics import statistics_tables
-    from opencil.report.tables import KINDS, tables
+    from opencil.report.tables import KINDS
     from opencil.runs.files import write_text
     from opencil.runs.study import write_study
 
     write_study(study, folder)
-    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs, extra)]
+    made = [table for kind in KINDS for table in tables_of(kind)]
     made += comparison_tables(study.rows, study.runs, list(COMPARED))
     made += statistics_tables(study.rows, study.runs, baseline)
     for table in made:

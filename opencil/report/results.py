@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from statistics import fmean, stdev
 from typing import Any
 
 import pandas as pd
@@ -93,17 +94,20 @@ class Results:
         means = [average.mean for average in found if average]
         if not names or len(means) < len(names):
             return None
-        whole = self._by_place[cil, metric, place][names].dropna().mean(axis=1)
-        std = float(whole.std()) if len(whole) > 1 else None
+        values = [self._by_seed[cil, name, metric, place] for name in names]
+        common = set.intersection(*(set(of_seed) for of_seed in values))
+        whole = [fmean(of_seed[seed] for of_seed in values) for seed in sorted(common)]
+        std = stdev(whole) if len(whole) > 1 else None
         return Average(sum(means) / len(means), std, len(whole))
 
     @cached_property
-    def _by_place(self) -> dict[Any, pd.DataFrame]:
-        """Seeds × detectors of each CIL method, metric and place."""
-        return {
-            key: part.pivot(index="seed", columns="detector", values="value")
-            for key, part in self.per_seed.groupby(["cil", "metric", "place"])
-        }
+    def _by_seed(self) -> dict[tuple[str, str, str, str], dict[int, float]]:
+        """Values by seed, of each key of the averages."""
+        found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+        columns = ["cil", "detector", "metric", "place", "seed", "value"]
+        for *key, seed, value in self.per_seed[columns].itertuples(index=False, name=None):
+            found.setdefault((key[0], key[1], key[2], key[3]), {})[seed] = value
+        return found
 
     def finished(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Those of some rows that are of its finished runs and detectors."""

@@ -9,11 +9,18 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import friedmanchisquare
+from scipy.stats import friedmanchisquare, studentized_range
 
 from opencil import BadInput
 from opencil.report import statistics
-from opencil.report.statistics import bootstrap, cell_matrix, nemenyi, rank_detectors, statistics_tables
+from opencil.report.statistics import (
+    bootstrap,
+    cell_matrix,
+    nemenyi,
+    range_quantile,
+    rank_detectors,
+    statistics_tables,
+)
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -65,6 +72,13 @@ def test_the_critical_difference_has_the_published_quantiles(detectors: int, q: 
     cells = 30
     expected = q * (detectors * (detectors + 1) / (6 * cells)) ** 0.5
     assert nemenyi(detectors, cells) == pytest.approx(expected, rel=4e-4)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 16, 100])
+@pytest.mark.parametrize("probability", [0.01, 0.5, 0.95, 0.9999])
+def test_quantiles_of_the_range(probability: float, groups: int) -> None:
+    expected = studentized_range.ppf(probability, groups, np.inf)
+    assert range_quantile(probability, groups) == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.integers(2, 9), st.integers(2, 60), st.integers(0, 99))
