@@ -1,14 +1,17 @@
-"""A report of the paper's whole study at full size, timed part by part.
+"""A report of the paper's whole study at full size: the command as a user waits for it, then its parts.
 
     python benchmarks/report.py [--cil 4] [--detectors 16] [--steps 10] [--datasets 6] [--seeds 3]
 
-Made-up rows of every metric that a run stores, written as runs are (a Parquet file per step and detector) and
-read back from there; then all tables in all formats, the comparison with the paper, the statistics, all
-figures in both formats, and the HTML page.
+Made-up rows of every metric that a run stores, written as runs are (a Parquet file per step and detector).
+``opencil report RUNS --out FOLDER`` reads them and writes all tables in all formats, the comparison with the
+paper, the statistics, all figures in both formats, and the HTML page.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -79,13 +82,27 @@ def main() -> None:
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--keep", type=Path, help="make the runs in this folder and leave them there")
+    parser.add_argument("--repeats", type=int, default=3, help="how often to run the command")
     arguments = vars(parser.parse_args())
-    keep = arguments.pop("keep")
+    keep, repeats = arguments.pop("keep"), arguments.pop("repeats")
     with tempfile.TemporaryDirectory() as temporary:
         root = keep or Path(temporary) / "runs"
         count = make_runs(root, **arguments)
         print(f"{count:,} rows of {' × '.join(f'{n} {name}' for name, n in arguments.items())}")
+        for i in range(repeats):
+            command(root, Path(temporary) / f"report{i}")
         measure(root, Path(temporary) / "report")
+
+
+def command(root: Path, out: Path) -> None:
+    """The whole command in a process of its own: with its start and all imports."""
+    words = [sys.executable, "-m", "opencil", "report", str(root), "--out", str(out)]
+    before = os.times()
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    after = os.times()
+    processor = after.children_user + after.children_system - before.children_user - before.children_system
+    wall = after.elapsed - before.elapsed
+    print(f"{'opencil report --out':<32}{wall:8.2f} s, {processor:.2f} s of processor time")
 
 
 def measure(root: Path, out: Path) -> None:
@@ -109,7 +126,7 @@ def measure(root: Path, out: Path) -> None:
     with timed("comparison with the paper"):
         made += comparison_tables(study.rows, study.runs, list(COMPARED))
     with timed("statistics"):
-        made += statistics_tables(study.rows)
+        made += statistics_tables(study.rows, study.runs)
     with timed("figures, PNG and SVG"):
         drawn = list(figures(study.rows))
         for figure in drawn:
