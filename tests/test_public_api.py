@@ -128,7 +128,7 @@ KNOWS = {
     "errors": set(),
     "files": {"errors"},
     "config": COMMON | {"data", "engine", "configs"},
-    "report": COMMON | {"evaluation", "published"},
+    "report": COMMON | {"evaluation", "published", "config"},
     "published": set(),
     "configs": set(),
     "runs": COMMON | {"config", "data", "nets", "engine", "cil", "detectors", "evaluation"},
