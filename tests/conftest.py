@@ -76,3 +76,12 @@ def _finished_once(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPat
 def finished(_finished_once: Path, tmp_path: Path) -> Path:
     """A folder of runs, the test's own, with ``tiny``'s run complete: digits/k2/icarl/seed0."""
     return Path(shutil.copytree(_finished_once, tmp_path / "finished-runs"))
+
+
+@pytest.fixture
+def empty_wide_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start in an empty folder, on a wide screen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)

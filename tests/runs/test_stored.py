@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import opencil
 from opencil import BadInput, OpenCILError, open_run
@@ -71,11 +70,7 @@ def test_a_value_that_is_new_counts_as_its_default(tmp_path: Path, tiny: Make, r
         run_all(tiny(tmp_path, *SETTINGS, "detector.ber.init=fresh", detector=["ber"]))
 
 
-def test_other_images_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_run(run)
-    changed = opened.stream.train.images.clone()
-    changed[0, 0, 0, 0] ^= 1
-    monkeypatch.setattr(type(opened.stream.train), "fingerprint", "other")
+def test_other_images_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opencil.ImageSet, "fingerprint", "of other pixels")
     with pytest.raises(OpenCILError, match="other images"):
         open_run(run)
-    assert not torch.equal(changed, opened.stream.train.images)
