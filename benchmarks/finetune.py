@@ -43,7 +43,11 @@ def source(flags: argparse.Namespace, device: torch.device) -> Source:
     labels = torch.cat([OLD + torch.arange(current) % NEW, torch.arange(memory) % OLD])
     images = opencil.ImageSet("random", pixels, labels).to(device)
     transform = opencil.Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=32, padding=4)
-    model = opencil.Model(opencil.create_backbone(flags.backbone), OLD + NEW).to(device).eval()
+    model = opencil.Model(opencil.create_backbone(flags.backbone), OLD + NEW).to(device).train()
+    with torch.no_grad():  # batch norm learns what is usual, or else features are huge
+        for pixels in images.batches(torch.arange(current, device=device), 128):
+            model(transform.test(pixels))
+    model.eval()
     arithmetic = build(Arithmetic, {"precision": flags.precision}, "training")
     return Source(Inputs(model, images, transform), labels, labels < OLD, (0, "tune"), arithmetic)
 

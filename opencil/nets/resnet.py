@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from opencil.nets.convolution import Convolution
 from opencil.nets.model import Backbone
 from opencil.registry import register_backbone
 
@@ -16,9 +17,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.conv1 = Convolution(inputs, width, stride)
         self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = Convolution(width, width)
         self.norm2 = nn.BatchNorm2d(width)
         self.stride, self.extra = stride, width - inputs
         self.project: nn.Sequential | None = None

@@ -36,7 +36,8 @@ def test_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the compiler is used on a CUDA device")
 @pytest.mark.filterwarnings("default")  # of the compiler's own making
-def test_compiled_and_plain_steps_agree_on_a_gpu() -> None:
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 5e-2)])
+def test_compiled_and_plain_steps_agree_on_a_gpu(precision: str, tolerance: float) -> None:
     device, random = torch.device("cuda"), torch.Generator().manual_seed(0)
     images, labels = torch.randn(16, 3, 32, 32, generator=random), torch.arange(16) % 4
     start = Model(BACKBONES.create("resnet8"), 4).to(device)
@@ -47,7 +48,7 @@ def test_compiled_and_plain_steps_agree_on_a_gpu() -> None:
             model,
             lambda x, y, model=model: torch.nn.functional.cross_entropy(model(x), y),
             Schedule(epochs=1, lr=0.01),
-            Arithmetic("fp32", compile=compile),
+            Arithmetic(precision, compile=compile),
             device,
         )
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -56,4 +57,6 @@ def test_compiled_and_plain_steps_agree_on_a_gpu() -> None:
         torch.cuda.synchronize()
         ends.append(model.state_dict())
     for name, plain in ends[0].items():
-        torch.testing.assert_close(ends[1][name].float(), plain.float(), rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(
+            ends[1][name].float(), plain.float(), rtol=tolerance, atol=tolerance / 10, msg=name
+        )
