@@ -6,8 +6,6 @@ side by side in memory. So its sums are a product of matrices, [K, pixels] · [p
 rearranging. The chunks' sums are added at the end, in order.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,19 +13,19 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sums_of_chunks(
-    images: Any,
-    gradient: Any,
-    sums: Any,
-    pixels: Any,
-    chunk: Any,
+def _sums_of_chunks(  # type: ignore[no-untyped-def]
+    images,
+    gradient,
+    sums,
+    pixels,
+    chunk,
     height: tl.constexpr,
     width: tl.constexpr,
     outputs: tl.constexpr,
     inputs: tl.constexpr,
     stride: tl.constexpr,
     block: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(1)
     rows_out: tl.constexpr = (height - 1) // stride + 1
     columns_out: tl.constexpr = (width - 1) // stride + 1
