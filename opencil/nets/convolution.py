@@ -28,46 +28,43 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         trains = torch.is_grad_enabled() and self.weight.requires_grad
-        if self._narrow and trains and x.is_cuda and _in_bfloat16():
-            return _Convolve.apply(x, self.weight, self.stride[0])  # type: ignore[no-any-return, no-untyped-call]
+        if self._narrow and trains and x.is_cuda and dtype in (torch.bfloat16, torch.float32):
+            return _Convolve.apply(x, self.weight, self.stride[0], dtype)  # type: ignore[no-any-return, no-untyped-call]
         return super().forward(x)
 
 
-def _in_bfloat16() -> bool:
-    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-
-
 class _Convolve(Function):
-    """A convolution in bfloat16, as autocast makes it; the gradient of its weight stays float32."""
+    """A convolution in ``dtype``, as autocast makes it; the gradient of its weight stays float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        narrow_x, narrow_weight = x.bfloat16(), weight.bfloat16()
-        ctx.save_for_backward(narrow_x, narrow_weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> Tensor:
+        cast_x, cast_weight = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(cast_x, cast_weight)
         ctx.stride, ctx.dtype = stride, x.dtype
-        return F.conv2d(narrow_x, narrow_weight, stride=stride, padding=1)
+        return F.conv2d(cast_x, cast_weight, stride=stride, padding=1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         x, weight = ctx.saved_tensors
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _cudnn(x, weight, gradient, ctx.stride, (True, False))[0].to(ctx.dtype)
-        return of_x, weight_gradient(x, gradient, ctx.stride), None
+            of_x = _torchs(x, weight, gradient, ctx.stride, (True, False))[0].to(ctx.dtype)
+        return of_x, weight_gradient(x, gradient, ctx.stride), None, None
 
 
 @torch.library.custom_op("opencil::weight_gradient", mutates_args=())
 def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     """∂L/∂w, float32 [K, C, 3, 3], of x [B, C, H, W] and ∂L/∂y [B, K, H / stride, W / stride]."""
-    if _has_triton(x.device):
+    if _has_triton(x.device) and (x.dtype == torch.bfloat16 or _rounds_to_tf32()):
         from opencil.engine.weight_gradient import launch  # imports Triton, which not every machine has
 
         return launch(x, gradient, stride)
     weight = x.new_empty((gradient.shape[1], x.shape[1], 3, 3))  # its values do not matter here
-    found: Tensor = _cudnn(x, weight, gradient, stride, (False, True))[1]
-    return found.float()
+    found: Tensor = _torchs(x, weight, gradient, stride, (False, True))[1]
+    return found.float().contiguous(memory_format=torch.channels_last)
 
 
 @weight_gradient.register_fake
@@ -76,7 +73,7 @@ def _(x: Tensor, gradient: Tensor, stride: int) -> Tensor:  # noqa: ARG001
     return empty.contiguous(memory_format=torch.channels_last)
 
 
-def _cudnn(x: Tensor, weight: Tensor, gradient: Tensor, stride: int, wanted: tuple[bool, bool]) -> Any:
+def _torchs(x: Tensor, weight: Tensor, gradient: Tensor, stride: int, wanted: tuple[bool, bool]) -> Any:
     """Gradients of the images and of the weight, those that are wanted, as torch computes them."""
     return torch.ops.aten.convolution_backward(
         gradient, x, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [*wanted, False]
@@ -91,3 +88,8 @@ def _has_triton(device: torch.device) -> bool:
         and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
+
+
+def _rounds_to_tf32() -> bool:
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    return bool(conv.fp32_precision == "tf32")

@@ -1,11 +1,15 @@
 """The 3 × 3 convolution: what it computes, and its weight gradient against the definition."""
 
 import itertools
+import sys
+import types
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from opencil.engine.arithmetic import Arithmetic
 from opencil.nets.convolution import NARROW, Convolution, _Convolve, weight_gradient
 
 DEVICES = [
@@ -37,25 +41,28 @@ def by_definition(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("images", [1, 3, 128])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weight_gradient_is_the_definitions(
-    shape: tuple[int, int, int, int, int], images: int, device: str
+    shape: tuple[int, int, int, int, int], images: int, device: str, dtype: torch.dtype
 ) -> None:
     inputs, outputs, height, width, stride = shape
-    x = drawn(images, inputs, height, width, device=device)
-    gradient = drawn(images, outputs, -(-height // stride), -(-width // stride), seed=1, device=device)
+    x = drawn(images, inputs, height, width, device=device).to(dtype)
+    gradient = drawn(images, outputs, -(-height // stride), -(-width // stride), seed=1, device=device).to(
+        dtype
+    )
     found = weight_gradient(x, gradient, stride)
     expected = by_definition(x, gradient, stride)
     assert (found.dtype, found.shape) == (torch.float32, expected.shape)
-    tolerance = 1e-5 if device == "cuda" else 1e-2  # torch's own gradient, on the CPU, is rounded to bfloat16
-    torch.testing.assert_close(
-        found.double().cpu(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())
-    )
+    # torch's own, on the CPU, is rounded to bfloat16; products of such numbers are exact even in TF32
+    tolerance = 1e-2 if device == "cpu" and dtype == torch.bfloat16 else 1e-5
+    close = {"rtol": tolerance, "atol": tolerance * float(expected.abs().max())}
+    torch.testing.assert_close(found.double().cpu(), expected, **close)
     assert torch.equal(found, weight_gradient(x, gradient, stride))
     plain = x.contiguous(memory_format=torch.contiguous_format)  # NCHW gives the same
-    torch.testing.assert_close(weight_gradient(plain, gradient, stride), found)
+    torch.testing.assert_close(weight_gradient(plain, gradient, stride), found, **close)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -69,7 +76,7 @@ def test_weight_gradient_is_a_proper_operator(device: str) -> None:
 def test_gradients_are_those_of_torchs_own_convolution(stride: int, device: str) -> None:
     x = drawn(4, 16, 6, 6, device=device).float().requires_grad_()
     weight = drawn(32, 16, 3, 3, seed=1, device=device).float().requires_grad_()
-    ours = _Convolve.apply(x, weight, stride)
+    ours = _Convolve.apply(x, weight, stride, torch.bfloat16)
     plain = nn.functional.conv2d(x.bfloat16(), weight.bfloat16(), stride=stride, padding=1)
     assert torch.equal(ours, plain)
     towards = drawn(*plain.shape, seed=2, device=device)
@@ -82,7 +89,7 @@ def test_gradients_are_those_of_torchs_own_convolution(stride: int, device: str)
 
 def test_images_that_need_no_gradient_get_none() -> None:
     x, weight = drawn(2, 16, 4, 4), drawn(16, 16, 3, 3).float().requires_grad_()
-    _Convolve.apply(x, weight, 1).sum().backward()
+    _Convolve.apply(x, weight, 1, torch.bfloat16).sum().backward()
     assert x.grad is None
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
@@ -100,12 +107,29 @@ def test_without_a_gpu_it_is_torchs_convolution() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a CUDA device")
 @pytest.mark.parametrize("channels", [*NARROW, 128])
 @pytest.mark.parametrize("precision", [None, torch.float16, torch.bfloat16])
-def test_only_narrow_layers_in_bfloat16_use_the_kernel(channels: int, precision: torch.dtype | None) -> None:
-    convolution = Convolution(channels, channels).cuda()
+def test_layers_that_train_use_it_where_they_are_narrow(channels: int, precision: torch.dtype | None) -> None:
+    convolution, x = Convolution(channels, channels).cuda(), drawn(2, channels, 4, 4, device="cuda").float()
     with torch.autocast("cuda", precision, enabled=precision is not None):
-        y = convolution(drawn(2, channels, 4, 4, device="cuda").float())
+        y = convolution(x)
         with torch.no_grad():
-            assert convolution(drawn(2, channels, 4, 4, device="cuda").float()).grad_fn is None
+            assert torch.equal(convolution(x), y)
     assert y.dtype == (precision or torch.float32)
     ours = "_Convolve" in type(y.grad_fn).__name__
-    assert ours == (precision == torch.bfloat16 and channels in NARROW)
+    assert ours == (precision != torch.float16 and channels in NARROW)
+
+
+@pytest.mark.parametrize(("precision", "uses"), [("tf32", True), ("fp32", False)])
+def test_full_float32_is_left_to_torch(
+    precision: Literal["tf32", "fp32"], uses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    kernel = types.ModuleType("opencil.engine.weight_gradient")
+    kernel.launch = lambda *given: launched.append(given) or torch.zeros(16, 16, 3, 3)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
+    monkeypatch.setattr("opencil.nets.convolution._has_triton", lambda _: True)
+    x = drawn(2, 16, 4, 4)
+    with Arithmetic(precision).active():
+        weight_gradient(x.float(), x.float(), 1)
+        assert bool(launched) == uses
+        weight_gradient(x, x, 1)
+        assert len(launched) == uses + 1

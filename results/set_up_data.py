@@ -1,0 +1,77 @@
+"""What detectors are set up on, and what that does to them: train+, the memory, or the paper code's choice.
+
+    python results/set_up_data.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
+
+For every stored step, detectors are set up on T_t^train+ (the paper's words and our default), on the memory
+after the step (`benchmark.setup: memory`), and on that memory with 100 test images (the paper's code); the
+table has their mean AUC over the OOD sets. Nothing is chosen by it: it shows where a difference comes from.
+"""
+
+import argparse
+
+import pandas as pd
+import torch
+
+import opencil
+from opencil.data.stream import ood_subset
+from opencil.engine.seeding import derive, generator
+from opencil.evaluation.protocol import measure
+
+DETECTORS = ("klm", "nnguide", "react", "relation")
+
+
+def joined(a: opencil.Outputs, b: opencil.Outputs) -> opencil.Outputs:
+    """Two sets of outputs as one, without labels and images."""
+    features, logits = torch.cat([a.features, b.features]), torch.cat([a.logits, b.logits])
+    return opencil.Outputs(features, logits, classify=a.classify)
+
+
+def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+    """AUC of each detector under each set-up at a step, by OOD set."""
+    model, transform, spec = run.model(step.number), run.data.transform, run.spec
+    test = opencil.forward(model, run.stream.test, transform, step.test)
+    ood = {}
+    for name, source in run.data.ood.items():
+        seed = derive(spec.seeds.ood_subset, "ood", name)
+        seen = ood_subset(len(source.images), step.number, step.steps, spec.benchmark.ood_order, seed)
+        ood[name] = opencil.forward(model, source.images, transform, seen)
+    train_plus = opencil.forward(model, run.stream.train, transform, run.train_plus(step))
+    memory = opencil.forward(model, run.stream.train, transform, run.memory(step.number).indices)
+    few = torch.randperm(len(test), generator=generator(0, "few", step.number))[:100]
+    some = opencil.Outputs(test.features[few], test.logits[few])
+    setups = {"train+": train_plus, "memory": memory, "memory and 100 test images": joined(memory, some)}
+    found = []
+    for what, setup in setups.items():
+        for name in DETECTORS:
+            for m in measure(opencil.create_detector(name), setup, test, ood):
+                if m.metric == "auc":
+                    found.append((spec.cil, step.number, name, what, m.ood, m.value))
+    return pd.DataFrame(found, columns=["cil", "step", "detector", "setup", "ood", "auc"])
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--data-root")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--csv")
+    flags = parser.parse_args()
+    tables = []
+    for path in flags.runs:
+        run = opencil.open_run(path, flags.data_root, flags.device)
+        for stored in run.folder.trained():
+            number = int(stored.info()["step"])
+            tables.append(study(run, run.stream[number - 1]))
+            print(f"{run.spec} step {number}", flush=True)
+            if flags.csv:
+                pd.concat(tables).to_csv(flags.csv, index=False)
+    everything = pd.concat(tables)
+    means = everything.pivot_table(index=["cil", "detector"], columns="setup", values="auc", sort=False)
+    print("mean AUC over steps and OOD sets, in percent:\n", (100 * means).round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()
