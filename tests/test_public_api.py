@@ -117,7 +117,8 @@ COMMON = {"registry", "validation", "errors", "files", "_version"}
 #: What a room may import of ours, itself aside.
 KNOWS = {
     "data": COMMON,
-    "nets": COMMON,
+    "kernels": set(),
+    "nets": COMMON | {"kernels"},
     "engine": COMMON | {"data", "nets"},
     "cil": COMMON | {"data", "nets", "engine"},
     "detectors": COMMON | {"data", "nets", "engine"},

@@ -29,7 +29,7 @@ class Convolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        trains = torch.is_grad_enabled() and self.weight.requires_grad
+        trains = self.training and torch.is_grad_enabled() and self.weight.requires_grad
         if self._narrow and trains and x.is_cuda and dtype in (torch.bfloat16, torch.float32):
             return _Convolve.apply(x, self.weight, self.stride[0], dtype)  # type: ignore[no-any-return, no-untyped-call]
         return super().forward(x)
@@ -59,7 +59,7 @@ class _Convolve(Function):
 def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     """∂L/∂w, float32 [K, C, 3, 3], of x [B, C, H, W] and ∂L/∂y [B, K, H / stride, W / stride]."""
     if _has_triton(x.device) and (x.dtype == torch.bfloat16 or _rounds_to_tf32()):
-        from opencil.engine.weight_gradient import launch  # imports Triton, which not every machine has
+        from opencil.kernels.weight_gradient import launch  # imports Triton, which not every machine has
 
         return launch(x, gradient, stride)
     weight = x.new_empty((gradient.shape[1], x.shape[1], 3, 3))  # its values do not matter here

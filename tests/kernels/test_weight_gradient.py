@@ -10,7 +10,7 @@ import pytest
 INTERPRETED = """
 import itertools
 import torch
-from opencil.engine.weight_gradient import launch
+from opencil.kernels.weight_gradient import launch
 
 random = torch.Generator().manual_seed(0)
 for (inputs, outputs), (height, width), stride in itertools.product(
