@@ -1,0 +1,78 @@
+"""Methods with the peculiarities of the paper's released code, to see what those do: `opencil` with them in it.
+
+    python results/as_released.py run --benchmark cifar100 --cil bic,bic_released --detector energy ...
+    python results/as_released.py run --cil icarl --detector augmix,augmix_released,npos,npos_released ...
+
+METHODS of the paper and its code differ in places; by default we do what the paper says. These variants exist
+for comparisons in results/README.md and are no part of the package.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil import register_detector, register_learner
+from opencil.cil.bic import BiC
+from opencil.cil.learner import Task
+from opencil.cli import main
+from opencil.detectors.finetune.augmix import AugMix
+from opencil.detectors.finetune.augmix_operations import AugMixDraw
+from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.tuner import Batch
+from opencil.engine.loop import Stage
+
+
+@register_learner("bic_released")
+@dataclass(frozen=True)
+class ReleasedBiC(BiC):
+    """BiC whose correction is fitted to softmax outputs, with decay, while batch norm trains."""
+
+    decay: float = 2e-4
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """BiC's, the correcting one changed."""
+        model = task.model
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(F.softmax(model(images), dim=1), labels)
+
+        for stage in super().stages(task):
+            if stage.name == "correct":
+                model.train()
+                stage = replace(stage, loss=loss, schedule=replace(stage.schedule, weight_decay=self.decay))
+            yield stage
+            model.eval()
+
+
+@register_detector("augmix_released")
+@dataclass
+class ReleasedAugMix(AugMix):
+    """AugMix whose augmented views of the memory are of other images than the clean ones."""
+
+    def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
+        made = super()._augmented(images, choices, batch)
+        if batch.memory is None:
+            return made
+        current, memory = made.view(-1, 2, len(batch.memory.labels), *made.shape[1:]).unbind(dim=1)
+        return torch.stack([current, memory.roll(1, dims=1)], dim=1).view_as(made)
+
+
+@register_detector("npos_released")
+@dataclass
+class ReleasedNPOS(NPOS):
+    """NPOS that keeps perturbations whatever their distance from the class."""
+
+    def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
+        every = replace(self, kept=self.perturbations)
+        made = NPOS._outliers(every, features, numbers)  # all of them, the farthest first
+        shape = (-1, self.perturbations, features.shape[-1])
+        chance = torch.rand(made.view(shape).shape[:2], generator=numbers, device=made.device)
+        kept = chance.topk(self.kept, dim=1).indices
+        return made.view(shape).gather(1, kept[..., None].expand(-1, -1, shape[-1])).flatten(0, 1)
+
+
+if __name__ == "__main__":
+    main()
