@@ -40,6 +40,7 @@ Positive = Annotated[float, Bound(gt=0)]
 NonNegative = Annotated[float, Bound(ge=0)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
 BelowOne = Annotated[float, Bound(ge=0, lt=1)]
+ProperFraction = Annotated[float, Bound(gt=0, lt=1)]
 Count = Annotated[int, Bound(ge=1)]
 Whole = Annotated[int, Bound(ge=0)]
 

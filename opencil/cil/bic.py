@@ -16,7 +16,7 @@ from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 from opencil.nets.model import Backbone, Model
 from opencil.registry import Paper, register_learner
-from opencil.validation import BelowOne, Positive
+from opencil.validation import Positive, ProperFraction
 
 
 @register_learner("bic", paper=Paper("Large Scale Incremental Learning", 2019, "1905.13260"))
@@ -26,7 +26,7 @@ class BiC(Learner):
 
     train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
-    held_out: BelowOne = 0.1
+    held_out: ProperFraction = 0.1
     temperature: Positive = 2.0
 
     def blank(self, setting: Setting, step: Step) -> Model:

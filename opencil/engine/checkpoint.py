@@ -49,8 +49,10 @@ class Checkpoint:
             | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
         )
 
-    def restore(self, module: nn.Module, trained: nn.Module) -> Resume:
+    def restore(self, module: nn.Module, trained: nn.Module, epochs: int) -> Resume:
         """Put the weights back into the module, a part of which is trained: they and the buffers must fit."""
+        if self.epoch > epochs:
+            raise BadCheckpoint(f"it is of epoch {self.epoch}, and there are {epochs}")
         shapes = [p.shape for p in trained.parameters() if p.requires_grad]
         _load(module, self.weights)
         if [m.shape for m in self.momentum] != shapes:
@@ -64,9 +66,10 @@ class Checkpoint:
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
         """The stored checkpoint again."""
-        if tensors.get("position", torch.empty(0)).shape != (2,):
+        position = tensors.get("position", torch.empty(0))
+        if position.shape != (2,) or position.dtype != torch.int64 or (position < torch.tensor([0, 1])).any():
             raise BadCheckpoint("it does not say where it was taken")
-        stage, epoch = tensors["position"].tolist()
+        stage, epoch = position.tolist()
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}

@@ -49,7 +49,8 @@ def _sums_of_chunks(  # type: ignore[no-untyped-def]
     tl.store(sums + place[:, None] + j[None, :], total, mask=(j < 3 * inputs)[None, :])
 
 
-#: Chunks, pixels of a block and warps, by the channels of the wider side; the fastest of 54 on an H200.
+#: Chunks, pixels of a block and warps, by the channels of the wider side: the fastest of 57 tried on an H200
+#: at batch 128, with images of 32 × 32 (16 channels), 16 × 16 (32) and 8 × 8 (64).
 TILES = {16: (128, 64, 2), 32: (64, 64, 4), 64: (32, 32, 4)}
 
 

@@ -11,7 +11,9 @@ from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 from opencil.nets.resnet import resnet8
+from opencil.registry import LEARNERS
 
 SHORT = BiC(train=Schedule(epochs=1, lr=0.05), correct=Schedule(epochs=2, lr=0.05), held_out=0.4)
 
@@ -82,6 +84,12 @@ def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
     kept, held_out = BiC().split(task)
     assert labels[held_out].bincount().tolist() == [count] * (old + 10)
     assert sorted(torch.cat([kept, held_out]).tolist()) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_none_or_all_cannot_be_held_out(share: float) -> None:
+    with pytest.raises(BadInput, match="held_out"):
+        LEARNERS.create("bic", held_out=share)
 
 
 def test_stage_one_distils_and_leaves_all_corrections_alone(corrected: Task) -> None:

@@ -81,6 +81,19 @@ def test_a_checkpoint_of_a_stage_that_is_not_there_is_refused(setting: Setting, 
         list(Keeps().learn(task, Checkpoint(2, 1, weights, [], [weights, weights])))
 
 
+@pytest.mark.parametrize("position", [[0.0, 1.0], [-1, 1], [0, 0], [0, -3], [0], [[0, 1]]])
+def test_a_position_that_cannot_be_is_refused(position: list[float]) -> None:
+    with pytest.raises(BadCheckpoint, match="it does not say where it was taken"):
+        Checkpoint.from_tensors({"position": torch.tensor(position)})
+
+
+def test_an_epoch_that_a_stage_does_not_have_is_refused(setting: Setting, stream: Stream) -> None:
+    task = begun(Keeps(), setting, stream)
+    epochs = Keeps().schedule.epochs
+    with pytest.raises(BadCheckpoint, match=f"it is of epoch {epochs + 1}, and there are {epochs}"):
+        list(Keeps().learn(task, Checkpoint(0, epochs + 1, task.model.state_dict(), [])))
+
+
 def test_a_state_that_is_not_finite_is_known_as_such(setting: Setting, stream: Stream) -> None:
     weights = begun(Keeps(), setting, stream).model.state_dict()
     assert Checkpoint(0, 1, weights, [], []).finite

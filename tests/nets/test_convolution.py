@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
-from opencil.nets.convolution import NARROW, Convolution, _Convolve, weight_gradient
+from opencil.nets.convolution import Convolution, _Convolve, _kernel, fits, weight_gradient
 
 DEVICES = [
     "cpu",
@@ -19,8 +19,8 @@ DEVICES = [
         marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a CUDA device"),
     ),
 ]
-#: Channels in and out, height, width, stride: odd sides, more and fewer pixels than a chunk has.
-SHAPES = [(16, 16, 5, 7, 1), (16, 32, 8, 8, 2), (32, 32, 6, 4, 1), (32, 64, 7, 5, 2), (64, 64, 3, 3, 1)]
+#: Channels in and out, height, width, stride; at 128 images the first two make every program loop.
+SHAPES = [(16, 16, 11, 7, 1), (32, 32, 8, 6, 1), (16, 32, 8, 8, 2), (32, 64, 7, 5, 2), (64, 64, 3, 3, 1)]
 
 
 def drawn(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
@@ -104,33 +104,109 @@ def test_without_a_gpu_it_is_torchs_convolution() -> None:
             assert torch.equal(convolution(x), plain(x))
 
 
+CUDA, BFLOAT, FLOAT = "cuda", torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        ((CUDA, 4, BFLOAT, 16, 16), True),
+        ((CUDA, 4, FLOAT, 32, 64), True),
+        (("cpu", 4, BFLOAT, 16, 16), False),
+        ((CUDA, 3, BFLOAT, 16, 16), False),
+        ((CUDA, 4, torch.float16, 16, 16), False),
+        ((CUDA, 4, BFLOAT, 3, 16), False),
+        ((CUDA, 4, BFLOAT, 64, 128), False),
+    ],
+)
+def test_which_layers_are_for_the_kernel(
+    layer: tuple[str, int, torch.dtype, int, int], expected: bool
+) -> None:
+    assert fits(*layer) == expected
+
+
+def test_only_what_trains_has_a_gradient_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencil.nets.convolution.fits", lambda *_: True)
+    x = drawn(2, 16, 4, 4).float().requires_grad_()  # as ODIN's images do
+
+    def ours(layer: Convolution) -> bool:
+        return "_Convolve" in type(layer(x).grad_fn).__name__
+
+    assert ours(Convolution(16, 16).train())
+    assert not ours(Convolution(16, 16).eval())
+    assert not ours(Convolution(16, 16).train().requires_grad_(False))
+    with torch.no_grad():
+        assert Convolution(16, 16)(x).grad_fn is None
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a CUDA device")
-@pytest.mark.parametrize("channels", [*NARROW, 128])
 @pytest.mark.parametrize("precision", [None, torch.float16, torch.bfloat16])
-def test_layers_that_train_use_it_where_they_are_narrow(channels: int, precision: torch.dtype | None) -> None:
-    convolution, x = Convolution(channels, channels).cuda(), drawn(2, channels, 4, 4, device="cuda").float()
+def test_a_layer_on_a_gpu_computes_what_torchs_does(precision: torch.dtype | None) -> None:
+    layer, x = Convolution(16, 16).cuda(), drawn(2, 16, 4, 4, device="cuda").float()
     with torch.autocast("cuda", precision, enabled=precision is not None):
-        y = convolution(x)
-        frozen = convolution.eval()(x)  # ODIN asks for the images' gradient alone
-    assert torch.equal(y, frozen)
+        y, torchs = layer(x), nn.Conv2d.forward(layer, x)
+    assert ("_Convolve" in type(y.grad_fn).__name__) == (precision != torch.float16)
     assert y.dtype == (precision or torch.float32)
-    ours = "_Convolve" in type(y.grad_fn).__name__
-    assert ours == (precision != torch.float16 and channels in NARROW)
-    assert "_Convolve" not in type(frozen.grad_fn).__name__
+    assert torch.equal(y, torchs)
+
+
+def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """The calls of a kernel that gives zeros."""
+    launched: list[tuple[object, ...]] = []
+
+    def launch(*given: object) -> Tensor:
+        launched.append(given)
+        return torch.zeros(16, 16, 3, 3)
+
+    monkeypatch.setattr("opencil.nets.convolution._kernel", lambda _: launch)
+    return launched
 
 
 @pytest.mark.parametrize(("precision", "uses"), [("tf32", True), ("fp32", False)])
 def test_full_float32_is_left_to_torch(
     precision: Literal["tf32", "fp32"], uses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = []
-    kernel = types.ModuleType("opencil.kernels.weight_gradient")
-    kernel.launch = lambda *given: launched.append(given) or torch.zeros(16, 16, 3, 3)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
-    monkeypatch.setattr("opencil.nets.convolution._has_triton", lambda _: True)
-    x = drawn(2, 16, 4, 4)
+    launched, x = fake_kernel(monkeypatch), drawn(2, 16, 4, 4)
     with Arithmetic(precision).active():
         weight_gradient(x.float(), x.float(), 1)
         assert bool(launched) == uses
         weight_gradient(x, x, 1)
         assert len(launched) == uses + 1
+
+
+def test_batches_of_no_images_or_too_many_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, none, x = fake_kernel(monkeypatch), drawn(0, 16, 4, 4), drawn(2, 16, 4, 4)
+    assert torch.equal(weight_gradient(none, none, 1), torch.zeros(16, 16, 3, 3))
+    monkeypatch.setattr("opencil.nets.convolution.MOST_PIXELS", 31)
+    assert weight_gradient(x, x, 1).abs().sum() > 0
+    assert not launched
+    monkeypatch.setattr("opencil.nets.convolution.MOST_PIXELS", 32)
+    weight_gradient(x, x, 1)
+    assert launched
+
+
+def test_where_triton_does_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    broken = types.ModuleType("opencil.kernels.weight_gradient")
+    broken.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, broken.__name__, broken)
+    monkeypatch.setattr("opencil.nets.convolution.find_spec", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)  # there may be no such device
+    _kernel.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"slower \(RuntimeError: Failed to find C compiler\)"):
+            assert _kernel(torch.device("cuda")) is None
+        assert _kernel(torch.device("cuda")) is None  # and says so once
+    finally:
+        _kernel.cache_clear()
+
+
+def test_old_gpus_go_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencil.nets.convolution.find_spec", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    _kernel.cache_clear()
+    assert _kernel(torch.device("cuda")) is None
+    _kernel.cache_clear()

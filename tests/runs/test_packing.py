@@ -4,6 +4,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+import torch
+
 from opencil.config import Config
 from opencil.runs.runner import Event, Failed, Finished, Training
 
@@ -12,11 +15,19 @@ RunAll = Callable[[Config], list[Event]]
 Results = Callable[[Path], dict[str, object]]
 
 
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams of their own need a CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [("cpu", "tf32"), pytest.param("cuda", "tf32", marks=gpu), pytest.param("cuda", "bf16", marks=gpu)],
+)
 def test_packed_runs_are_bit_for_bit_the_runs_alone(
-    tmp_path: Path, tiny: Make, run_all: RunAll, results: Results
+    tmp_path: Path, tiny: Make, run_all: RunAll, results: Results, device: str, precision: str
 ) -> None:
     """Weights, memories, rows and outputs, of three methods that share nothing but the loop."""
-    settings, cil = ["benchmark.classes_per_step=4"], "icarl,bic,foster"
+    settings = [f"place.device={device}", f"training.precision={precision}", "benchmark.classes_per_step=4"]
+    cil = "icarl,bic,foster"
     alone = run_all(tiny(tmp_path / "alone", *settings, "place.pack=1", cil=cil))
     packed = run_all(tiny(tmp_path / "packed", *settings, "place.pack=3", cil=cil))
     assert results(tmp_path / "packed") == results(tmp_path / "alone")

@@ -153,7 +153,8 @@ class Tuning:
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train, yielding after each iteration."""
-        resume = checkpoint.restore(self.extra, self.extra) if checkpoint else None
+        epochs = self.tuner.schedule.epochs
+        resume = checkpoint.restore(self.extra, self.extra, epochs) if checkpoint else None
         name = type(self.tuner).__name__
 
         def loss(*tensors: Tensor) -> Tensor:
