@@ -3,8 +3,9 @@
     python results/as_released.py run --benchmark cifar100 --cil bic,bic_released --detector energy ...
     python results/as_released.py run --cil icarl --detector augmix,augmix_released,npos,npos_released ...
 
-METHODS of the paper and its code differ in places; by default we do what the paper says. These variants exist
-for comparisons in results/README.md and are no part of the package.
+The paper and its code differ in places, and we do what the paper says. These variants are for comparisons in
+results/README.md and no part of the package. They were written from descriptions of that code: BiC's is exact;
+that AugMix "mixes up its indices on the memory" and NPOS "keeps unrelated samples" is our reading of it.
 """
 
 from collections.abc import Iterator
