@@ -4,8 +4,8 @@
     python results/as_released.py run --cil icarl --detector augmix,augmix_released,npos,npos_released ...
 
 The paper and its code differ in places, and we do what the paper says. These variants are for comparisons in
-results/README.md and no part of the package. They were written from descriptions of that code: BiC's is exact;
-that AugMix "mixes up its indices on the memory" and NPOS "keeps unrelated samples" is our reading of it.
+results/README.md and no part of the package. They are written from a description of that code, not from the
+code: that AugMix "mixes up its indices on the memory" and NPOS "keeps unrelated samples" is our reading.
 """
 
 from collections.abc import Iterator
