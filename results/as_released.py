@@ -24,6 +24,7 @@ from opencil.detectors.finetune.augmix_operations import AugMixDraw
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.tuner import Batch
 from opencil.engine.loop import Stage
+from opencil.validation import NonNegative
 
 
 @register_learner("bic_released")
@@ -31,7 +32,9 @@ from opencil.engine.loop import Stage
 class ReleasedBiC(BiC):
     """BiC whose correction is fitted to softmax outputs, with decay, while batch norm trains."""
 
-    decay: float = 2e-4
+    double_softmax: bool = True
+    batch_norm_trains: bool = True
+    decay: NonNegative = 2e-4
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """BiC's, the correcting one changed."""
@@ -42,8 +45,9 @@ class ReleasedBiC(BiC):
 
         for stage in super().stages(task):
             if stage.name == "correct":
-                model.train()
-                stage = replace(stage, loss=loss, schedule=replace(stage.schedule, weight_decay=self.decay))
+                model.train(self.batch_norm_trains)
+                schedule = replace(stage.schedule, weight_decay=self.decay)
+                stage = replace(stage, loss=loss if self.double_softmax else stage.loss, schedule=schedule)
             yield stage
             model.eval()
 

@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 #: Channels in and out, images, height, width, stride; the last three make every program loop.
 SHAPES = [
@@ -32,6 +33,7 @@ for inputs, outputs, images, height, width, stride in {SHAPES}:
 """
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_convolution.py has the kernel itself run here")
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernel_gives_torchs_weight_gradient() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}

@@ -1,0 +1,87 @@
+"""What each peculiarity of the released BiC does to a trained model: its newest correction, fitted again.
+
+    python results/bic_correction.py runs/cifar100/k10/bic/seed0 --data-root ROOT --csv FILE
+
+For every stored step from the second on: the accuracy without the step's correction, with the stored one,
+with ours fitted again, and with each thing that the paper's code does otherwise (``as_released.py``), alone
+and all together. The model is the same each time: what a worse teacher does to later steps is not in it.
+"""
+
+import argparse
+from typing import Any
+
+import pandas as pd
+from as_released import ReleasedBiC
+from torch import nn
+
+import opencil
+from opencil.cil.learner import Task
+from opencil.engine.arithmetic import FULL
+from opencil.engine.loop import train
+
+OURS = {"double_softmax": False, "batch_norm_trains": False, "decay": 0.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ours, again": OURS,
+    "with decay": OURS | {"decay": 2e-4},
+    "double softmax": OURS | {"double_softmax": True},
+    "batch norm trains": OURS | {"batch_norm_trains": True},
+    "all three": {},
+}
+
+
+def accuracy(run: opencil.StoredRun, task: Task) -> float:
+    """On the test images of the classes seen so far."""
+    outputs = opencil.forward(task.model, run.stream.test, run.data.transform, task.step.test)
+    assert outputs.labels is not None
+    return 100 * float((outputs.logits.argmax(dim=1) == outputs.labels).double().mean())
+
+
+def study(run: opencil.StoredRun, number: int) -> dict[str, float]:
+    """Accuracy under each correction at a step."""
+    setting, step = run.setting, run.stream[number - 1]
+
+    def fresh(learner: ReleasedBiC) -> Task:
+        task = learner.begin(setting, step, run.memory(number - 1), run.model(number - 1))
+        task.model.load_state_dict(run.model(number).state_dict())
+        return task
+
+    task = fresh(ReleasedBiC())
+    found = {"stored": accuracy(run, task)}
+    for name, values in {"none": OURS, **VARIANTS}.items():
+        learner = ReleasedBiC(**values)
+        task = fresh(learner)
+        nn.init.ones_(task.model.corrections[-1].alpha)
+        nn.init.zeros_(task.model.corrections[-1].beta)
+        for stage in learner.stages(task) if name != "none" else ():
+            if stage.name == "correct":
+                seed = (setting.data_seed, "step", number, stage.name)
+                for _ in train(stage, setting.images, setting.transform, setting.batch_size, seed, FULL):
+                    pass
+        found[name] = accuracy(run, task)
+    return found
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run")
+    parser.add_argument("--data-root")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", help="such as 2,5,9; all from the second on by default")
+    parser.add_argument("--csv")
+    flags = parser.parse_args()
+    run = opencil.open_run(flags.run, flags.data_root, flags.device)
+    steps = [int(s) for s in flags.steps.split(",")] if flags.steps else range(2, len(run.stream) + 1)
+    found = {}
+    for number in steps:
+        found[number] = study(run, number)
+        print(number, {name: round(value, 2) for name, value in found[number].items()}, flush=True)
+        if flags.csv:
+            pd.DataFrame(found).T.round(3).to_csv(flags.csv, index_label="step")
+    print("mean over steps, in percent:\n", pd.DataFrame(found).mean(axis=1).round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()
