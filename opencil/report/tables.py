@@ -21,6 +21,7 @@ from opencil.report.results import (
     partial_datasets,
     results,
 )
+from opencil.validation import flat
 
 Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
 KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
@@ -97,14 +98,15 @@ def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> l
     """AUC and FPR on each OOD dataset of one detector under several values: those with labels."""
     made = []
     for own in dict.fromkeys(method(name) for name in found.detectors if labelled(name)):
-        names = ablation_lines(found, own)
-        values = _differing_values(names, runs)
         for cil in found.cil:
             columns = _per_dataset(found, cil)
-            if not any((cil, name, m, p) in found.averages for name in names for _, m, p in columns.values()):
-                continue
             keys = list(columns.values())
+            every = ablation_lines(found, own)
+            names = [n for n in every if any((cil, n, m, p) in found.averages for _, m, p in keys)]
+            if not any(map(labelled, names)):
+                continue
             lines = _ranked([_line(found, name, columns) for name in names], keys, variants=True)
+            values = _differing_values(names, own, runs)
             notes = [*found.basis(), *values, MARKS, *(DEFINITIONS[m] for m in _MAIN)]
             title = f"{found.title}, {cil}: ablation of {own}"
             made.append(
@@ -120,13 +122,14 @@ def ablation_lines(found: Results, own: str) -> list[str]:
     return [name for name in [*[UNTUNED] * tuned, *variants, own] if name in found.detectors]
 
 
-def _differing_values(names: list[str], runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def _differing_values(names: list[str], own: str, runs: Iterable[Mapping[str, Any]]) -> list[str]:
     """What a method's variants differ in, as far as runs recorded it."""
-    values: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, Any]] = {}
     for run in runs:
-        values |= {name: v for name, v in run["config"].get("detector", {}).items() if name in names}
-    variants = {name: v for name, v in values.items() if method(name) == method(names[-1])}
-    keys = sorted({key for value in variants.values() for key in value})
+        for name, values in run["config"].get("detector", {}).items():
+            if name in names and method(name) == own:
+                variants[name] = flat(values)
+    keys = sorted({key for values in variants.values() for key in values})
     differing = [key for key in keys if len({repr(v.get(key)) for v in variants.values()}) > 1]
     return [
         f"{name}: {', '.join(f'{key} = {variants[name].get(key)}' for key in differing)}."

@@ -207,6 +207,16 @@ def test_ablation(made_up: Rows, families: None, record: Record) -> None:
     assert not any("lr" in note or "temperature" in note for note in table.notes)
 
 
+def test_an_ablation_is_of_the_cil_models_that_have_it(made_up: Rows, record: Record) -> None:
+    rows = pd.concat([made_up(detectors=("ber", "ber@slow")), made_up(cil="wa", detectors=("ber",))])
+    schedule = {"lr": 0.1, "epochs": 10}
+    config = {"detector": {"ber": {"schedule": schedule}, "ber@slow": {"schedule": schedule | {"lr": 0.01}}}}
+    (table,) = tables("ablation", rows, [record(config=config)])
+    assert "icarl" in table.title
+    assert "ber@slow: schedule.lr = 0.01." in table.notes
+    assert "ber: schedule.lr = 0.1." in table.notes
+
+
 def test_an_ablation_of_a_post_hoc_detector_has_no_untuned_line(made_up: Rows) -> None:
     (table,) = tables("ablation", made_up(detectors=("odin@cold", "energy", "odin")))
     assert [cells[0] for cells in texts(table)] == ["odin@cold", "odin"]
