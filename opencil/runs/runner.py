@@ -140,12 +140,14 @@ def _advance(
     loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
         with folder.opened(spec):
-            files.write_json(folder.path / "environment.json", environment(device))
+            folder.note(environment(device))
             files.write_json(folder.path / "data.json", read)
-            yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
-            if device.type == "cuda":  # of the whole process: packed runs share it
-                peak = {"peak_memory_mib": round(torch.cuda.max_memory_allocated(device) / 2**20)}
-                files.write_json(folder.path / "environment.json", environment(device) | peak)
+            try:
+                yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
+            finally:
+                if device.type == "cuda":  # of the whole process: packed runs share it
+                    peak = torch.cuda.max_memory_allocated(device)
+                    folder.note(environment(device), round(peak / 2**20))
     except OpenCILError as error:
         yield Failed(spec, error)
     except (OSError, RuntimeError) as error:  # a full disk, a GPU's memory: the other runs can go on

@@ -4,7 +4,7 @@
 
     runs/<benchmark>/k<k>/<cil>/seed<s>/
         config.yml           every value that decides the result; detectors are added as they are evaluated
-        environment.json     versions and device of the process that last wrote here
+        environment.json     versions and device of what last wrote here, and the most memory of any process
         data.json            what images it read, and how many the paper has
         step01/
             checkpoint.safetensors    while the step is being trained
@@ -169,7 +169,17 @@ class RunFolder:
         """Leave the config of a run that is to come, unless the run is there already."""
         if not (self.path / "config.yml").exists():
             files.write_text(self.path / "config.yml", dump_yaml(spec.record()))
-            files.write_json(self.path / "environment.json", environment)
+            self.note(environment)
+
+    def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
+        """Record what writes here, and the most GPU memory that a process has needed for the run so far."""
+        path = self.path / "environment.json"
+        try:
+            known = files.read_json(path).get("peak_memory_mib", 0)
+        except OpenCILError:  # no file, or none that can be read: it is about to be written
+            known = 0
+        peak = max(peak_memory_mib, known if isinstance(known, int) else 0)
+        files.write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:

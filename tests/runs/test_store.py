@@ -123,6 +123,19 @@ def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
         assert not re.search(r"[\"' ]/\w", text), f"{name} holds an absolute path"
 
 
+def test_the_most_memory_of_any_process_stays_on_record(tmp_path: Path) -> None:
+    folder, record = RunFolder(tmp_path), tmp_path / "environment.json"
+    folder.note({"device": "a"})
+    assert json.loads(record.read_text()) == {"device": "a"}
+    folder.note({"device": "a"}, 3643)
+    folder.note({"device": "b"})
+    folder.note({"device": "b"}, 871)  # detectors that were added need less than training did
+    assert json.loads(record.read_text()) == {"device": "b", "peak_memory_mib": 3643}
+    record.write_text("half a fi")
+    folder.note({"device": "b"}, 871)
+    assert json.loads(record.read_text())["peak_memory_mib"] == 871
+
+
 def test_the_memory_is_indices_that_fit_the_quota(finished: Path) -> None:
     stream = opencil.benchmark("digits").stream(2)
     for step in stream:
