@@ -1,13 +1,4 @@
-"""Checks that every method must pass, ours and a plugin's: what the contracts promise, as code.
-
-A plugin's test suite needs two lines::
-
-    def test_my_detector():
-        check_detector("my-detector")       # from opencil.testing
-
-Each check is also callable by itself, by its name in ``DETECTOR_CHECKS``; a failure is an ``AssertionError``
-whose sentence says what was promised and what happened instead.
-"""
+"""The detectors' contract as checks."""
 
 import copy
 from collections.abc import Callable

@@ -1,0 +1,282 @@
+"""The CIL methods' contract as checks, on a few real digits that arrive two classes at a time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from opencil.cil.learner import Learner, Setting, Task
+from opencil.data.digits import Digits
+from opencil.data.images import ImageSet
+from opencil.data.memory import Memory
+from opencil.data.stream import Stream
+from opencil.data.transforms import Transform
+from opencil.engine.checkpoint import Checkpoint
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.loop import Progress, train
+from opencil.errors import OpenCILError
+from opencil.evaluation.metrics import accuracy
+from opencil.nets.model import Model
+from opencil.registry import LEARNERS
+
+_CLASSES, _PER_STEP, _IMAGES, _EPOCHS, _MEMORY = 6, 2, 12, 2, 18
+
+Weights = dict[str, Tensor]
+
+
+def check_learner(learner: str | Learner) -> None:
+    """Run every check on a CIL method: a registered name, or one with values of its own."""
+    for check in LEARNER_CHECKS.values():
+        try:
+            check(learner)
+        except OpenCILError as error:
+            raise AssertionError(f"{_name(learner)} refuses a good run: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _stream() -> Stream:
+    """Six digits in three steps."""
+
+    def few(images: ImageSet) -> ImageSet:
+        chosen = [(images.labels == c).nonzero().flatten()[:_IMAGES] for c in range(_CLASSES)]
+        rows = torch.cat(chosen).sort().values
+        return ImageSet(images.name, images.images[rows], images.labels[rows])
+
+    digits = Digits()
+    return Stream.create(few(digits.load("train", 8, None)), few(digits.load("test", 8, None)), _PER_STEP)
+
+
+def _setting() -> Setting:
+    stream = _stream()
+    transform = Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8, padding=1, flip=False)
+    return Setting(stream.train, stream.test, transform, "resnet8", 8, initialisation_seed=1, data_seed=2)
+
+
+def _outputs(model: Model, task: Task) -> Outputs:
+    """Of the test images of the classes seen."""
+    return forward(model, task.setting.test_images, task.setting.transform, task.step.test)
+
+
+def _name(learner: str | Learner) -> str:
+    return learner if isinstance(learner, str) else type(learner).__name__
+
+
+@dataclass
+class _Walk:
+    """A method on its way through the steps, all its schedules ``epochs`` long; what the last step left."""
+
+    learner: Learner
+    epochs: int = _EPOCHS
+    memory: Memory = Memory(_MEMORY)
+    previous: Model | None = None
+
+    @classmethod
+    def start(cls, learner: str | Learner, epochs: int = _EPOCHS) -> "_Walk":
+        """Before the first step."""
+        if isinstance(learner, str):
+            return cls(LEARNERS.create(learner, epochs=epochs), epochs)
+        return cls(replace(learner, epochs=epochs), epochs)
+
+    def begin(self, number: int) -> Task:
+        """A step's task, not trained yet."""
+        return self.learner.begin(_setting(), _stream()[number - 1], self.memory, self.previous)
+
+    def train(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
+        """The iterations of a step."""
+        for progress in self.learner.learn(task, checkpoint):
+            assert progress.epochs == self.epochs, (
+                f"{_name(self.learner)}'s stage {progress.stage!r} has {progress.epochs} epochs when "
+                f"{self.epochs} are asked for: a method's schedules should be fields of it, which can be set"
+            )
+            yield progress
+
+    def end(self, task: Task) -> None:
+        """Take over what a trained step leaves to the next."""
+        self.memory, self.previous = self.learner.remember(task), task.model
+
+    def steps(self, count: int) -> Iterator[Task]:
+        """The first steps, one by one, each when it has been trained."""
+        for number in range(1, count + 1):
+            task = self.begin(number)
+            for _ in self.train(task):
+                pass
+            self.end(task)
+            yield task
+
+
+def _after_first_step(learner: str | Learner) -> _Walk:
+    walk = _Walk.start(learner)
+    list(walk.steps(1))
+    return walk
+
+
+def _state(model: Model | None) -> Weights:
+    return {} if model is None else {key: tensor.clone() for key, tensor in model.state_dict().items()}
+
+
+def _differing(found: Weights, expected: Weights) -> list[str]:
+    """Names of the tensors that are not the same bits."""
+    if found.keys() != expected.keys():
+        return sorted(found.keys() ^ expected.keys())
+    return [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)]
+
+
+def check_schedules(learner: str | Learner) -> None:
+    """``epochs`` sets the length of every stage, as ``--epochs-scale`` does."""
+    list(_Walk.start(learner).steps(2))
+
+
+def check_classes(learner: str | Learner) -> None:
+    """After every step the model gives finite features and a finite logit for each class seen."""
+    for task in _Walk.start(learner).steps(len(_stream())):
+        step = task.step
+        outputs = _outputs(task.model, task)
+        shape = list(outputs.logits.shape)
+        assert shape == [len(step.test), step.seen], (
+            f"{_name(learner)} gives logits {shape} after step {step.number}: "
+            f"[{len(step.test)}, {step.seen}] are needed, one for each class seen"
+        )
+        for what, values in (("features", outputs.features), ("logits", outputs.logits)):
+            assert torch.isfinite(values).all(), (
+                f"{_name(learner)}'s {what} are not finite after step {step.number}"
+            )
+
+
+def check_stored(learner: str | Learner) -> None:
+    """The weights of the model are all that a step leaves: a fresh model with them computes the same."""
+    walk = _Walk.start(learner)
+    for task in walk.steps(2):
+        blank, number = walk.learner.load(task.setting, task.step), task.step.number
+        try:
+            blank.load_state_dict(task.model.state_dict(), strict=True)
+        except RuntimeError as error:
+            raise AssertionError(
+                f"{_name(learner)}'s `blank` is not shaped like the model after step {number}: {error}"
+            ) from error
+        assert torch.equal(_outputs(task.model, task).logits, _outputs(blank, task).logits), (
+            f"{_name(learner)}'s model computes otherwise when it is loaded after step {number}: all that "
+            "training changes must be parameters or buffers of `task.model`"
+        )
+
+
+def check_teacher(learner: str | Learner) -> None:
+    """The model of the step before, and the teacher that is its copy, stay as they are."""
+    walk = _after_first_step(learner)
+    task = walk.begin(2)
+    models = {"the model of the step before": walk.previous, "the teacher": task.teacher}
+    before = {what: _state(model) for what, model in models.items()}
+    for _ in walk.train(task):
+        pass
+    for what, model in models.items():
+        changed = _differing(_state(model), before[what])
+        assert not changed, f"{_name(learner)} changes {what}: {', '.join(changed[:3])}"
+
+
+def check_repeatable(learner: str | Learner) -> None:
+    """The same seeds give the same weights, whatever the global generator is at, and leave it there."""
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            walk = _Walk.start(learner)
+            list(walk.steps(2))
+            found.append(_state(walk.previous))
+            assert torch.equal(torch.get_rng_state(), before), (
+                f"{_name(learner)} draws from torch's global generator, so that packed runs disturb each "
+                "other: random choices should follow from the setting's seeds (`opencil.engine.seeding`)"
+            )
+    changed = _differing(*found)
+    assert not changed, f"{_name(learner)} gives other weights the second time: {', '.join(changed[:3])}"
+
+
+def check_resume(learner: str | Learner) -> None:
+    """A step that was stopped after any epoch of any stage ends as if it had not been."""
+    walk = _after_first_step(learner)
+    whole, stored = walk.begin(2), []
+    for progress in walk.train(whole):
+        if progress.epoch_ends:
+            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
+            stored.append((progress, {key: tensor.clone() for key, tensor in taken.items()}))
+    for progress, tensors in stored:
+        task = walk.begin(2)
+        for _ in walk.train(task, Checkpoint.from_tensors(tensors)):
+            pass
+        changed = _differing(_state(task.model), _state(whole.model))
+        assert not changed, (
+            f"{_name(learner)} ends elsewhere when it goes on after epoch {progress.epoch} of stage "
+            f"{progress.stage!r}: {', '.join(changed[:3])}. What training depends on should be in "
+            "`task.model`, or be computed from it between the stages"
+        )
+
+
+def check_memory(learner: str | Learner) -> None:
+    """The memory has as many images of every class as there is room for; without one it stays empty."""
+    walk = _Walk.start(learner)
+    for task in walk.steps(len(_stream())):
+        seen, found = task.step.seen, walk.memory.per_class
+        wanted = [min(_MEMORY // seen, _IMAGES)] * seen if walk.learner.remembers else []
+        counts = [len(indices) for indices in found]
+        assert counts == wanted, (
+            f"{_name(learner)} remembers {counts} images of the classes after step {task.step.number}: "
+            f"{wanted} are due, with room for {_MEMORY}"
+        )
+        for label, indices in enumerate(found):
+            labels = sorted(set(_stream().train.labels[indices].tolist()))
+            assert labels == [label], (
+                f"{_name(learner)} remembers images of classes {labels} as class {label}"
+            )
+
+
+def check_images(learner: str | Learner) -> None:
+    """No stage sees a class that is still to come, nor old images that the method says it does not see."""
+    walk, setting = _Walk.start(learner), _setting()
+    for number in range(1, len(_stream()) + 1):
+        task = walk.begin(number)
+        new, kept = set(task.step.train.tolist()), set(walk.memory.indices.tolist())
+        for stage in walk.learner.stages(task):
+            for _ in train(stage, setting.images, setting.transform, setting.batch_size, (stage.name,)):
+                pass
+            where = f"{_name(learner)}'s stage {stage.name!r} of step {number}"
+            labels = setting.images.labels[stage.indices]
+            ahead = sorted(set(labels[labels >= task.step.seen].tolist()))
+            assert not ahead, f"{where} sees images of classes {ahead}, which are still to come"
+            old = set(stage.indices.tolist()) - new
+            assert walk.learner.revisits or not old, (
+                f"{where} sees {len(old)} images of old classes, and its `revisits` says that it sees none"
+            )
+            assert old <= kept or not walk.learner.remembers, (
+                f"{where} sees {len(old - kept)} images of old classes that are not in the memory"
+            )
+        walk.end(task)
+
+
+def check_learns(learner: str | Learner) -> None:
+    """After enough epochs of step 1 the model tells the training images of its two classes apart."""
+    (task,) = _Walk.start(learner, epochs=20).steps(1)
+    outputs = forward(task.model, task.setting.images, task.setting.transform, task.step.train)
+    assert outputs.labels is not None
+    right = accuracy(outputs.logits.argmax(dim=1), outputs.labels)
+    assert right > 0.75, (
+        f"{_name(learner)} knows {right:.0%} of the images that it was trained on for 20 epochs, digits of "
+        "two classes: more than 75 % are expected"
+    )
+
+
+#: Every check of the learners' contract, by name.
+LEARNER_CHECKS: dict[str, Callable[[str | Learner], None]] = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        check_schedules,
+        check_classes,
+        check_stored,
+        check_teacher,
+        check_repeatable,
+        check_resume,
+        check_memory,
+        check_images,
+        check_learns,
+    )
+}

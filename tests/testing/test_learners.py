@@ -1,0 +1,286 @@
+"""The checks of the CIL methods' contract: ours pass them, and each check catches what it is for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil import BadInput, Learner, Model, Schedule, Stage, Task, list_learners
+from opencil.cil.learner import Setting
+from opencil.data.memory import Memory
+from opencil.data.stream import Step
+from opencil.testing import LEARNER_CHECKS, check_learner
+
+
+@pytest.mark.parametrize("check", LEARNER_CHECKS)
+@pytest.mark.parametrize("name", list_learners())
+def test_every_registered_method_keeps_the_contract(name: str, check: str) -> None:
+    LEARNER_CHECKS[check](name)
+
+
+@dataclass(frozen=True)
+class Right(Learner):
+    """Nothing wrong: cross-entropy on the new classes and the memory."""
+
+    schedule: Schedule = Schedule(epochs=170, lr=0.05)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        yield Stage("train", task.model, self.loss(task), self.schedule, task.train_plus)
+
+    def loss(self, task: Task) -> Any:
+        return lambda images, labels: F.cross_entropy(task.model(images), labels)
+
+
+@dataclass(frozen=True)
+class InTwo(Right):
+    """Nothing wrong: a second stage for the head alone, begun from what the first one made."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        yield from super().stages(task)
+        scale = float(task.model.head.weight.detach().abs().mean())
+        task.model.backbone.requires_grad_(False)
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(task.model(images) / (1 + scale), labels)
+
+        yield Stage("head", task.model.head, loss, self.schedule, task.train_plus)
+
+
+@pytest.mark.parametrize("learner", [Right(), InTwo(), Right(Schedule(epochs=3, lr=0.01, milestones=(2,)))])
+def test_a_method_of_ones_own_keeps_the_contract(learner: Learner) -> None:
+    check_learner(learner)
+
+
+@dataclass(frozen=True)
+class Lasting(Right):
+    """Has a schedule that nobody can shorten."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        yield Stage("train", task.model, self.loss(task), Schedule(epochs=170, lr=0.05), task.train_plus)
+
+
+@dataclass(frozen=True)
+class Wide(Right):
+    """Grows a row too many."""
+
+    def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
+        model = super().successor(setting, step, previous)
+        model.grow(step.seen + 1)
+        return model
+
+
+@dataclass(frozen=True)
+class Explodes(Right):
+    """Ends with a head that is not finite."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        yield from super().stages(task)
+        task.model.head.bias.data.fill_(torch.inf)
+
+
+class Scaled(Model):
+    """A model with a number that no file keeps."""
+
+    scale = 1.0
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.scale * super().classify(features)
+
+
+@dataclass(frozen=True)
+class Forgetful(Right):
+    """Changes that number in training."""
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        return Scaled(setting.new_backbone(), step.seen)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        yield from super().stages(task)
+        task.model.scale = 2.0
+
+
+@dataclass(frozen=True)
+class Misshapen(Right):
+    """Adds a part to the model in training that a blank one has not."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        task.model.extra = torch.nn.Linear(2, 2).requires_grad_(False)
+        yield from super().stages(task)
+
+
+@dataclass(frozen=True)
+class Spoils(Right):
+    """Changes its teacher."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        if task.teacher is not None:
+            task.teacher.head.bias.data.add_(1)
+        yield from super().stages(task)
+
+
+@dataclass(frozen=True)
+class SpoilsThePast(Right):
+    """Goes on training the previous model instead of a copy."""
+
+    def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
+        previous.grow(step.seen)
+        model: Model = previous
+        return model
+
+
+@dataclass(frozen=True)
+class Noisy(Right):
+    """Draws noise from whatever the global generator is at."""
+
+    def loss(self, task: Task) -> Any:
+        return lambda x, labels: F.cross_entropy(task.model(x + 0.1 * torch.randn_like(x)), labels)
+
+
+COUNT: list[int] = []
+
+
+@dataclass(frozen=True)
+class Counts(Right):
+    """Learns otherwise the more it has learned before, in this process."""
+
+    def loss(self, task: Task) -> Any:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            COUNT.append(1)
+            return F.cross_entropy(task.model(images), labels) / (1 + 0.01 * len(COUNT))
+
+        return loss
+
+
+@dataclass(frozen=True)
+class Impatient(Right):
+    """Learns otherwise the longer a stage lasts, and forgets how long when it is stopped."""
+
+    def loss(self, task: Task) -> Any:
+        calls: list[int] = []
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            calls.append(1)
+            return F.cross_entropy(task.model(images), labels) / len(calls)
+
+        return loss
+
+
+@dataclass(frozen=True)
+class Hoards(Right):
+    """Remembers everything."""
+
+    def remember(self, task: Task) -> Memory:
+        memory = super().remember(task)
+        labels = task.setting.images.labels
+        return replace(
+            memory, per_class=tuple((labels == c).nonzero().flatten() for c in range(task.step.seen))
+        )
+
+
+@dataclass(frozen=True)
+class MixesUp(Right):
+    """Remembers images under another class's name."""
+
+    def remember(self, task: Task) -> Memory:
+        memory = super().remember(task)
+        return replace(memory, per_class=memory.per_class[::-1])
+
+
+@dataclass(frozen=True)
+class Cheats(Right):
+    """Sees all old images, and says that it has a memory."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        labels = task.setting.images.labels
+        every = (labels < task.step.seen).nonzero().flatten()
+        yield Stage("train", task.model, self.loss(task), self.schedule, every)
+
+
+@dataclass(frozen=True)
+class CheatsQuietly(Right):
+    """Sees the memory, and says that it sees no old images."""
+
+    revisits: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Foresees(Right):
+    """Puts images of classes to come among those of its own, under a label of now."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(task.model(images), labels.clamp(max=task.step.seen - 1))
+
+        everything = torch.arange(len(task.setting.images))
+        yield Stage("train", task.model, loss, self.schedule, everything)
+
+
+@dataclass(frozen=True)
+class Backwards(Right):
+    """Climbs."""
+
+    def loss(self, task: Task) -> Any:
+        return lambda images, labels: -0.1 * F.cross_entropy(task.model(images), labels).clamp(max=3)
+
+
+@dataclass(frozen=True)
+class Refuses(Right):
+    """Refuses to begin."""
+
+    reason: str = field(default="it is Monday", kw_only=True)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        raise BadInput(self.reason)
+
+
+WRONG: list[tuple[str, Learner, str]] = [
+    ("schedules", Lasting(), "Lasting's stage 'train' has 170 epochs when 2 are asked for"),
+    ("classes", Wide(), r"Wide gives logits \[48, 5\] after step 2: \[48, 4\] are needed"),
+    ("classes", Explodes(), "Explodes's logits are not finite after step 1"),
+    ("stored", Forgetful(), "Forgetful's model computes otherwise when it is loaded after step 1"),
+    ("stored", Misshapen(), "Misshapen's `blank` is not shaped like the model after step 1"),
+    ("teacher", Spoils(), "Spoils changes the teacher: head.bias"),
+    ("teacher", SpoilsThePast(), "SpoilsThePast changes the model of the step before"),
+    ("repeatable", Noisy(), "Noisy draws from torch's global generator"),
+    ("repeatable", Counts(), "Counts gives other weights the second time"),
+    ("resume", Impatient(), "Impatient ends elsewhere when it goes on after epoch 1 of stage 'train'"),
+    ("memory", Hoards(), r"Hoards remembers \[12, 12\] images of the classes after step 1: \[9, 9\]"),
+    ("memory", MixesUp(), r"MixesUp remembers images of classes \[1\] as class 0"),
+    ("images", Cheats(), "step 2 sees 6 images of old classes that are not in the memory"),
+    ("images", CheatsQuietly(), "step 2 sees 18 images of old classes, and its `revisits` says"),
+    ("images", Foresees(), r"step 1 sees images of classes \[2, 3, 4, 5\], which are still to come"),
+    ("learns", Backwards(), "Backwards knows .* of the images that it was trained on"),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "learner", "sentence"), WRONG, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_a_broken_promise_is_caught_and_named(check: str, learner: Learner, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        LEARNER_CHECKS[check](learner)
+
+
+def test_every_check_has_a_method_that_breaks_it() -> None:
+    assert {check for check, _, _ in WRONG} == set(LEARNER_CHECKS)
+
+
+@pytest.mark.parametrize("learner", [wrong for _, wrong, _ in WRONG], ids=lambda v: type(v).__name__)
+def test_check_learner_runs_them_all(learner: Learner) -> None:
+    with pytest.raises(AssertionError):
+        check_learner(learner)
+
+
+def test_a_refusal_is_a_failure_and_the_reason_is_told() -> None:
+    with pytest.raises(AssertionError, match="Refuses refuses a good run: it is Monday"):
+        check_learner(Refuses())
+
+
+def test_checks_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    check_learner(Right())
+    assert torch.equal(torch.get_rng_state(), before)
