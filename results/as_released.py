@@ -19,9 +19,8 @@ from opencil import register_detector, register_learner
 from opencil.cil.bic import BiC
 from opencil.cil.learner import Task
 from opencil.cli import main
-from opencil.detectors.finetune.augmix import AugMix
+from opencil.detectors.finetune import augmix, npos
 from opencil.detectors.finetune.augmix_operations import AugMixDraw
-from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.tuner import Batch
 from opencil.engine.loop import Stage
 from opencil.validation import NonNegative
@@ -54,7 +53,7 @@ class ReleasedBiC(BiC):
 
 @register_detector("augmix_released")
 @dataclass
-class ReleasedAugMix(AugMix):
+class AugMix(augmix.AugMix):  # named alike: what a tuner draws follows from its class's name
     """AugMix whose augmented views of the memory are of other images than the clean ones."""
 
     def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
@@ -67,12 +66,12 @@ class ReleasedAugMix(AugMix):
 
 @register_detector("npos_released")
 @dataclass
-class ReleasedNPOS(NPOS):
+class NPOS(npos.NPOS):
     """NPOS that keeps perturbations whatever their distance from the class."""
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
         every = replace(self, kept=self.perturbations)
-        made = NPOS._outliers(every, features, numbers)  # all of them, the farthest first
+        made = npos.NPOS._outliers(every, features, numbers)  # all of them, the farthest first
         shape = (-1, self.perturbations, features.shape[-1])
         chance = torch.rand(made.view(shape).shape[:2], generator=numbers, device=made.device)
         kept = chance.topk(self.kept, dim=1).indices

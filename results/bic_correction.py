@@ -5,6 +5,7 @@
 For every stored step from the second on: the accuracy without the step's correction, with the stored one,
 with ours fitted again, and with each thing that the paper's code does otherwise (``as_released.py``), alone
 and all together. The model is the same each time: what a worse teacher does to later steps is not in it.
+Corrections are fitted in float32. Decay is the training's; how much the paper's code has is not known.
 """
 
 import argparse
@@ -15,12 +16,13 @@ from as_released import ReleasedBiC
 from torch import nn
 
 import opencil
-from opencil.cil.learner import Task
 from opencil.engine.arithmetic import FULL
 from opencil.engine.loop import train
+from opencil.registry import LEARNERS
 
 OURS = {"double_softmax": False, "batch_norm_trains": False, "decay": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "none": OURS,
     "ours, again": OURS,
     "with decay": OURS | {"decay": 2e-4},
     "double softmax": OURS | {"double_softmax": True},
@@ -29,9 +31,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def accuracy(run: opencil.StoredRun, task: Task) -> float:
+def accuracy(run: opencil.StoredRun, model: opencil.Model, step: opencil.Step) -> float:
     """On the test images of the classes seen so far."""
-    outputs = opencil.forward(task.model, run.stream.test, run.data.transform, task.step.test)
+    outputs = opencil.forward(model, run.stream.test, run.data.transform, step.test)
     assert outputs.labels is not None
     return 100 * float((outputs.logits.argmax(dim=1) == outputs.labels).double().mean())
 
@@ -40,16 +42,11 @@ def study(run: opencil.StoredRun, number: int) -> dict[str, float]:
     """Accuracy under each correction at a step."""
     setting, step = run.setting, run.stream[number - 1]
 
-    def fresh(learner: ReleasedBiC) -> Task:
+    found = {"stored": accuracy(run, run.model(number), step)}
+    for name, values in VARIANTS.items():
+        learner: ReleasedBiC = LEARNERS.create("bic_released", **run.spec.values, **values)
         task = learner.begin(setting, step, run.memory(number - 1), run.model(number - 1))
         task.model.load_state_dict(run.model(number).state_dict())
-        return task
-
-    task = fresh(ReleasedBiC())
-    found = {"stored": accuracy(run, task)}
-    for name, values in {"none": OURS, **VARIANTS}.items():
-        learner = ReleasedBiC(**values)
-        task = fresh(learner)
         nn.init.ones_(task.model.corrections[-1].alpha)
         nn.init.zeros_(task.model.corrections[-1].beta)
         for stage in learner.stages(task) if name != "none" else ():
@@ -57,7 +54,7 @@ def study(run: opencil.StoredRun, number: int) -> dict[str, float]:
                 seed = (setting.data_seed, "step", number, stage.name)
                 for _ in train(stage, setting.images, setting.transform, setting.batch_size, seed, FULL):
                     pass
-        found[name] = accuracy(run, task)
+        found[name] = accuracy(run, task.model, step)
     return found
 
 

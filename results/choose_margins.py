@@ -140,15 +140,16 @@ def main() -> None:
                 flush=True,
             )
         table = pd.DataFrame(aucs)
-        tables.append(table.assign(run=str(run.spec)))
+        long = table.rename_axis("choice").reset_index().melt("choice", var_name="step", value_name="auc")
+        tables.append(long.assign(cil=run.spec.cil, auc=(100 * long["auc"]).round(2)))
         print("energies, by the model's own head:\n", pd.DataFrame(levels).round(2).to_string())
         print("AUC in percent:\n", (100 * table.assign(mean=table.mean(axis=1))).round(2).to_string())
-    everything = pd.concat(tables)
+    everything = pd.concat(tables)[["cil", "step", "choice", "auc"]]
     if flags.csv:
-        everything.to_csv(flags.csv)
+        everything.to_csv(flags.csv, index=False)
     if len(tables) > 1:
-        means = everything.drop(columns="run").mean(axis=1).groupby(level=0, sort=False).mean()
-        print("mean over all runs and steps:\n", (100 * means).round(2).to_string())
+        means = everything.groupby("choice", sort=False)["auc"].mean()
+        print("mean over all runs and steps, in percent:\n", means.round(2).to_string())
 
 
 if __name__ == "__main__":

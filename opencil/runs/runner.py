@@ -146,8 +146,9 @@ def _advance(
                 yield from _Run(spec, folder, loaded, outputs, place.checkpoint_seconds).advance()
             finally:
                 if device.type == "cuda":  # of the whole process: packed runs share it
-                    peak = torch.cuda.max_memory_allocated(device)
-                    folder.note(environment(device), round(peak / 2**20))
+                    with suppress(OSError, RuntimeError):  # what ended the run is to be told
+                        peak = torch.cuda.max_memory_allocated(device)
+                        folder.note(environment(device), round(peak / 2**20))
     except OpenCILError as error:
         yield Failed(spec, error)
     except (OSError, RuntimeError) as error:  # a full disk, a GPU's memory: the other runs can go on
@@ -248,6 +249,7 @@ class _Run:
                 yield Training(self.spec, step.number, step.steps, progress)
         except BadCheckpoint as error:
             raise files.damaged(stored.checkpoint, error) from None
+        task.model = self.setting.settled(task.model)
         memory = self.learner.remember(task)
         test = self.evaluation.outputs_of_test(task.model, step)
         if not torch.isfinite(test.logits).all():
@@ -279,8 +281,7 @@ class _Run:
         started = time.monotonic()
         yield from self._tune(step, model, weights, detectors)
         tuned = time.monotonic()
-        # Training is fastest channels-last; full float32 is not (an H200 took 2.6 times as long for a pass).
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        model = self.setting.settled(model)
         found = self.evaluation.detect(model, weights, step, self.stored.setup(step), detectors, self.test)
         for name, rows in found:
             if isinstance(rows, BadInput):

@@ -172,12 +172,13 @@ class RunFolder:
             self.note(environment)
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
-        """Record what writes here, and the most GPU memory that a process has needed for the run so far."""
+        """Record what writes here, and the most memory that a process on this kind of GPU needed so far."""
         path = self.path / "environment.json"
         try:
-            known = files.read_json(path).get("peak_memory_mib", 0)
+            before = files.read_json(path)
         except OpenCILError:  # no file, or none that can be read: it is about to be written
-            known = 0
+            before = {}
+        known = before.get("peak_memory_mib", 0) if before.get("device") == environment["device"] else 0
         peak = max(peak_memory_mib, known if isinstance(known, int) else 0)
         files.write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
 

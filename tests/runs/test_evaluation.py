@@ -205,6 +205,20 @@ def test_evaluating_again_from_the_cache_gives_the_same_rows(
     assert images_seen() == 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only there a model has two memory layouts")
+def test_on_a_gpu_rows_of_a_stored_model_are_those_of_the_model_just_trained(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    settings = ["place.device=cuda", "place.outputs_limit=0", "benchmark.classes_per_step=4"]
+    config = tiny(tmp_path, *settings, detector=["energy", "relation", "odin"])
+    run_all(config)
+    found = opencil.read_rows(tmp_path)
+    for folder in tmp_path.rglob("detectors"):
+        shutil.rmtree(folder)
+    run_all(config)
+    pd.testing.assert_frame_equal(opencil.read_rows(tmp_path), found, check_exact=True)
+
+
 def test_without_a_cache_the_rows_are_the_same_and_nothing_is_kept(
     finished: Path, tiny: Make, run_all: RunAll
 ) -> None:

@@ -128,12 +128,14 @@ def test_the_most_memory_of_any_process_stays_on_record(tmp_path: Path) -> None:
     folder.note({"device": "a"})
     assert json.loads(record.read_text()) == {"device": "a"}
     folder.note({"device": "a"}, 3643)
-    folder.note({"device": "b"})
-    folder.note({"device": "b"}, 871)  # detectors that were added need less than training did
-    assert json.loads(record.read_text()) == {"device": "b", "peak_memory_mib": 3643}
-    record.write_text("half a fi")
+    folder.note({"device": "a", "torch": "3"})
+    folder.note({"device": "a", "torch": "3"}, 871)  # detectors that were added need less than training did
+    assert json.loads(record.read_text()) == {"device": "a", "torch": "3", "peak_memory_mib": 3643}
     folder.note({"device": "b"}, 871)
-    assert json.loads(record.read_text())["peak_memory_mib"] == 871
+    assert json.loads(record.read_text()) == {"device": "b", "peak_memory_mib": 871}, "a's memory is not b's"
+    record.write_text("half a fi")
+    folder.note({"device": "b"}, 500)
+    assert json.loads(record.read_text())["peak_memory_mib"] == 500
 
 
 def test_the_memory_is_indices_that_fit_the_quota(finished: Path) -> None:

@@ -467,7 +467,10 @@
     $("matrix-hint").replaceChildren(
       `${arrow(metric)}, ${oodText()}, percent; the stronger the colour, the better. Of each column: `,
       el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
-      el("span", { class: "third" }, "third"), ". It answers to the selection above.",
+      el("span", { class: "third" }, "third"), ". ",
+      view.detectors.some((d) => group.detectors[d].variant)
+        ? "A name with @ is its method under other values, and not marked. " : "",
+      "It answers to the selection above.",
     );
   }
 

@@ -1,0 +1,97 @@
+"""The scripts behind results/README.md run, and their variants are what they say, on a few digits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+SCRIPTS = Path(__file__).parents[2] / "results"
+
+
+def run(script: str, *arguments: str, timeout: float = 300) -> str:
+    """What a script prints; a process of its own, since scripts register methods."""
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_released(folder: Path, cil: str, detectors: str, *values: str) -> Path:
+    """Two steps on digits."""
+    settings = ["cil.*.epochs=2", "benchmark.classes_per_step=4", "benchmark.memory=160", *values]
+    where = ["--benchmark", "digits", "--device", "cpu", "--runs", str(folder)]
+    what = ["--cil", cil, "--detector", detectors, *(f"--set={value}" for value in settings)]
+    run("as_released.py", "run", *where, *what)
+    return folder / "digits" / "k4"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """BiC as it is, as released, and as released with every peculiarity turned off."""
+    off = ("double_softmax=false", "batch_norm_trains=false", "decay=0")
+    return run_released(
+        tmp_path_factory.mktemp("released"),
+        "bic,bic_released,bic_released@ours",
+        "energy",
+        *(f"cil.bic_released@ours.{value}" for value in off),
+    )
+
+
+def weights(runs: Path, cil: str) -> dict[str, list[float]]:
+    stored = load_file(runs / cil / "seed0" / "step02" / "model.safetensors")
+    return {name: tensor.flatten().tolist() for name, tensor in stored.items()}
+
+
+def test_the_released_bic_without_its_peculiarities_is_bic(runs: Path) -> None:
+    assert weights(runs, "bic_released@ours") == weights(runs, "bic")
+
+
+def test_the_released_bic_differs_where_it_says(runs: Path) -> None:
+    ours, released = weights(runs, "bic"), weights(runs, "bic_released")
+    assert ours.keys() == released.keys()
+    changed = {name for name in ours if ours[name] != released[name]}
+    statistics = {name for name in ours if "running" in name or "num_batches" in name}
+    assert statistics
+    assert changed == statistics | {"corrections.1.alpha", "corrections.1.beta"}
+
+
+def test_released_detectors_are_others_where_they_say(tmp_path: Path) -> None:
+    few = ("queue=40", "neighbours=10", "boundary=10", "perturbations=20", "kept=5", "schedule.epochs=2")
+    values = [f"detector.{name}.{value}" for name in ("npos", "npos_released") for value in few]
+    values += [f"detector.{name}.schedule.epochs=1" for name in ("augmix", "augmix_released")]
+    folder = run_released(tmp_path, "replay", "augmix,augmix_released,npos,npos_released", *values)
+
+    def rows(step: int, detector: str) -> pd.DataFrame:
+        path = folder / "replay" / "seed0" / f"step{step:02d}" / "detectors" / f"{detector}.parquet"
+        return pd.read_parquet(path).drop(columns="detector")
+
+    assert not rows(1, "npos").equals(rows(1, "npos_released"))
+    assert rows(1, "augmix").equals(rows(1, "augmix_released")), "there is no memory to mix up yet"
+    assert not rows(2, "augmix").equals(rows(2, "augmix_released"))
+
+
+def test_the_correction_fitted_again_is_the_stored_one(runs: Path, tmp_path: Path) -> None:
+    run("bic_correction.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
+    (found,) = pd.read_csv(tmp_path / "found.csv").to_dict("records")
+    assert found["step"] == 2
+    assert found["ours, again"] == found["stored"]
+    assert found["all three"] != found["stored"]
+
+
+def test_set_up_data(runs: Path, tmp_path: Path) -> None:
+    run("set_up_data.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
+    found = pd.read_csv(tmp_path / "found.csv")
+    assert set(found["setup"]) == {"train+", "memory", "memory and 100 test images"}
+    assert found["auc"].between(0, 1).all()
+    relation = found[found["detector"] == "relation"].pivot_table(index="step", columns="setup", values="auc")
+    assert (relation["train+"] != relation["memory"]).all()
+
+
+def test_choosing_margins(runs: Path, tmp_path: Path) -> None:
+    run("choose_margins.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
+    found = pd.read_csv(tmp_path / "found.csv")
+    assert len(found["choice"].unique()) == 24, "Energy and 23 choices"
+    assert set(found["step"]) == {1}, "the last step has no later classes"
