@@ -1,45 +1,146 @@
-"""The results that come with the code: the published comparison is made from the committed rows."""
+"""The results that come with the code: the rows make the published tables and the README's figures."""
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from opencil import read_study
 from opencil.cli import app
+from opencil.published import contradictory, published_results, recomputed_means
 
-RESULTS = Path(__file__).parents[2] / "results" / "cifar100"
+RESULTS = Path(__file__).parents[2] / "results"
+CIFAR = RESULTS / "cifar100"
+CIL = {"iCaRL": "icarl", "BiC": "bic", "WA": "wa", "FOSTER": "foster"}
+STUDY = read_study(CIFAR)
+
+
+def ours(metric: str, **where: object) -> float:
+    """Mean of a metric over steps, OOD sets and what else is not named, in percent."""
+    rows = STUDY.rows[(STUDY.rows["metric"] == metric) & (STUDY.rows["task"] == 0)]
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return 100 * float(rows["value"].mean())
+
+
+def papers(metric: str, cil: list[str], detector: str = "") -> float:
+    """Mean of the published figures; where one contradicts its near and far parts, what these give."""
+    figures = published_results()
+    value = figures["value"].where(~contradictory(figures), recomputed_means(figures))
+    chosen = (figures["id_dataset"] == "cifar100") & (figures["classes_per_step"] == 10)
+    chosen &= (figures["metric"] == metric) & (figures["detector"] == detector) & figures["cil"].isin(cil)
+    chosen &= figures["ood_split"].isin(["", "all"])
+    assert chosen.sum() == len(cil)
+    return float(value[chosen].mean())
+
+
+def readme() -> list[list[str]]:
+    """The cells of the README's table lines, without marks of weight."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not set(line) <= set("|-: ")]
+    return [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in rows]
 
 
 @pytest.fixture(scope="module")
-def comparison() -> str:
-    done = CliRunner().invoke(app, ["report", str(RESULTS), "--compare", "paper", "--format", "markdown"])
+def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that a report writes, from the committed rows."""
+    out = tmp_path_factory.mktemp("again")
+    flags = ["--compare", "paper", "--statistics", "--out", str(out)]
+    done = CliRunner().invoke(app, ["report", str(CIFAR), *flags])
     assert done.exit_code == 0, done.output
-    return done.stdout
+    return out
 
 
-def test_the_comparison_with_the_paper_is_made_from_the_committed_rows(comparison: str) -> None:
-    """Ours and the paper's: accuracies of iCaRL and FOSTER, Energy of iCaRL, BER of FOSTER."""
-    for figures in ("| 60.09 | 60.08 |", "| 66.83 | 66.01 |", "| 69.69 | 70.35 |", "| 68.43 | 76.40 |"):
-        assert figures in comparison
-
-
-def test_the_published_tables_are_those_that_the_rows_make(comparison: str) -> None:
-    published = (RESULTS / "tables.md").read_text(encoding="utf-8").splitlines()
-    of_comparison = [line for line in comparison.splitlines() if line.startswith("|")]
-    assert len(of_comparison) > 30
-    assert not set(of_comparison) - set(published)
+def test_the_published_tables_are_those_that_the_rows_make(again: Path) -> None:
+    made = {path.relative_to(again) for path in (again / "tables").iterdir()} | {Path("tables.md")}
+    published = {path.relative_to(CIFAR) for path in (CIFAR / "tables").iterdir()} | {Path("tables.md")}
+    assert made == published
+    assert len(made) > 50
+    for name in made:
+        assert (again / name).read_text(encoding="utf-8") == (CIFAR / name).read_text(encoding="utf-8"), name
 
 
 def test_rows_are_whole() -> None:
-    study = read_study(RESULTS)
-    assert {run["cil"]: run["trained"] for run in study.runs} == dict.fromkeys(
-        ("icarl", "bic", "wa", "foster"), 10
-    )
-    rows = study.rows[(study.rows["metric"] == "auc") & (study.rows["task"] == 0)]
+    assert {run["cil"]: run["trained"] for run in STUDY.runs} == dict.fromkeys(CIL.values(), 10)
+    rows = STUDY.rows[(STUDY.rows["metric"] == "auc") & (STUDY.rows["task"] == 0)]
     assert rows["value"].between(0, 1).all()
     variants = rows["detector"].str.contains("@")
     assert len(rows[~variants]) == 4 * 16 * 10 * 6
-    assert set(rows[variants & (rows["cil"] == "foster")]["detector"]) == {"ber@chosen"}
-    energy = rows[(rows["cil"] == "icarl") & (rows["detector"] == "energy")]["value"].mean()
-    assert 100 * energy == pytest.approx(69.69, abs=0.005)
+    of_icarl = rows[variants & (rows["cil"] == "icarl")]
+    assert len(of_icarl) == 6 * 10 * 6
+    for cil in ("bic", "wa", "foster"):
+        assert set(rows[variants & (rows["cil"] == cil)]["detector"]) == {"ber@chosen"}
+
+
+def test_the_readmes_accuracies_and_seconds() -> None:
+    lines = {cells[0]: cells[1:] for cells in readme() if cells[0] in CIL and len(cells) == 6}
+    assert lines.keys() == CIL.keys()
+    for name, cells in lines.items():
+        (run,) = (run for run in STUDY.runs if run["cil"] == CIL[name])
+        stages = [sum(s[stage] for s in run["seconds"]) for stage in ("training", "tuning", "evaluation")]
+        accuracies = ours("accuracy", cil=CIL[name], detector=""), papers("acc", [CIL[name]])
+        assert cells == [*(f"{s:.0f}" for s in stages), *(f"{a:.2f}" for a in accuracies)]
+
+
+def test_the_readmes_detectors() -> None:
+    halves = [part for cells in readme() if len(cells) == 8 for part in (cells[:4], cells[4:]) if part[0]]
+    assert len(halves) == 17
+    for name, auc, published, difference in halves:
+        detector = {"BER, chosen values": "ber@chosen"}.get(name, name.lower())
+        found = ours("auc", detector=detector)
+        expected = papers("auc", [*CIL.values()], detector.split("@")[0])
+        assert [float(auc), float(published)] == pytest.approx([found, expected], abs=0.0051), name
+        assert difference.replace("−", "-") == f"{found - expected:+.1f}", name
+
+
+def test_the_readmes_set_up_data() -> None:
+    table = 100 * pd.read_csv(CIFAR / "set_up_data.csv").pivot_table(
+        index="setup", columns="detector", values="auc"
+    )
+    checked = 0
+    for name, *cells in readme():
+        setup = name.removesuffix(" (the default)")
+        if len(cells) == 4 and setup in table.index:
+            assert cells == [f"{table.loc[setup, d]:.2f}" for d in ("klm", "nnguide", "react", "relation")]
+            checked += 1
+    assert checked == 3
+
+
+def test_the_readmes_choices() -> None:
+    """Each line is a choice's: that of its name, or else the one whose figures it has."""
+    table = pd.read_csv(CIFAR / "margins.csv")
+    assert len(table) == 24 * 8
+    by_model = table.pivot_table(index="choice", columns="cil", values="auc")[["icarl", "wa", "bic"]]
+    by_model.insert(0, "mean", table.groupby("choice")["auc"].mean())
+    named = {
+        "BER, the paper's margins, lr 0.01, α 0.01": "BER, fixed lr=0.01 α=0.01",
+        "VOS, `margins: model`, lr 0.01": "VOS, model lr=0.01",
+        "BER, `margins: model`, lr 0.01, α 0.1": "BER, model lr=0.01 α=0.1",
+        "Energy": "Energy",
+        "OTER alone, the paper's values": "OTER alone, fixed lr=0.1 α=0.1",
+        "cross-entropy alone (neither), lr 0.1": "BER, neither",
+        "VOS, the paper's values": "VOS, fixed lr=0.1",
+        "BER, the paper's values": "BER, fixed lr=0.1 α=0.1",
+        "NTER alone, the paper's values": "NTER alone, fixed lr=0.1 α=0.1",
+    }
+    lines = {cells[0]: cells[1:] for cells in readme() if cells[0] in named and "(" not in cells[1]}
+    assert lines.keys() == named.keys()
+    for name, cells in lines.items():
+        assert [float(cell) for cell in cells] == pytest.approx(by_model.loc[named[name]], abs=0.0051), name
+    assert by_model["mean"].idxmax() == named["BER, the paper's margins, lr 0.01, α 0.01"]
+
+
+def test_the_readmes_ber() -> None:
+    lines = {cells[0]: cells[1:] for cells in readme() if len(cells) == 5 and "(" in cells[1]}
+    named = {
+        "Energy": "energy",
+        "BER, the paper's values": "ber",
+        "BER, the chosen values (`ber@chosen`)": "ber@chosen",
+    }
+    assert lines.keys() == named.keys()
+    for name, cells in lines.items():
+        where = [{"cil": cil, "detector": named[name]} for cil in CIL.values()]
+        assert cells == [f"{ours('auc', **w):.2f} ({ours('fpr', **w):.1f})" for w in where]
+    (published,) = (cells[1:] for cells in readme() if cells[0] == "the paper's BER")
+    assert published == [f"{papers('auc', [cil], 'ber'):.2f}" for cil in CIL.values()]
