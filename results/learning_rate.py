@@ -16,11 +16,10 @@ import torch
 from choose_margins import Remembered
 
 import opencil
-from opencil.data.stream import ood_subset
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.engine.arithmetic import FULL
-from opencil.engine.seeding import derive, generator
+from opencil.engine.seeding import generator
 from opencil.evaluation.protocol import measure
 
 MOST = 1_500  #: images of an OOD set
@@ -53,8 +52,7 @@ def study(run: opencil.StoredRun, number: int, rates: list[float]) -> pd.DataFra
     test = opencil.forward(model, run.stream.test, transform, step.test)
     ood = {}
     for name, source in run.data.ood.items():
-        seed = derive(run.spec.seeds.ood_subset, "ood", name)
-        seen = ood_subset(len(source.images), number, step.steps, run.spec.benchmark.ood_order, seed)
+        seen = run.spec.ood_seen(name, len(source.images), step)
         few = seen[torch.randperm(len(seen), generator=generator(number, name))[:MOST]]
         ood[name] = opencil.forward(model, source.images, transform, few)
     every = {("energy", 0.0): opencil.create_detector("energy")} | tuned(run, number, rates)

@@ -14,8 +14,7 @@ import pandas as pd
 import torch
 
 import opencil
-from opencil.data.stream import ood_subset
-from opencil.engine.seeding import derive, generator
+from opencil.engine.seeding import generator
 from opencil.evaluation.protocol import measure
 
 DETECTORS = ("klm", "nnguide", "react", "relation")
@@ -33,8 +32,7 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     test = opencil.forward(model, run.stream.test, transform, step.test)
     ood = {}
     for name, source in run.data.ood.items():
-        seed = derive(spec.seeds.ood_subset, "ood", name)
-        seen = ood_subset(len(source.images), step.number, step.steps, spec.benchmark.ood_order, seed)
+        seen = spec.ood_seen(name, len(source.images), step)
         ood[name] = opencil.forward(model, source.images, transform, seen)
     train_plus = opencil.forward(model, run.stream.train, transform, run.train_plus(step))
     memory = opencil.forward(model, run.stream.train, transform, run.memory(step.number).indices)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import Images
-from opencil.data.stream import Step, Stream, ood_subset
+from opencil.data.stream import Step, Stream
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, forward
-from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement, measure
 from opencil.nets.model import Classifier
@@ -55,7 +54,10 @@ class Evaluation:
             return self.cache.outputs(identity, Inputs(model, images, self.data.transform, indices), computed)
 
         test = outputs(self.stream.test, step.test, computed)
-        ood = {name: outputs(o.images, self._seen(name, step)) for name, o in self.data.ood.items()}
+        ood = {
+            name: outputs(o.images, self.spec.ood_seen(name, len(o.images), step))
+            for name, o in self.data.ood.items()
+        }
         needed = not all(detector.ready for detector in detectors.values())
         of_setup = outputs(self.stream.train, setup) if needed else None
         tasks = torch.arange(step.seen, device=test.logits.device) // self.stream.per_step + 1
@@ -72,11 +74,4 @@ class Evaluation:
         head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
         return pd.DataFrame(
             [(*head, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in found], columns=COLUMNS
-        )
-
-    def _seen(self, ood: str, step: Step) -> Tensor:
-        """Indices of an OOD set's images that a step sees."""
-        count, order = len(self.data.ood[ood].images), self.spec.benchmark.ood_order
-        return ood_subset(
-            count, step.number, step.steps, order, derive(self.spec.seeds.ood_subset, "ood", ood)
         )

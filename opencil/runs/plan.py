@@ -4,8 +4,12 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from opencil.config import BenchmarkConfig, Config
+from opencil.data.stream import Step, ood_subset
 from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.seeding import derive
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.validation import plain
 
@@ -44,6 +48,11 @@ class RunSpec:
 
     def __str__(self) -> str:
         return self.folder.as_posix()
+
+    def ood_seen(self, name: str, count: int, step: Step) -> Tensor:
+        """Indices of the images that a step sees of an OOD set with so many."""
+        seed = derive(self.seeds.ood_subset, "ood", name)
+        return ood_subset(count, step.number, step.steps, self.benchmark.ood_order, seed)
 
     def record(self) -> dict[str, Any]:
         """Every value that decides the run's result, for its stored config."""
