@@ -144,3 +144,22 @@ def test_the_readmes_ber() -> None:
         assert cells == [f"{ours('auc', **w):.2f} ({ours('fpr', **w):.1f})" for w in where]
     (published,) = (cells[1:] for cells in readme() if cells[0] == "the paper's BER")
     assert published == [f"{papers('auc', [cil], 'ber'):.2f}" for cil in CIL.values()]
+
+
+def test_the_readmes_bic() -> None:
+    table = pd.read_csv(CIFAR / "bic_correction.csv").set_index("step")
+    named = {
+        "no correction at this step": "none",
+        "ours, as stored": "stored",
+        "ours, fitted again": "ours, again",
+        "with weight decay 2e-4 (the paper's is not known)": "with decay",
+        **{name: name for name in ("double softmax", "batch norm trains", "all three")},
+    }
+    lines = {cells[0]: cells[1:] for cells in readme() if cells[0] in named}
+    assert lines.keys() == named.keys()
+    for name, cells in lines.items():
+        assert [float(cell) for cell in cells] == pytest.approx([*table[named[name]]], abs=0.0051), name
+    stored = {step: ours("accuracy", cil="bic", step=step, detector="") for step in table.index}
+    assert table["stored"].to_dict() == pytest.approx(stored, abs=0.1), (
+        "on a CPU, and on the GPU that trained"
+    )
