@@ -2,11 +2,14 @@
 
 import gc
 import inspect
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -42,21 +45,53 @@ app = typer.Typer(
 _problems = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
+class _Interrupts:
+    """Ctrl-C, remembered: native code that it falls into makes an error of its own of it, or swallows it."""
+
+    seen = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice it inside the block, and raise ``KeyboardInterrupt`` as ever."""
+        usual = signal.getsignal(signal.SIGINT)
+        in_main = threading.current_thread() is threading.main_thread()
+        if usual is not signal.default_int_handler or not in_main:  # somebody else's, or ignored
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.seen = True
+            signal.default_int_handler(number, frame)
+
+        self.seen = False
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+
+_interrupts = _Interrupts()
+
+
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose expected errors end in a sentence and an exit code, not in a traceback."""
 
     @wraps(command)
     def call(*args: Any, **flags: Any) -> None:
         try:
-            command(*args, **flags)
-        except (OpenCILError, OSError) as error:
+            with _interrupts.watched():
+                command(*args, **flags)
+        except (KeyboardInterrupt, Exception) as error:
+            if isinstance(error, KeyboardInterrupt) or _interrupts.seen:
+                _problems.print(
+                    "interrupted: what was finished is stored, and the same command goes on from there"
+                )
+                raise typer.Exit(130) from None
+            if not isinstance(error, (OpenCILError, OSError)):
+                raise
             _problem(error)
             raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
-        except KeyboardInterrupt:
-            _problems.print(
-                "interrupted: what was finished is stored, and the same command goes on from there"
-            )
-            raise typer.Exit(130) from None
 
     return call
 
@@ -168,6 +203,8 @@ def run(config: "Config") -> None:
             )
     with training_curves(config.place.tensorboard) as write, _progress(screen, len(plan(config))) as show:
         for event in execute(config):
+            if _interrupts.seen:  # and a run has failed of it, or nobody has noticed
+                raise KeyboardInterrupt
             show(event)
             write(event)
             if isinstance(event, Failed):

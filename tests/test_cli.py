@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import opencil
 from opencil.cli import app
 from opencil.config import Config, parse_yaml, resolve
+from opencil.runs.plan import plan
+from opencil.runs.runner import Event, Failed, Finished
 from opencil.runs.store import RunFolder
 
 RUN = "digits/k2/icarl/seed0"
@@ -232,6 +234,43 @@ def test_interrupted_is_130_and_what_was_finished_stays(
     assert folder.step(1).trained
     assert not folder.step(2).trained
     assert list(tmp_path.rglob("*.part")) == []
+
+
+@pytest.mark.parametrize("becomes", ["an error", "a failed run", "nothing"])
+def test_an_interrupt_that_native_code_makes_something_else_of(
+    becomes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reading tensors was seen to end in a ValueError when Ctrl-C fell into it."""
+    told = []
+
+    def execute(config: Config) -> Iterator[Event]:
+        (spec,) = plan(config)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            if becomes == "an error":
+                raise ValueError("could not determine the shape of an object") from None
+        failed = becomes == "a failed run"
+        yield Failed(spec, opencil.OpenCILError("of it")) if failed else Finished(spec, already=False)
+        told.append("more")
+        yield Finished(spec, already=False)
+
+    monkeypatch.setattr("opencil.runs.runner.execute", execute)
+    result = call("run", *PLACE, "--detector", "msp", "--runs", str(tmp_path))
+    assert result.exit_code == 130
+    assert result.stderr.startswith("interrupted")
+    assert told == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(config: Config) -> Iterator[Event]:
+        raise ValueError("a bug")
+        yield
+
+    monkeypatch.setattr("opencil.runs.runner.execute", execute)
+    result = call("run", *PLACE, "--detector", "msp")
+    assert isinstance(result.exception, ValueError)
 
 
 def test_two_processes_on_one_run(tmp_path: Path, tiny: Callable[..., Config]) -> None:
