@@ -1,5 +1,6 @@
 """The results that come with the code: the rows make the published tables and the README's figures."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -35,9 +36,11 @@ def papers(metric: str, cil: list[str], detector: str = "") -> float:
     return float(value[chosen].mean())
 
 
-def readme() -> list[list[str]]:
-    """The cells of the README's table lines, without marks of weight."""
+def readme(section: str = "") -> list[list[str]]:
+    """The cells of the README's table lines, or of those in a section, without marks of weight."""
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    if section:
+        text = re.split(r"^#+ ", text.split(f"# {section}\n")[1], flags=re.MULTILINE)[0]
     rows = [line for line in text.splitlines() if line.startswith("| ") and not set(line) <= set("|-: ")]
     return [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in rows]
 
@@ -84,7 +87,8 @@ def test_the_readmes_accuracies_and_seconds() -> None:
 
 
 def test_the_readmes_detectors() -> None:
-    halves = [part for cells in readme() if len(cells) == 8 for part in (cells[:4], cells[4:]) if part[0]]
+    lines = readme("What agrees and what does not")
+    halves = [part for cells in lines for part in (cells[:4], cells[4:]) if part[0]]
     assert len(halves) == 17
     for name, auc, published, difference in halves:
         detector = {"BER, chosen values": "ber@chosen"}.get(name, name.lower())
@@ -163,3 +167,19 @@ def test_the_readmes_bic() -> None:
     assert table["stored"].to_dict() == pytest.approx(stored, abs=0.1), (
         "on a CPU, and on the GPU that trained"
     )
+
+
+def test_the_readmes_learning_rates() -> None:
+    table = pd.read_csv(CIFAR / "learning_rate.csv")
+    tuned = table.groupby(["cil", "detector", "lr"])["auc"].mean()
+    lines = readme("Heads that are tuned: the learning rate")[1:]
+    assert len(lines) == 7
+    for name, *cells in lines:
+        detector = name.lower()
+        found = [tuned["icarl", detector, lr] - tuned["icarl", "energy", 0] for lr in (0.1, 0.01, 0.001)]
+        found.append(papers("auc", ["icarl"], detector) - papers("auc", ["icarl"], "energy"))
+        of_wa = [ours("auc", cil="wa", step=5, detector=d) for d in (detector, "energy")]
+        found.append(of_wa[0] - of_wa[1])
+        found.append(tuned["wa", detector, 0.001] - tuned["wa", "energy", 0])
+        found.append(papers("auc", ["wa"], detector) - papers("auc", ["wa"], "energy"))
+        assert [float(cell.replace("−", "-")) for cell in cells] == pytest.approx(found, abs=0.051), name
