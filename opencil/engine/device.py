@@ -16,7 +16,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.ones(1, device=device).sum().item()
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         present = ["auto", "cpu"]
         if accelerator:
             present += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
