@@ -112,7 +112,7 @@ def _config_from_flags(
     ] = None,
     runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
-    precision: Annotated[str | None, typer.Option(help="Training on a GPU: tf32, bf16 or fp32.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Training on a GPU: bf16, tf32 or fp32.")] = None,
     pack: Annotated[
         int | None, typer.Option(help="Runs that advance together on one GPU.", metavar="N")
     ] = None,

@@ -114,7 +114,7 @@ def test_printed_yml_holds_every_value() -> None:
         "data_order": "run",
         "ood_subset": "run",
     }
-    assert printed["training"] == {"precision": "tf32", "deterministic": True, "compile": False}
+    assert printed["training"] == {"precision": "bf16", "deterministic": True, "compile": False}
     assert printed["place"] == {
         "data_root": None,
         "cache": None,

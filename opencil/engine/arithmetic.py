@@ -12,15 +12,15 @@ from opencil.validation import Values
 
 @dataclass(frozen=True)
 class Arithmetic(Values):
-    """The arithmetic of a training; on the CPU only ``bf16`` makes a difference.
+    """The arithmetic of a training; a CPU computes in float32 whatever it says.
 
     ``precision``: float32; float32 whose products are rounded to TF32, on a GPU that has it; bfloat16 where
-    autocast allows. ``deterministic`` gives the same bits for the same seed, alone or packed with other runs;
-    without it cuDNN looks for its fastest algorithms. ``compile`` fuses the backbones' small kernels: a third
-    faster for one run, after half a minute for the compiler.
+    autocast allows, on a GPU that has it, and TF32 elsewhere. ``deterministic`` gives the same bits for the
+    same seed, alone or packed with other runs; without it cuDNN looks for its fastest algorithms. ``compile``
+    fuses the backbones' small kernels: a third faster for one run, after half a minute for the compiler.
     """
 
-    precision: Literal["fp32", "tf32", "bf16"] = "tf32"
+    precision: Literal["fp32", "tf32", "bf16"] = "bf16"
     deterministic: bool = True
     compile: bool = False
 
@@ -48,9 +48,13 @@ class Arithmetic(Values):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bfloat16, where that is the precision; its cache of weights would outlive a capture."""
-        return torch.autocast(
-            device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
-        )
+        enabled = self.precision == "bf16" and has_bfloat16(device)
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device is a GPU with bfloat16 of its own; emulated, it is slower than float32."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 #: Full float32, the same bits every time: what models are evaluated in.

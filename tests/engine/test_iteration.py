@@ -97,6 +97,35 @@ def test_arithmetic_holds_inside_the_block_and_nowhere_else(precision: str, dete
     assert now() == before
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("has_it", [True, False])
+def test_only_a_gpu_that_has_bfloat16_computes_in_it(
+    monkeypatch: pytest.MonkeyPatch, kind: str, precision: str, has_it: bool
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: True
+    )  # else autocast turns itself off, with a word
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_it or including_emulation
+    )
+    with Arithmetic(precision).autocast(torch.device(kind)):
+        expected = (kind, precision, has_it) == ("cuda", "bf16", True)
+        assert torch.is_autocast_enabled(kind) == expected
+
+
+def test_a_cpu_trains_in_float32_whatever_the_precision() -> None:
+    ends = []
+    for precision in ("fp32", "tf32", "bf16"):
+        module, schedule = linear(), Schedule(epochs=1, lr=0.1)
+        loss = augmented(cross_entropy(module), TRANSFORM)
+        iterate = Iteration(module, loss, schedule, Arithmetic(precision), torch.device("cpu"))
+        steps(iterate, 3)
+        ends.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
 @gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-2), ("tf32", 1e-2), ("bf16", 5e-2)])
 @pytest.mark.parametrize("name", LEARNERS.names())
