@@ -1,7 +1,9 @@
 """The results that come with the code: the rows make the published tables and the README's figures."""
 
 import re
+from operator import sub
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 import pytest
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 
 from opencil import read_study
 from opencil.cli import app
-from opencil.published import contradictory, published_results, recomputed_means
+from opencil.published import contradictory, published_ablation, published_results, recomputed_means
 
 RESULTS = Path(__file__).parents[2] / "results"
 CIFAR = RESULTS / "cifar100"
@@ -17,12 +19,17 @@ CIL = {"iCaRL": "icarl", "BiC": "bic", "WA": "wa", "FOSTER": "foster"}
 STUDY = read_study(CIFAR)
 
 
-def ours(metric: str, **where: object) -> float:
+def mean(rows: pd.DataFrame, metric: str, **where: object) -> float:
     """Mean of a metric over steps, OOD sets and what else is not named, in percent."""
-    rows = STUDY.rows[(STUDY.rows["metric"] == metric) & (STUDY.rows["task"] == 0)]
+    rows = rows[(rows["metric"] == metric) & (rows["task"] == 0)]
     for column, value in where.items():
         rows = rows[rows[column] == value]
     return 100 * float(rows["value"].mean())
+
+
+def ours(metric: str, **where: object) -> float:
+    """The same, of the grid and its variants."""
+    return mean(STUDY.rows, metric, **where)
 
 
 def papers(metric: str, cil: list[str], detector: str = "") -> float:
@@ -71,7 +78,7 @@ def test_rows_are_whole() -> None:
     variants = rows["detector"].str.contains("@")
     assert len(rows[~variants]) == 4 * 16 * 10 * 6
     of_icarl = rows[variants & (rows["cil"] == "icarl")]
-    assert len(of_icarl) == 6 * 10 * 6
+    assert len(of_icarl) == 9 * 10 * 6
     for cil in ("bic", "wa", "foster"):
         assert set(rows[variants & (rows["cil"] == cil)]["detector"]) == {"ber@chosen"}
 
@@ -169,17 +176,63 @@ def test_the_readmes_bic() -> None:
     )
 
 
+def test_the_readmes_ablation_of_ber() -> None:
+    lines = {cells[0]: cells[1:] for cells in readme("BER: which values it needs") if len(cells) == 6}
+    for name, both in {"the paper's values": "ber", "the chosen values": "ber@chosen"}.items():
+        parts = [f"{both}{'-' if '@' in both else '@'}{part}" for part in ("none", "nter", "oter")]
+        found = [ours("auc", cil="icarl", detector=d) for d in ("energy", *parts, both)]
+        assert lines[name] == [f"{auc:.2f}" for auc in found]
+    figures = published_ablation()
+    of_part = figures[figures["metric"] == "auc"].groupby("detector")["value"].mean()
+    expected = [f"{of_part[d]:.2f}" for d in ("energy", "ber@nter", "ber@oter", "ber")]
+    assert [cell for cell in lines["the paper"] if cell] == expected
+
+
 def test_the_readmes_learning_rates() -> None:
-    table = pd.read_csv(CIFAR / "learning_rate.csv")
-    tuned = table.groupby(["cil", "detector", "lr"])["auc"].mean()
-    lines = readme("Heads that are tuned: the learning rate")[1:]
-    assert len(lines) == 7
-    for name, *cells in lines:
-        detector = name.lower()
-        found = [tuned["icarl", detector, lr] - tuned["icarl", "energy", 0] for lr in (0.1, 0.01, 0.001)]
-        found.append(papers("auc", ["icarl"], detector) - papers("auc", ["icarl"], "energy"))
-        of_wa = [ours("auc", cil="wa", step=5, detector=d) for d in (detector, "energy")]
-        found.append(of_wa[0] - of_wa[1])
-        found.append(tuned["wa", detector, 0.001] - tuned["wa", "energy", 0])
-        found.append(papers("auc", ["wa"], detector) - papers("auc", ["wa"], "energy"))
-        assert [float(cell.replace("−", "-")) for cell in cells] == pytest.approx(found, abs=0.051), name
+    study = read_study(RESULTS / "learning_rate")
+    lines = {cells[0].lower(): cells[1:] for cells in readme("Heads that are tuned: the learning rate")[1:]}
+    stated, gentle = (run["config"]["detector"] for run in (STUDY.runs[0], study.runs[0]))
+    assert lines.keys() == {name for name in stated if "@" not in name and "schedule" in stated[name]}
+    assert len(study.runs) == len(CIL)
+    for run in study.runs:
+        assert run["config"]["detector"] == gentle
+    for name, cells in lines.items():
+        slower = {**stated[name], "schedule": {**stated[name]["schedule"], "lr": 0.001}}
+        assert gentle[f"{name}@gentle"] == slower, "nothing but the rate"
+        by_model = [mean(study.rows, "auc", cil=c, detector=f"{name}@gentle") for c in CIL.values()]
+        published = [papers("auc", [c], name) for c in CIL.values()]
+        means = [ours("auc", detector=name), fmean(by_model), fmean(published)]
+        assert [float(cell) for cell in cells[:3]] == pytest.approx(means, abs=0.0051), name
+        differences = [means[0] - means[2], means[1] - means[2], *map(sub, by_model, published)]
+        assert [float(c.replace("−", "-")) for c in cells[3:]] == pytest.approx(differences, abs=0.051), name
+
+
+def test_the_readmes_precisions() -> None:
+    columns = {
+        "tf32, seed 0": "precision/tf32",
+        "tf32, seed 1": "precision/tf32",
+        "bf16, seed 0": "cifar100",
+        "bf16, seed 1": "precision/bf16",
+        "bf16, seed 0, other kernels": "rounding",
+    }
+    (_, *header), *lines = readme("Precision")
+    assert header == list(columns)
+    quantities = {
+        "accuracy": ("accuracy", ""),
+        "accuracy, nearest mean": ("accuracy_nearest_mean", ""),
+        **{
+            f"{metric}, {d}": (metric.lower(), d.lower())
+            for metric in ("AUC", "FPR")
+            for d in ("Energy", "MSP")
+        },
+    }
+    table = {cells[0]: cells[1:] for cells in lines}
+    assert table.keys() == quantities.keys()
+    for place, (column, folder) in enumerate(columns.items()):
+        study, seed = read_study(RESULTS / folder), int(column.split("seed ")[1][0])
+        (run,) = (run for run in study.runs if (run["cil"], run["seed"]) == ("icarl", seed))
+        assert run["config"]["training"]["precision"] == column[:4]
+        assert run["trained"] == 10
+        for name, (metric, detector) in quantities.items():
+            found = mean(study.rows, metric, cil="icarl", seed=seed, detector=detector)
+            assert float(table[name][place]) == pytest.approx(found, abs=0.0051), (column, name)

@@ -95,20 +95,3 @@ def test_choosing_margins(runs: Path, tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "found.csv")
     assert len(found["choice"].unique()) == 24, "Energy and 23 choices"
     assert set(found["step"]) == {1}, "the last step has no later classes"
-
-
-def test_learning_rates(tmp_path: Path) -> None:
-    """At the rate of the run itself, they are the detectors of the run."""
-    folder = (
-        run_released(tmp_path, "replay", "energy,ber,logitnorm", "detector.ber.schedule.lr=0.02") / "replay"
-    )
-    csv = tmp_path / "found.csv"
-    flags = ["--steps", "2", "--rates", "0.02,0.1", "--csv", str(csv)]
-    run("learning_rate.py", str(folder / "seed0"), *flags)
-    found = pd.read_csv(csv).pivot_table(index="detector", columns="lr", values="auc")
-    assert set(found.index) == {"energy", "ber", "logitnorm"}
-    for name, rate in (("energy", 0.0), ("ber", 0.02)):
-        rows = pd.read_parquet(folder / "seed0" / "step02" / "detectors" / f"{name}.parquet")
-        expected = 100 * rows[rows["metric"] == "auc"]["value"].mean()
-        assert found.loc[name, rate] == pytest.approx(expected, abs=0.01)
-    assert found.loc["ber", 0.02] != found.loc["ber", 0.1]
