@@ -5,6 +5,7 @@ file, the user's YML, the command line's flags, its ``--set``. Under ``cil`` and
 stands for every method.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -130,6 +131,10 @@ class PlaceConfig(Values):
     tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
 
     def __post_init__(self) -> None:
+        for name in ("data_root", "cache", "runs", "outputs", "tensorboard"):
+            if (path := getattr(self, name)) is not None:  # a shell expands ~ outside quotes, a file never
+                home = os.path.expanduser(path)  # noqa: PTH111 - pathlib fails on the home of nobody
+                object.__setattr__(self, name, home)
         if not self.runs:
             raise ValueError("runs = '' is not allowed: it should name a folder")
         try:

@@ -82,6 +82,15 @@ def test_a_folder_of_any_name_survives_the_printed_yml(name: str) -> None:
     assert again(config) == config
 
 
+def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "house")
+    monkeypatch.setenv("USERPROFILE", "house")  # where HOME is called so
+    names = ("data_root", "cache", "runs", "outputs", "tensorboard")
+    place = resolve({"place": dict.fromkeys(names, "~/x")}).place
+    assert {Path(getattr(place, name)) for name in names} == {Path("house/x")}
+    assert resolve({"place": {"data_root": "~nobody at all/x"}}).place.data_root == "~nobody at all/x"
+
+
 def test_printed_yml_holds_every_value() -> None:
     printed = yaml.safe_load(resolve(cil=["icarl"], detector=["msp", "energy"]).to_yaml())
     assert list(printed) == list(SECTIONS)

@@ -1,5 +1,6 @@
 """The order of work: train a step, compute its outputs once, evaluate every detector, go on."""
 
+import hashlib
 import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -180,6 +181,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Versions and device, for a run's record."""
     return {
         "opencil": __version__,
+        "source": source_digest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -188,6 +190,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def source_digest() -> str:
+    """A digest of the package's source: what two runs have in common that the same code made."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 class _Run:
@@ -232,8 +243,9 @@ class _Run:
 
     def _train(self, step: Step) -> Generator[Event, None, Outputs]:
         """Train and store a step; the outputs of its test images are handed on."""
-        started = saved = time.monotonic()
         stored = self.folder.step(step.number)
+        saved = time.monotonic()
+        started = saved - stored.checkpoint_seconds  # as if the training had never stopped
         previous = self.stored.model(step.number - 1) if step.number > 1 else None
         task = self.learner.begin(self.setting, step, self.stored.memory(step.number - 1), previous)
         try:
@@ -244,7 +256,7 @@ class _Run:
                 if progress.epoch_ends and time.monotonic() - saved >= self.checkpoint_seconds:
                     taken = Checkpoint.take(task.model, progress, task.ended)
                     if taken.finite:  # else the last good one stays
-                        files.write_tensors(stored.checkpoint, taken.tensors())
+                        stored.save_checkpoint(taken.tensors(), time.monotonic() - started)
                     saved = time.monotonic()
                 yield Training(self.spec, step.number, step.steps, progress)
         except BadCheckpoint as error:
@@ -278,18 +290,16 @@ class _Run:
         model, stored = self.stored.model(step.number), self.folder.step(step.number)
         weights = str(stored.info()["weights_sha256"])
         detectors: dict[str, Detector] = {n: DETECTORS.create(n, **self.spec.detectors[n]) for n in names}
-        started = time.monotonic()
-        yield from self._tune(step, model, weights, detectors)
-        tuned = time.monotonic()
-        model = self.setting.settled(model)
-        found = self.evaluation.detect(model, weights, step, self.stored.setup(step), detectors, self.test)
-        for name, rows in found:
-            if isinstance(rows, BadInput):
-                self.problems.setdefault(name, f"step {step.number}: {rows}")
-                continue
-            files.write_rows(stored.detector_rows(name), rows)
-            yield Evaluated(self.spec, step.number, step.steps, name)
-        stored.add_seconds(tuning=tuned - started, evaluation=time.monotonic() - tuned)
+        with stored.timed("tuning"):
+            yield from self._tune(step, model, weights, detectors)
+        with stored.timed("evaluation"):
+            model, setup = self.setting.settled(model), self.stored.setup(step)
+            for name, rows in self.evaluation.detect(model, weights, step, setup, detectors, self.test):
+                if isinstance(rows, BadInput):
+                    self.problems.setdefault(name, f"step {step.number}: {rows}")
+                    continue
+                files.write_rows(stored.detector_rows(name), rows)
+                yield Evaluated(self.spec, step.number, step.steps, name)
 
     def _tune(
         self, step: Step, model: Model, weights: str, detectors: dict[str, Detector]

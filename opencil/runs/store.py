@@ -16,6 +16,7 @@
             detectors/msp.parquet
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,12 +92,30 @@ class StepFolder:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
 
-    def add_seconds(self, **seconds: float) -> None:
-        """Note how long work on a stored step took, in addition to what it took before."""
-        info = self.info()
-        noted = info.get("seconds", {})
-        summed = noted | {what: noted.get(what, 0.0) + time for what, time in seconds.items()}
-        files.write_json(self.path / "step.json", info | {"seconds": summed})
+    def save_checkpoint(self, tensors: dict[str, Tensor], seconds: float) -> None:
+        """Store a step in the middle of its training, and how long it took to get there."""
+        files.write_tensors(self.checkpoint, tensors, {"seconds": str(seconds)})
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """How long the training took up to its checkpoint; 0 without one, or where it does not say."""
+        try:
+            seconds = float((files.metadata(self.checkpoint) or {}).get("seconds", 0))
+        except ValueError:
+            return 0.0
+        return seconds if 0 <= seconds < float("inf") else 0.0
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Note how long a block's work on a stored step takes, in addition to what it took before."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:  # also when it is left early: the work that is done stays done
+            info = self.info()
+            noted = info.get("seconds", {})
+            seconds = noted | {what: noted.get(what, 0.0) + time.monotonic() - started}
+            files.write_json(self.path / "step.json", info | {"seconds": seconds})
 
     def head(self, name: str) -> Path:
         """The file of a fine-tuning detector's head."""

@@ -1,5 +1,6 @@
 """A step that is killed in its middle goes on from its last checkpoint, and ends as if it had not been."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import opencil
 from opencil.config import Config
+from opencil.runs.files import metadata
 from opencil.runs.runner import Event, Failed, Finished, Training
 
 Make = Callable[..., Config]
@@ -86,6 +88,22 @@ def test_a_killed_step_goes_on_from_its_checkpoint(
     assert isinstance(events[-1], Finished)
     assert list(killed.rglob("checkpoint*")) == []
     assert results(killed.parents[3]) == results(uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"), [("5000.5", True), ("x", False), ("nan", False), ("-5000", False)]
+)
+def test_what_the_checkpoint_took_is_counted(
+    config: Config, killed: Path, run_all: RunAll, said: str, counted: bool
+) -> None:
+    path = killed / "step02" / "checkpoint.safetensors"
+    written = metadata(path)
+    assert written
+    assert float(written["seconds"]) > 0
+    save_file(load_file(path), path, {"seconds": said})
+    run_all(config)
+    took = json.loads((killed / "step02" / "step.json").read_text())["seconds"]["training"]
+    assert 0 < took - 5000.5 * counted < 1000
 
 
 def test_checkpoints_change_nothing_and_are_gone_at_the_end(

@@ -116,6 +116,7 @@ def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
     assert environment["opencil"] == opencil.__version__
     assert environment["torch"] == torch.__version__
     assert environment["numpy"] == np.__version__
+    assert environment["source"] == runner.source_digest()
     assert {"python", "system", "machine", "device", "threads"} <= set(environment)
     for name in ("environment.json", "config.yml", "step01/step.json"):
         text = (finished / RUN / name).read_text()

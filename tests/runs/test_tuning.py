@@ -331,6 +331,27 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, other: str) 
     assert not tuned_anew(**changed[other])
 
 
+@pytest.mark.parametrize("what", ["tuning", "evaluation"])
+def test_seconds_of_work_that_was_left_early_count(
+    tiny: Make, tmp_path: Path, run_all: RunAll, what: str
+) -> None:
+    def seconds() -> float:
+        return float(json.loads((run_of(tmp_path) / "step01" / "step.json").read_text())["seconds"][what])
+
+    config = tiny(tmp_path, *SETTINGS, *short(["ber"]), detector=["msp", "ber"])
+    work = opencil.execute(config)
+    for event in work:
+        if what == "tuning" and isinstance(event, Training) and event.progress.stage.startswith("tune"):
+            break
+        if what == "evaluation" and isinstance(event, Evaluated):
+            break
+    work.close()
+    first = seconds()
+    assert first > 0
+    run_all(config)
+    assert seconds() > first
+
+
 @pytest.mark.parametrize("damage", ["junk", "half", "other tensors", "not a number"])
 def test_a_damaged_head_is_named(
     tuned: Path, tiny: Make, run_all: RunAll, results: Results, damage: str
