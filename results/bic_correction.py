@@ -8,11 +8,11 @@ and all together. The model is the same each time: what a worse teacher does to 
 Corrections are fitted in float32. Decay is the training's; how much the paper's code has is not known.
 """
 
-import argparse
 from typing import Any
 
 import pandas as pd
 from as_released import ReleasedBiC
+from stored_steps import study_steps
 from torch import nn
 
 import opencil
@@ -38,9 +38,9 @@ def accuracy(run: opencil.StoredRun, model: opencil.Model, step: opencil.Step) -
     return 100 * float((outputs.logits.argmax(dim=1) == outputs.labels).double().mean())
 
 
-def study(run: opencil.StoredRun, number: int) -> dict[str, float]:
+def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     """Accuracy under each correction at a step."""
-    setting, step = run.setting, run.stream[number - 1]
+    setting, number = run.setting, step.number
 
     found = {"stored": accuracy(run, run.model(number), step)}
     for name, values in VARIANTS.items():
@@ -55,30 +55,10 @@ def study(run: opencil.StoredRun, number: int) -> dict[str, float]:
                 for _ in train(stage, setting.images, setting.transform, setting.batch_size, seed, FULL):
                     pass
         found[name] = accuracy(run, task.model, step)
-    return found
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run")
-    parser.add_argument("--data-root")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", help="such as 2,5,9; all from the second on by default")
-    parser.add_argument("--csv")
-    flags = parser.parse_args()
-    run = opencil.open_run(flags.run, flags.data_root, flags.device)
-    steps = [int(s) for s in flags.steps.split(",")] if flags.steps else range(2, len(run.stream) + 1)
-    found = {}
-    for number in steps:
-        found[number] = study(run, number)
-        print(number, {name: round(value, 2) for name, value in found[number].items()}, flush=True)
-        if flags.csv:
-            pd.DataFrame(found).T.round(3).to_csv(flags.csv, index_label="step")
-    print("mean over steps, in percent:\n", pd.DataFrame(found).mean(axis=1).round(2).to_string())
+    return pd.Series(found).round(3).rename_axis("correction").reset_index(name="accuracy")
 
 
 if __name__ == "__main__":
-    main()
+    found = study_steps(__doc__, study, slice(1, None))
+    means = found.pivot_table(index="correction", columns="step", values="accuracy", sort=False)
+    print("accuracy, in percent:\n", means.round(2).to_string())

@@ -9,7 +9,6 @@ then the mean over steps. The energies that the step's own head gives to new, mi
 images are printed beside them. On the CPU heads are tuned in full float32.
 """
 
-import argparse
 from collections import deque
 from collections.abc import Callable
 from itertools import product, zip_longest
@@ -17,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from stored_steps import study_steps
 from torch import Tensor
 
 import opencil
@@ -82,11 +82,19 @@ def energies(source: Source, model: opencil.Model) -> dict[str, float]:
     return {name: float(energy(model.classify(features)).mean()) for name, features in of.items()}
 
 
-def study(run: opencil.StoredRun, number: int) -> tuple[dict[str, float], dict[str, float]]:
-    """AUC of each choice at a step, and the energies there."""
-    step, model, transform = run.stream[number - 1], run.model(number), run.data.transform
+def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+    """AUC of each choice at a step; the energies there are printed."""
+    with own_stream(run.stream.train.device):
+        auc, levels = judged(run, step)
+    print("energies, by the model's own head:", {name: round(level, 2) for name, level in levels.items()})
+    return (100 * pd.Series(auc)).round(2).rename_axis("choice").reset_index(name="auc")
+
+
+def judged(run: opencil.StoredRun, step: opencil.Step) -> tuple[dict[str, float], dict[str, float]]:
+    """AUC of each choice at a step, and mean energies."""
+    model, transform = run.model(step.number), run.data.transform
     later = (run.stream.train.labels >= step.seen).nonzero().flatten().cpu()
-    later = later[torch.randperm(len(later), generator=generator(number))[:LATER]]
+    later = later[torch.randperm(len(later), generator=generator(step.number))[:LATER]]
     inside = opencil.forward(model, run.stream.test, transform, step.test)
     outside = opencil.forward(model, run.stream.train, transform, later)
     source = run.source(step, model)
@@ -115,42 +123,7 @@ def study(run: opencil.StoredRun, number: int) -> tuple[dict[str, float], dict[s
     return auc, levels | {name: float(energy(logits).mean()) for name, logits in tests.items()}
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--data-root")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", help="such as 1,5,9; all but the last by default")
-    parser.add_argument("--csv")
-    flags = parser.parse_args()
-    tables = []
-    for path in flags.runs:
-        run = opencil.open_run(path, flags.data_root, flags.device)
-        steps = [int(s) for s in flags.steps.split(",")] if flags.steps else range(1, len(run.stream))
-        aucs, levels = {}, {}
-        for number in steps:
-            with own_stream(run.stream.train.device):
-                aucs[number], levels[number] = study(run, number)
-            print(
-                f"{run.spec} step {number}\n",
-                (100 * pd.Series(aucs[number])).round(2).to_string(),
-                flush=True,
-            )
-        table = pd.DataFrame(aucs)
-        long = table.rename_axis("choice").reset_index().melt("choice", var_name="step", value_name="auc")
-        tables.append(long.assign(cil=run.spec.cil, auc=(100 * long["auc"]).round(2)))
-        print("energies, by the model's own head:\n", pd.DataFrame(levels).round(2).to_string())
-        print("AUC in percent:\n", (100 * table.assign(mean=table.mean(axis=1))).round(2).to_string())
-    everything = pd.concat(tables)[["cil", "step", "choice", "auc"]]
-    if flags.csv:
-        everything.to_csv(flags.csv, index=False)
-    if len(tables) > 1:
-        means = everything.groupby("choice", sort=False)["auc"].mean()
-        print("mean over all runs and steps, in percent:\n", means.round(2).to_string())
-
-
 if __name__ == "__main__":
-    main()
+    found = study_steps(__doc__, study, slice(-1))
+    means = found.pivot_table(index="choice", columns=["cil", "step"], values="auc", sort=False)
+    print("AUC in percent:\n", means.assign(mean=means.mean(axis=1)).round(2).to_string())

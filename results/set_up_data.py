@@ -8,10 +8,9 @@ NNGuide that takes one augmented batch, which is not done here). The table has t
 sets. Nothing is chosen by it: it shows where a difference comes from.
 """
 
-import argparse
-
 import pandas as pd
 import torch
+from stored_steps import study_steps
 
 import opencil
 from opencil.engine.seeding import generator
@@ -44,33 +43,11 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
         for name in DETECTORS:
             for m in measure(opencil.create_detector(name), setup, test, ood):
                 if m.metric == "auc":
-                    found.append((spec.cil, step.number, name, what, m.ood, m.value))
-    return pd.DataFrame(found, columns=["cil", "step", "detector", "setup", "ood", "auc"])
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--data-root")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--csv")
-    flags = parser.parse_args()
-    tables = []
-    for path in flags.runs:
-        run = opencil.open_run(path, flags.data_root, flags.device)
-        for stored in run.folder.trained():
-            number = int(stored.info()["step"])
-            tables.append(study(run, run.stream[number - 1]))
-            print(f"{run.spec} step {number}", flush=True)
-            if flags.csv:
-                pd.concat(tables).to_csv(flags.csv, index=False)
-    everything = pd.concat(tables)
-    means = everything.pivot_table(index=["cil", "detector"], columns="setup", values="auc", sort=False)
-    print("mean AUC over steps and OOD sets, in percent:\n", (100 * means).round(2).to_string())
+                    found.append((name, what, m.ood, m.value))
+    return pd.DataFrame(found, columns=["detector", "setup", "ood", "auc"])
 
 
 if __name__ == "__main__":
-    main()
+    found = study_steps(__doc__, study)
+    means = found.pivot_table(index=["cil", "detector"], columns="setup", values="auc", sort=False)
+    print("mean AUC over steps and OOD sets, in percent:\n", (100 * means).round(2).to_string())

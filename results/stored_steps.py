@@ -1,0 +1,46 @@
+"""The command line of the scripts here that study the steps of stored runs, one by one."""
+
+import argparse
+from collections.abc import Callable
+
+import pandas as pd
+
+import opencil
+
+Study = Callable[[opencil.StoredRun, opencil.Step], pd.DataFrame]
+
+
+def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.DataFrame:
+    """The rows that ``study`` finds at steps of the runs that the user names, with their method and step.
+
+    ``steps`` are those of each run's stored ones that are studied unless the user says which. The rows are
+    written as they come.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="folders of runs, such as runs/cifar100/k10/icarl/seed0")
+    parser.add_argument("--data-root", help="folder that the datasets lie in")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", help="such as 2,5,9")
+    parser.add_argument("--csv", help="file to write the rows to")
+    flags = parser.parse_args()
+    tables: list[pd.DataFrame] = []
+    try:
+        wanted = [int(number) for number in flags.steps.split(",")] if flags.steps else None
+        for path in flags.runs:
+            run = opencil.open_run(path, flags.data_root, flags.device)
+            stored = [int(step.info()["step"]) for step in run.folder.trained()]
+            if missing := set(wanted or ()) - set(stored):
+                raise opencil.BadInput(f"{path} has steps {stored}, and not {sorted(missing)}")
+            for number in wanted or stored[steps]:
+                found = study(run, run.stream[number - 1])
+                found.insert(0, "cil", run.spec.cil)
+                found.insert(1, "step", number)
+                tables.append(found)
+                print(f"{run.spec} step {number}", flush=True)
+                if flags.csv:
+                    pd.concat(tables).to_csv(flags.csv, index=False)
+    except (opencil.OpenCILError, ValueError) as error:
+        parser.error(str(error))
+    if not tables:
+        parser.error(f"no steps to study in {', '.join(flags.runs)}")
+    return pd.concat(tables)
