@@ -48,13 +48,27 @@ class Arithmetic(Values):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bfloat16, where that is the precision; its cache of weights would outlive a capture."""
-        enabled = self.precision == "bf16" and has_bfloat16(device)
+        enabled = self.on(device) == "bf16"
         return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    def on(self, device: torch.device) -> str:
+        """The precision that a device computes in."""
+        if self.precision == "bf16" and has_bfloat16(device):
+            return "bf16"
+        return "tf32" if self.precision != "fp32" and has_tf32(device) else "fp32"
 
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device is a GPU with bfloat16 of its own; emulated, it is slower than float32."""
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether the device is a GPU that can round products to TF32."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 #: Full float32, the same bits every time: what models are evaluated in.

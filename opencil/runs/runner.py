@@ -280,6 +280,7 @@ class _Run:
                 "classes": step.seen,
                 "seconds": {"training": seconds},
                 "images": self.stream.train.fingerprint,
+                "precision": self.setting.arithmetic.on(self.setting.images.device),
             },
         )
         return test

@@ -16,6 +16,8 @@
             detectors/msp.parquet
 """
 
+import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,11 +154,11 @@ class RunFolder:
         steps = [self.step(t) for t in range(1, first.info()["steps"] + 1)]
         return all(s.trained and all(s.detector_rows(d).exists() for d in spec.detectors) for s in steps)
 
-    def differences(self, spec: RunSpec) -> list[str]:
-        """How the stored config differs from a spec; a detector that only one has is no difference."""
+    def differences(self, spec: RunSpec) -> dict[str, tuple[Any, Any]]:
+        """Stored values that a spec has otherwise, and its own; not of detectors that only one has."""
         stored = self.stored()
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
-            return []
+            return {}
         both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
         record = _with_detectors(spec.record(), both)
         then, now = flat(_with_detectors(stored, both)), flat(record)
@@ -164,11 +166,11 @@ class RunFolder:
         for key, value in flat(defaults(record)).items():
             if key in now:
                 then.setdefault(key, value)
-        return [
-            f"{key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
+        return {
+            key: (then.get(key, "absent"), now.get(key, "absent"))
             for key in sorted(then.keys() | now.keys())
             if then.get(key, ...) != now.get(key, ...)
-        ]
+        }
 
     def _evaluated(self, detector: str) -> bool:
         return any(self.path.glob(f"step*/detectors/{detector}.parquet"))
@@ -179,9 +181,17 @@ class RunFolder:
             detectors = {key.split(".")[1] for key in differences if key.startswith("detector.")}
             only = len(detectors) == 1 and all(d.startswith("detector.") for d in differences)
             what = f"{self.path}/step*/detectors/{detectors.pop()}.parquet" if only else str(self.path)
+            ways = f"use another --runs folder or seed, or delete {what}"
+            if only or all(key.startswith(("training.", "cil.")) for key in differences):
+                values = {key: then for key, (then, _) in differences.items() if then != "absent"}
+                texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
+                settings = " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
+                ways = f"go on with it as it is by {settings}, {ways}" if settings else ways
             raise BadInput(
-                f"run {spec} exists with another config: use another --runs folder or seed, or delete {what}"
-                + "".join(f"\n  {difference}" for difference in differences)
+                f"run {spec} exists with another config: {ways}"
+                + "".join(
+                    f"\n  {key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items()
+                )
             )
 
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:

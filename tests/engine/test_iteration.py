@@ -1,7 +1,8 @@
 """One training iteration: captured and eager agree, the learning rate is read anew, the momentum travels."""
 
 from collections.abc import Callable
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from opencil.data.digits import Digits
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
+from opencil.engine import arithmetic
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import augmented
 from opencil.engine.iteration import WARM_UP, Iteration
@@ -97,21 +99,36 @@ def test_arithmetic_holds_inside_the_block_and_nowhere_else(precision: str, dete
     assert now() == before
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-@pytest.mark.parametrize("has_it", [True, False])
-def test_only_a_gpu_that_has_bfloat16_computes_in_it(
-    monkeypatch: pytest.MonkeyPatch, kind: str, precision: str, has_it: bool
+@pytest.mark.parametrize(
+    ("precision", "has", "expected"),
+    [
+        ("bf16", {"bf16", "tf32"}, "bf16"),
+        ("bf16", {"tf32"}, "tf32"),
+        ("bf16", set(), "fp32"),
+        ("tf32", {"bf16", "tf32"}, "tf32"),
+        ("tf32", set(), "fp32"),
+        ("fp32", {"bf16", "tf32"}, "fp32"),
+    ],
+)
+def test_a_device_computes_in_the_precision_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, precision: Any, has: set[str], expected: str
 ) -> None:
+    monkeypatch.setattr(arithmetic, "has_bfloat16", lambda device: "bf16" in has)
+    monkeypatch.setattr(arithmetic, "has_tf32", lambda device: "tf32" in has)
+    device = torch.device("cpu")  # which stands for a GPU here
+    assert Arithmetic(precision).on(device) == expected
+    with Arithmetic(precision).autocast(device):
+        assert torch.is_autocast_enabled("cpu") == (expected == "bf16")
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_emulated_bfloat16_does_not_count(monkeypatch: pytest.MonkeyPatch, has_it: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(
-        torch.cuda, "is_available", lambda: True
-    )  # else autocast turns itself off, with a word
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_it or including_emulation
+        torch.cuda, "is_bf16_supported", lambda including_emulation: has_it or including_emulation
     )
-    with Arithmetic(precision).autocast(torch.device(kind)):
-        expected = (kind, precision, has_it) == ("cuda", "bf16", True)
-        assert torch.is_autocast_enabled(kind) == expected
+    assert arithmetic.has_bfloat16(torch.device("cuda")) == has_it
+    assert not arithmetic.has_bfloat16(torch.device("cpu"))
 
 
 def test_a_cpu_trains_in_float32_whatever_the_precision() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -152,7 +153,7 @@ def test_the_memory_is_indices_that_fit_the_quota(finished: Path) -> None:
 def test_the_stored_config_is_the_whole_config(finished: Path, tiny: Make) -> None:
     (spec,) = plan(tiny(finished))
     folder = RunFolder(finished / RUN)
-    assert folder.differences(spec) == []
+    assert folder.differences(spec) == {}
     assert folder.finished(spec)
 
 
@@ -186,6 +187,26 @@ def test_a_changed_config_is_refused_and_nothing_changes(
     assert str(RUN) in first
     assert str(finished / RUN) in first, "where to look"
     assert contents(finished) == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["training.precision=tf32", "training.compile=true"],
+        ["cil.icarl.later.lr=0.05", "cil.icarl.later.milestones=[]"],
+        ["detector.energy.temperature=2"],
+    ],
+)
+def test_a_run_under_another_config_can_be_gone_on_with(
+    settings: list[str], finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        list(opencil.execute(tiny(finished, *settings)))
+    advice = str(raised.value).split("go on with it as it is by ")[1].split(", use another")[0]
+    words = shlex.split(advice)
+    assert words[::2] == ["--set"] * len(settings)
+    (event,) = run_all(tiny(finished, *settings, *words[1::2]))
+    assert event == Finished(event.run, already=True)
 
 
 def test_place_is_no_part_of_the_config(finished: Path, tiny: Make, tmp_path: Path, run_all: RunAll) -> None:
