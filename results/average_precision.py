@@ -40,13 +40,14 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
             "the paper's OOD": (tested, published),
             "and 90 % of ID": (0.9 * tested, published),
         }
-        for detector in map(opencil.create_detector, DETECTORS):
+        for method in DETECTORS:
+            detector = opencil.create_detector(method)
             known, unknown = (-detector.score(logits=o.logits).cpu().numpy() for o in (test, ood))
             is_ood = np.repeat([0, 1], [len(known), len(unknown)])
             for what, (of_id, of_ood) in numbers.items():
                 weights = np.where(is_ood, of_ood / len(unknown), of_id / len(known))
                 ap = average_precision_score(is_ood, np.concatenate([known, unknown]), sample_weight=weights)
-                found.append((detector.name, what, name, source.distance, ap))
+                found.append((method, what, name, source.distance, ap))
     return pd.DataFrame(found, columns=["detector", "numbers", "ood", "distance", "ap"])
 
 

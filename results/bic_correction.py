@@ -16,6 +16,7 @@ from stored_steps import study_steps
 from torch import nn
 
 import opencil
+from opencil.cil.bic import BiC
 from opencil.engine.arithmetic import FULL
 from opencil.engine.loop import train
 from opencil.registry import LEARNERS
@@ -40,6 +41,8 @@ def accuracy(run: opencil.StoredRun, model: opencil.Model, step: opencil.Step) -
 
 def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     """Accuracy under each correction at a step."""
+    if not isinstance(run.learner, BiC):
+        raise opencil.BadInput(f"{run.spec} has no corrections: a run of bic is needed")
     setting, number = run.setting, step.number
 
     found = {"stored": accuracy(run, run.model(number), step)}

@@ -6,7 +6,7 @@
 For every step but the last: the AUC of the step's test images against training images of classes that the
 model has not learned yet, for Energy and for BER and VOS under each choice of values (others are the run's);
 then the mean over steps. The energies that the step's own head gives to new, mixed, memory, test and later
-images are printed beside them. On the CPU heads are tuned in full float32.
+images are printed beside them.
 """
 
 from collections import deque
@@ -25,7 +25,6 @@ from opencil.detectors.finetune.energy_margins import energy
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import Source
 from opencil.detectors.finetune.vos import VOS
-from opencil.engine.arithmetic import FULL
 from opencil.engine.device import own_stream
 from opencil.engine.seeding import generator
 
@@ -95,6 +94,8 @@ def judged(run: opencil.StoredRun, step: opencil.Step) -> tuple[dict[str, float]
     model, transform = run.model(step.number), run.data.transform
     later = (run.stream.train.labels >= step.seen).nonzero().flatten().cpu()
     later = later[torch.randperm(len(later), generator=generator(step.number))[:LATER]]
+    if not len(later):
+        raise opencil.BadInput(f"after step {step.number} of {run.spec} there are no later classes")
     inside = opencil.forward(model, run.stream.test, transform, step.test)
     outside = opencil.forward(model, run.stream.train, transform, later)
     source = run.source(step, model)
@@ -103,7 +104,6 @@ def judged(run: opencil.StoredRun, step: opencil.Step) -> tuple[dict[str, float]
         for name, (method, values) in choices().items()
     }
     if source.device.type == "cpu":
-        source.arithmetic = FULL
         source.features = Remembered(source.features)
         synthesisers = [tuner for tuner in tuners.values() if isinstance(tuner, VOS)]
         sampled = Remembered(synthesisers[0].outliers)

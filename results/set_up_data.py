@@ -34,6 +34,8 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
         seen = spec.ood_seen(name, len(source.images), step)
         ood[name] = opencil.forward(model, source.images, transform, seen)
     train_plus = opencil.forward(model, run.stream.train, transform, run.train_plus(step))
+    if not len(run.memory(step.number).indices):
+        raise opencil.BadInput(f"{spec.cil} keeps no memory to set detectors up on")
     memory = opencil.forward(model, run.stream.train, transform, run.memory(step.number).indices)
     few = torch.randperm(len(test), generator=generator(0, "few", step.number))[:100]
     some = opencil.Outputs(test.features[few], test.logits[few])
@@ -41,9 +43,13 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     found = []
     for what, setup in setups.items():
         for name in DETECTORS:
-            for m in measure(opencil.create_detector(name), setup, test, ood):
-                if m.metric == "auc":
-                    found.append((name, what, m.ood, m.value))
+            detector = opencil.create_detector(name, **run.spec.detectors.get(name, {}))
+            try:
+                measured = measure(detector, setup, test, ood)
+            except opencil.BadInput as error:  # too few images for it
+                print(f"{name} on {what}: {error}")
+                continue
+            found += [(name, what, m.ood, m.value) for m in measured if m.metric == "auc"]
     return pd.DataFrame(found, columns=["detector", "setup", "ood", "auc"])
 
 

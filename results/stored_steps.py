@@ -10,6 +10,11 @@ import opencil
 Study = Callable[[opencil.StoredRun, opencil.Step], pd.DataFrame]
 
 
+def numbers(text: str) -> list[int]:
+    """Of a list such as 2,5,9."""
+    return [int(number) for number in text.split(",")]
+
+
 def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.DataFrame:
     """The rows that ``study`` finds at steps of the runs that the user names, with their method and step.
 
@@ -20,18 +25,17 @@ def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.Data
     parser.add_argument("runs", nargs="+", help="folders of runs, such as runs/cifar100/k10/icarl/seed0")
     parser.add_argument("--data-root", help="folder that the datasets lie in")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", help="such as 2,5,9")
+    parser.add_argument("--steps", type=numbers, help="such as 2,5,9")
     parser.add_argument("--csv", help="file to write the rows to")
     flags = parser.parse_args()
     tables: list[pd.DataFrame] = []
     try:
-        wanted = [int(number) for number in flags.steps.split(",")] if flags.steps else None
         for path in flags.runs:
             run = opencil.open_run(path, flags.data_root, flags.device)
             stored = [int(step.info()["step"]) for step in run.folder.trained()]
-            if missing := set(wanted or ()) - set(stored):
+            if missing := set(flags.steps or ()) - set(stored):
                 raise opencil.BadInput(f"{path} has steps {stored}, and not {sorted(missing)}")
-            for number in wanted or stored[steps]:
+            for number in flags.steps or stored[steps]:
                 found = study(run, run.stream[number - 1])
                 found.insert(0, "cil", run.spec.cil)
                 found.insert(1, "step", number)
@@ -39,7 +43,7 @@ def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.Data
                 print(f"{run.spec} step {number}", flush=True)
                 if flags.csv:
                     pd.concat(tables).to_csv(flags.csv, index=False)
-    except (opencil.OpenCILError, ValueError) as error:
+    except opencil.OpenCILError as error:
         parser.error(str(error))
     if not tables:
         parser.error(f"no steps to study in {', '.join(flags.runs)}")

@@ -20,7 +20,7 @@ from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs import files
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
-from opencil.runs.store import RunFolder
+from opencil.runs.store import RunFolder, StepFolder
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
@@ -76,8 +76,8 @@ class StoredRun:
 
     def model(self, number: int) -> Model:
         """θ of a stored step, counted from 1."""
+        stored = self._step(number)
         model = self.learner.load(self.setting, self.stream[number - 1])
-        stored = self.folder.step(number)
         try:
             model.load_state_dict(stored.weights(), strict=True)
         except RuntimeError as error:
@@ -87,7 +87,13 @@ class StoredRun:
     def memory(self, number: int) -> Memory:
         """The memory after a stored step; empty before the first."""
         size = self.spec.benchmark.memory
-        return self.folder.step(number).memory(size) if number else Memory(size)
+        return self._step(number).memory(size) if number else Memory(size)
+
+    def _step(self, number: int) -> StepFolder:
+        if not 1 <= number <= len(self.stream) or not self.folder.step(number).trained:
+            stored = ", ".join(str(step.info()["step"]) for step in self.folder.trained()) or "none"
+            raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
+        return self.folder.step(number)
 
     def train_plus(self, step: Step) -> Tensor:
         """Indices of T_t^train+, the images that a step learns from."""

@@ -91,6 +91,35 @@ def test_set_up_data(runs: Path, tmp_path: Path) -> None:
     assert (relation["train+"] != relation["memory"]).all()
 
 
+def test_average_precision(runs: Path, tmp_path: Path) -> None:
+    run("average_precision.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
+    found = pd.read_csv(tmp_path / "found.csv").pivot_table(
+        index=["step", "detector", "ood"], columns="numbers", values="ap"
+    )
+    assert (found["the paper's OOD"] == found["ours"]).all(), "the paper has no digits"
+    assert (found["and 90 % of ID"] > found["ours"]).all()
+    stored = pd.read_parquet(runs / "bic" / "seed0" / "step02" / "detectors" / "energy.parquet")
+    expected = stored[(stored["metric"] == "ap") & (stored["task"] == 0)].set_index("ood")["value"]
+    assert found.loc[2, "energy"]["ours"].to_dict() == pytest.approx(expected.to_dict()), (
+        "all of a few images"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--steps", "x"], "--steps: invalid numbers value: 'x'"),
+        (["--steps", "2,9"], "has steps [1, 2], and not [9]"),
+    ],
+)
+def test_steps_that_are_not_there(runs: Path, flags: list[str], complaint: str) -> None:
+    command = [sys.executable, str(SCRIPTS / "set_up_data.py"), str(runs / "bic" / "seed0"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_choosing_margins(runs: Path, tmp_path: Path) -> None:
     run("choose_margins.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
     found = pd.read_csv(tmp_path / "found.csv")

@@ -52,6 +52,11 @@ def test_what_is_not_there(run: Path, tmp_path: Path) -> None:
     opened = open_run(run)
     with pytest.raises(BadInput, match="'gen' is not one of the run's: those are msp, react, ber"):
         opened.detector("gen", 1)
+    for number in (-1, 0, 3):
+        with pytest.raises(BadInput, match=rf"has no step {number}: stored are 1, 2"):
+            opened.model(number)
+    with pytest.raises(BadInput, match="has no step 3"):
+        opened.memory(3)
     opened.folder.step(1).head("ber").unlink()
     with pytest.raises(BadInput, match="ber has no head at step 1"):
         opened.detector("ber", 1)
