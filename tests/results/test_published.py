@@ -1,12 +1,18 @@
 """The results that come with the code: the rows make the published tables and the README's figures."""
 
+import json
 import re
+import subprocess
+import sys
 from operator import sub
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from opencil import read_study
@@ -32,13 +38,13 @@ def ours(metric: str, **where: object) -> float:
     return mean(STUDY.rows, metric, **where)
 
 
-def papers(metric: str, cil: list[str], detector: str = "") -> float:
+def papers(metric: str, cil: list[str], detector: str = "", split: str = "all") -> float:
     """Mean of the published figures; where one contradicts its near and far parts, what these give."""
     figures = published_results()
     value = figures["value"].where(~contradictory(figures), recomputed_means(figures))
     chosen = (figures["id_dataset"] == "cifar100") & (figures["classes_per_step"] == 10)
     chosen &= (figures["metric"] == metric) & (figures["detector"] == detector) & figures["cil"].isin(cil)
-    chosen &= figures["ood_split"].isin(["", "all"])
+    chosen &= figures["ood_split"].isin(["", split])
     assert chosen.sum() == len(cil)
     return float(value[chosen].mean())
 
@@ -94,7 +100,7 @@ def test_the_readmes_accuracies_and_seconds() -> None:
 
 
 def test_the_readmes_detectors() -> None:
-    lines = readme("What agrees and what does not")
+    lines = [cells for cells in readme("What agrees and what does not") if len(cells) == 8]
     halves = [part for cells in lines for part in (cells[:4], cells[4:]) if part[0]]
     assert len(halves) == 17
     for name, auc, published, difference in halves:
@@ -110,10 +116,14 @@ def test_the_readmes_set_up_data() -> None:
         index="setup", columns="detector", values="auc"
     )
     checked = 0
-    for name, *cells in readme():
+    named = ("klm", "nnguide", "react", "relation")
+    for name, *cells in readme("Relation: what it is set up on"):
+        if name == "the paper":
+            expected = [papers("auc", [*CIL.values()], d) for d in named]
+            assert [float(cell) for cell in cells] == pytest.approx(expected, abs=0.0051)
         setup = name.removesuffix(" (the default)")
         if len(cells) == 4 and setup in table.index:
-            assert cells == [f"{table.loc[setup, d]:.2f}" for d in ("klm", "nnguide", "react", "relation")]
+            assert cells == [f"{table.loc[setup, d]:.2f}" for d in named]
             checked += 1
     assert checked == 3
 
@@ -181,12 +191,11 @@ def test_the_readmes_ablation_of_ber() -> None:
     lines = {cells[0]: cells[1:] for cells in readme("BER: which values it needs") if len(cells) == 6}
     for name, both in {"the paper's values": "ber", "the chosen values": "ber@chosen"}.items():
         parts = [f"{both}{'-' if '@' in both else '@'}{part}" for part in ("none", "nter", "oter")]
-        found = [ours("auc", cil="icarl", detector=d) for d in ("energy", *parts, both)]
-        assert lines[name] == [f"{auc:.2f}" for auc in found]
-    figures = published_ablation()
-    of_part = figures[figures["metric"] == "auc"].groupby("detector")["value"].mean()
-    expected = [f"{of_part[d]:.2f}" for d in ("energy", "ber@nter", "ber@oter", "ber")]
-    assert [cell for cell in lines["the paper"] if cell] == expected
+        where = [{"cil": "icarl", "detector": d} for d in ("energy", *parts, both)]
+        assert lines[name] == [f"{ours('auc', **w):.2f} ({ours('fpr', **w):.1f})" for w in where]
+    of_part = published_ablation().groupby(["detector", "metric"])["value"].mean()
+    pairs = [(of_part[d, "auc"], of_part[d, "fpr"]) for d in ("energy", "ber@nter", "ber@oter", "ber")]
+    assert [cell for cell in lines["the paper"] if cell] == [f"{auc:.2f} ({fpr:.1f})" for auc, fpr in pairs]
 
 
 def test_the_readmes_learning_rates() -> None:
@@ -204,7 +213,8 @@ def test_the_readmes_learning_rates() -> None:
         published = [papers("auc", [c], name) for c in CIL.values()]
         means = [ours("auc", detector=name), fmean(by_model), fmean(published)]
         assert [float(cell) for cell in cells[:3]] == pytest.approx(means, abs=0.0051), name
-        differences = [means[0] - means[2], means[1] - means[2], *map(sub, by_model, published)]
+        untuned = ours("auc", detector="energy") - means[2]
+        differences = [means[0] - means[2], means[1] - means[2], untuned, *map(sub, by_model, published)]
         assert [float(c.replace("−", "-")) for c in cells[3:]] == pytest.approx(differences, abs=0.051), name
 
 
@@ -232,8 +242,114 @@ def test_the_readmes_precisions() -> None:
     for place, (column, folder) in enumerate(columns.items()):
         study, seed = read_study(RESULTS / folder), int(column.split("seed ")[1][0])
         (run,) = (run for run in study.runs if (run["cil"], run["seed"]) == ("icarl", seed))
-        assert run["config"]["training"]["precision"] == column[:4]
+        training = {"precision": column[:4], "deterministic": True, "compile": True}
+        assert run["config"]["training"] == training
         assert run["trained"] == 10
         for name, (metric, detector) in quantities.items():
             found = mean(study.rows, metric, cil="icarl", seed=seed, detector=detector)
             assert float(table[name][place]) == pytest.approx(found, abs=0.0051), (column, name)
+
+
+def test_the_readmes_average_precision() -> None:
+    rows = pd.read_csv(CIFAR / "average_precision.csv")
+    assert set(rows["step"]) == set(range(1, 11))
+    assert set(rows["cil"]) == {"icarl"}
+    found = 100 * rows.groupby(["detector", "numbers", "distance"])["ap"].mean()
+    _, *lines = [cells for cells in readme("What agrees and what does not") if len(cells) == 5]
+    assert [name for name, *_ in lines] == ["Energy", "MSP"]
+    for name, *cells in lines:
+        expected = [
+            [found[name.lower(), numbers, distance] for distance in ("near", "far")]
+            for numbers in ("ours", "the paper's OOD", "and 90 % of ID")
+        ]
+        expected.append([papers("ap", ["icarl"], name.lower(), split) for split in ("near", "far")])
+        assert cells == [f"{near:.1f} / {far:.1f}" for near, far in expected]
+
+
+def test_the_readmes_commands_made_the_results() -> None:
+    """The block is run by a shell that prints each command's words; their configs are the stored ones."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8").split("## What was run\n")[1]
+    script = text.split("```bash\n")[1].split("```")[0]
+    words = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+    shell = ["bash", "-euc", f'opencil() {{ {words} "$@"; }}\n{script}']
+    printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    commands = [json.loads(line)[1:] for line in printed.splitlines()]
+    assert len(commands) == 5
+    made: dict[str, dict[str, Any]] = {cil: {} for cil in CIL.values()}
+    for command in commands:
+        done = CliRunner().invoke(app, ["config", *command])
+        assert done.exit_code == 0, done.output
+        config = yaml.safe_load(done.stdout)
+        for run in STUDY.runs:
+            if run["cil"] in config["cil"]:
+                made[run["cil"]] |= config["detector"]
+                assert config["cil"][run["cil"]] == run["config"]["cil"][run["cil"]]
+                assert config["training"] == run["config"]["training"]
+                assert [run["k"]] == config["benchmark"]["classes_per_step"]
+    slower = read_study(RESULTS / "learning_rate")
+    for run, gentle in zip(STUDY.runs, slower.runs, strict=True):
+        assert made[run["cil"]] == run["config"]["detector"] | gentle["config"]["detector"]
+
+
+def signed(value: float) -> str:
+    """As the README prints a difference."""
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def test_the_readmes_sentences() -> None:
+    """Figures in prose, as they stand there."""
+    calls = pd.read_csv(CIFAR / "calls.csv").set_index("call")["seconds"]
+    peak = max(run["environment"]["peak_memory_mib"] for run in STUDY.runs)
+    expected = [
+        f"**{calls[[1, 2, 3]].sum():,} s** in three calls of {calls[1]}, {calls[2]} and {calls[3]} s",
+        f"{peak / 1024:.1f} GiB at the peak",
+    ]
+    agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k10.csv").set_index("CIL").loc["all"]
+    ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
+    expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
+
+    def gain(detector: str, **where: object) -> float:
+        return ours("auc", detector=detector, **where) - ours("auc", detector="energy", **where)
+
+    sets = {"MNIST": "mnist", "CIFAR-10": "cifar10", "TIN": "tin"}
+    sets |= {"Places": "places365", "Texture": "texture", "SVHN": "svhn"}
+    expected.append(", ".join(f"{name} {signed(gain('ber', ood=ood))}" for name, ood in sets.items()))
+    later = STUDY.rows[STUDY.rows["step"] > 1]
+    bias = {
+        (detector, which, part): mean(rows, f"auc_{which}", detector=detector)
+        for detector in ("energy", "ber")
+        for which in ("new", "old")
+        for part, rows in (("all", later), ("others", later[later["ood"] != "mnist"]))
+    }
+    expected.append(f"(AUC {bias['ber', 'new', 'all']:.1f}, under Energy {bias['energy', 'new', 'all']:.1f})")
+    expected.append(f"({bias['ber', 'old', 'all']:.1f} and {bias['energy', 'old', 'all']:.1f})")
+    changes = [(bias["energy", w, "others"], bias["ber", w, "others"]) for w in ("new", "old")]
+    expected += [f"from {before:.1f} to {after:.1f}" for before, after in changes]
+    gains = [f"{gain('ber@chosen', cil=c):.1f}" for c in ("foster", "wa", "bic", "icarl")]
+    expected.append("by {} (FOSTER), {} (WA), {} (BiC) and {} (iCaRL) points".format(*gains))
+
+    gentle = read_study(RESULTS / "learning_rate").rows
+    tuned = sorted({name.split("@")[0] for name in gentle["detector"] if name})
+    cells = [(detector, cil) for detector in tuned for cil in CIL.values()]
+    published = np.array([papers("auc", [cil], detector) for detector, cil in cells])
+    stated = np.array([ours("auc", cil=cil, detector=detector) for detector, cil in cells])
+    slow = np.array([mean(gentle, "auc", cil=cil, detector=f"{d}@gentle") for d, cil in cells])
+    energy = np.array([ours("auc", cil=cil, detector="energy") for _, cil in cells])
+    theirs = published - [papers("auc", [cil], "energy") for _, cil in cells]
+    away = [np.abs(found - published).mean() for found in (stated, slow, energy)]
+    expected.append(f"distance falls from {away[0]:.1f} to {away[1]:.1f} points")
+    expected.append(f"untuned heads are {away[2]:.1f} off")
+    alike = [np.corrcoef(found - energy, theirs)[0, 1] for found in (slow, stated)]
+    expected.append(f"correlate with the paper's gains by {alike[0]:.2f}, at lr 0.1 by {alike[1]:.2f}")
+    for detector, ood in (("augmix", "svhn"), ("ber", "mnist")):
+        slower = mean(gentle, "auc", detector=f"{detector}@gentle", ood=ood)
+        expected.append(
+            f"from {ours('auc', detector=detector, ood=ood):.1f} to {slower:.1f} on {ood.upper()}"
+        )
+    expected.append(f"{signed(gain('augmix', ood='svhn'))} against Energy")
+    pairs = [
+        ours("auc", cil="icarl", detector=f"{d}{label}") for label in ("@chosen", "") for d in ("vos", "npos")
+    ]
+    expected.append("{:.2f} and {:.2f}, instead of {:.2f} and {:.2f}".format(*pairs))
+    prose = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+    assert [text for text in expected if text not in prose] == []
