@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 
 import opencil
 from opencil.config import Config
+from opencil.engine import arithmetic
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
 
 # Sums depend on how they are split over threads: one thread, here and in every process that a test starts.
@@ -35,6 +36,12 @@ def _registries_stay() -> Iterator[None]:
     for registry, entries in zip(registries, kept, strict=True):
         registry._entries.clear()
         registry._entries.update(entries)
+
+
+@pytest.fixture
+def has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU computes in bfloat16 where a GPU that has it would."""
+    monkeypatch.setattr(arithmetic, "has_bfloat16", lambda device: True)
 
 
 #: Few, so that runs are short; the last one needs a set-up.

@@ -15,6 +15,7 @@ from torch import Tensor
 from opencil.cil.learner import Learner, Setting, Task, distillation
 from opencil.data.memory import Memory, herd
 from opencil.data.stream import Stream
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.loop import Diverged, Stage
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
@@ -135,6 +136,19 @@ def test_learning_is_reproducible_bit_for_bit(setting: Setting, stream: Stream) 
     one, again, untrained = (state(task.model) for task in tasks)
     assert same(one, again)
     assert not same(one, untrained)
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+def test_the_settings_precision_reaches_the_training(setting: Setting, stream: Stream) -> None:
+    def learned(arithmetic: Arithmetic) -> dict[str, Tensor]:
+        task = Watched().begin(replace(setting, arithmetic=arithmetic), stream[0], Memory(12), None)
+        list(Watched().learn(task))
+        return state(task.model)
+
+    full, rough = learned(Arithmetic("fp32")), learned(Arithmetic("bf16"))
+    assert {name: tensor.dtype for name, tensor in rough.items()} == {k: t.dtype for k, t in full.items()}
+    for name in ("backbone.stem.0.weight", "head.weight"):
+        assert not torch.equal(rough[name], full[name])
 
 
 def test_a_model_is_widened_and_keeps_its_rows(first: Task, setting: Setting, stream: Stream) -> None:

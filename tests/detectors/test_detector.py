@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from opencil.data.digits import Digits
+from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, LogitDetector, Reads
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
+from opencil.nets.model import Model
+from opencil.nets.resnet import resnet8
+from opencil.registry import DETECTORS
 
 Maker = Callable[..., Outputs]
 
@@ -35,6 +41,41 @@ class Nearness(Detector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         return -(outputs.features - self.mean).norm(dim=1)
+
+
+@dataclass
+class Products(Nearness):
+    """Products of matrices, which autocast rounds, in the set-up and in the scores."""
+
+    def set_up(self, outputs: Outputs) -> None:
+        self.products = outputs.features.T @ outputs.features
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return (outputs.features @ self.products).sum(dim=1)
+
+
+@pytest.fixture(scope="module")
+def of_digits() -> Outputs:
+    """Outputs of a network for 240 digits of two classes: enough to set every detector up on."""
+    with seeded(0, "model"):
+        model = Model(resnet8(), 2)
+    digits = Digits().load("train", 8, None)
+    chosen = torch.cat([(digits.labels == c).nonzero().flatten()[:120] for c in range(2)])
+    return forward(model, digits, Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8), chosen)
+
+
+@pytest.mark.parametrize("name", ["products", *DETECTORS.names()])
+def test_a_callers_autocast_reaches_neither_set_up_nor_scores(name: str, of_digits: Outputs) -> None:
+    def made() -> Detector:
+        return Products() if name == "products" else DETECTORS.create(name)
+
+    detector = made().fit(of_digits)
+    with torch.autocast("cpu", torch.bfloat16):
+        set_up_inside = made().fit(of_digits)
+        scored_inside = detector.score(of_digits)
+    expected = detector.score(of_digits)
+    assert torch.equal(set_up_inside.score(of_digits), expected)
+    assert torch.equal(scored_inside, expected)
 
 
 def test_gradients_are_not_kept(make_outputs: Maker) -> None:

@@ -72,6 +72,14 @@ def test_what_chooses_no_batches_is_refused(
         forward(model, images, plain, **given)
 
 
+def test_a_callers_autocast_does_not_reach_in(images: ImageSet, model: Model, plain: Transform) -> None:
+    outside = forward(model, images, plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = forward(model, images, plain)
+    assert torch.equal(inside.features, outside.features)
+    assert torch.equal(inside.logits, outside.logits)
+
+
 class Means:
     """A classifier that is no module: features are channel means, logits twice that."""
 

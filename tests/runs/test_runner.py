@@ -45,6 +45,19 @@ def test_another_seed_gives_other_weights_and_rows(
             assert first[f"{step}/{name}"] != second[f"{step}/{name}"]
 
 
+@pytest.mark.usefixtures("has_bfloat16")
+def test_the_precision_reaches_the_training(
+    tmp_path: Path, tiny: Make, run_all: RunAll, contents: Callable[[Path], dict[str, bytes]]
+) -> None:
+    weights = []
+    for precision in ("fp32", "bf16"):
+        runs = tmp_path / precision
+        short = ("benchmark.classes_per_step=8", "cil.*.epochs=1")
+        run_all(tiny(runs, *short, f"training.precision={precision}", detector="msp"))
+        weights.append(contents(runs)["digits/k8/icarl/seed0/step01/model.safetensors"])
+    assert weights[0] != weights[1]
+
+
 def test_runs_of_a_grid_do_not_disturb_each_other(
     finished: Path, tmp_path: Path, tiny: Make, run_all: RunAll, results: Results
 ) -> None:

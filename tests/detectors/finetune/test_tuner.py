@@ -27,6 +27,7 @@ from opencil.detectors.finetune.views import Source
 from opencil.detectors.finetune.vos import VOS
 from opencil.detectors.posthoc.energy import Energy
 from opencil.engine import loop
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.device import own_stream
 from opencil.engine.forward import Inputs, Outputs, forward
@@ -210,6 +211,25 @@ def test_tuning_is_plain_sgd_with_a_cosine_bit_for_bit(digits: ImageSet, memory:
                 velocity[name] = velocity[name].mul(0.9).add(gradient) if name in velocity else gradient
                 p.add_(velocity[name], alpha=-rate)
     assert same(state(trained), state(head))
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+def test_a_loss_is_run_in_float32_on_features_of_the_trainings_arithmetic(digits: ImageSet) -> None:
+    seen: list[tuple[bool, torch.dtype, torch.dtype]] = []
+
+    class Probe(Watched):
+        def loss(self, extra: Extra, batch: Batch) -> Tensor:
+            for views in batch.parts:
+                logits = extra(views.features)
+                seen.append((torch.is_autocast_enabled("cpu"), views.features.dtype, logits.dtype))
+            return super().loss(extra, batch)
+
+    probe, source = Probe(schedule=Schedule(epochs=1), batch_size=8), source_of(digits)
+    source.arithmetic = Arithmetic("bf16")
+    tuned(probe, source)
+    assert set(seen) == {(False, torch.float32, torch.float32)}
+    features = probe.batches[0].current.features
+    assert torch.equal(features, features.bfloat16().float())  # rounded, as in training
 
 
 def test_choices_are_drawn_anew_in_every_epoch_and_from_the_seed_alone(digits: ImageSet) -> None:

@@ -21,7 +21,7 @@ from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import Source
 from opencil.detectors.finetune.vos import VOS
-from opencil.engine import arithmetic
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
@@ -192,9 +192,8 @@ def test_epochs_and_batch_sizes_can_be_asked_for_in_turn(images: ImageSet) -> No
                 assert all(map(torch.equal, found.tensors, views.tensors))
 
 
-def test_features_are_the_models_in_its_trainings_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "has_bfloat16", lambda device: True)  # as a GPU has
-
+@pytest.mark.usefixtures("has_bfloat16")
+def test_features_are_the_models_in_its_trainings_arithmetic() -> None:
     class Scaled(Reader):
         def features(self, images: Tensor) -> Tensor:
             return images.flatten(1) @ torch.full((12, 1), 1.001)
@@ -202,7 +201,7 @@ def test_features_are_the_models_in_its_trainings_arithmetic(monkeypatch: pytest
     images = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     full, rough = (
         Source(Inputs(Scaled(), images), torch.zeros(4).long(), arithmetic=a).features(images)
-        for a in (arithmetic.Arithmetic("fp32"), arithmetic.Arithmetic("bf16"))
+        for a in (Arithmetic("fp32"), Arithmetic("bf16"))
     )
     assert torch.equal(full, Scaled().features(images))
     assert full.dtype == rough.dtype == torch.float32
