@@ -85,7 +85,8 @@ class Correction(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Corrected logits of the step's classes."""
-        return self.alpha * logits + self.beta
+        # A tensor without dimensions does not promote bfloat16: α and β would be rounded to it.
+        return self.alpha * logits.float() + self.beta
 
 
 class Corrections(nn.ModuleList):

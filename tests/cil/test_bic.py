@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.bic import BiC, CorrectedModel
+from opencil.cil.bic import BiC, CorrectedModel, Correction
 from opencil.cil.learner import Setting, Task, distillation
 from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
@@ -45,6 +45,16 @@ def test_every_steps_logits_are_scaled_and_shifted() -> None:
             assert float(corrected[i, c]) == pytest.approx(
                 float(raw[i, c]) * alpha + beta, rel=1e-4, abs=1e-5
             )
+
+
+def test_a_correction_is_not_rounded_to_bfloat16() -> None:
+    """10.03 lies between the bfloat16 numbers 10 and 10.0625; 1.003 between 1 and 1.0078."""
+    correction = Correction(1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        correction.alpha.fill_(1.003)
+        correction.beta.fill_(0.001)
+        corrected = correction(torch.tensor([[10.0]], dtype=torch.bfloat16))
+    assert float(corrected) == pytest.approx(10.031, rel=1e-6)
 
 
 def test_growing_adds_a_correction_that_does_nothing() -> None:

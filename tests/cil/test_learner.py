@@ -56,6 +56,15 @@ def test_distillation_does_not_look_at_new_classes() -> None:
     assert torch.equal(distillation(logits, teacher, 2.0), distillation(changed, teacher, 2.0))
 
 
+def test_distillation_of_bfloat16_logits_is_computed_in_float32() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    logits, teacher = ((4 * torch.randn(8, c, generator=numbers)).bfloat16().requires_grad_() for c in (5, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = distillation(logits, teacher, 3.0)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, distillation(logits.float(), teacher.float(), 3.0))
+
+
 def test_distillation_is_least_where_the_student_agrees() -> None:
     """There its gradient is 0, whatever the temperature."""
     teacher = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
