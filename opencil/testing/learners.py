@@ -13,9 +13,10 @@ from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
+from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Progress, train
+from opencil.engine.loop import Diverged, Progress, train
 from opencil.errors import OpenCILError
 from opencil.evaluation.metrics import accuracy
 from opencil.nets.model import Model
@@ -54,6 +55,14 @@ def _setting() -> Setting:
     return Setting(stream.train, stream.test, transform, "resnet8", 8, initialisation_seed=1, data_seed=2)
 
 
+class _AsOnAGPU(Arithmetic):
+    """bfloat16 where autocast allows, on the CPU too."""
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Autocast to bfloat16, whatever the device has."""
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
 def _outputs(model: Model, task: Task) -> Outputs:
     """Of the test images of the classes seen."""
     return forward(model, task.setting.test_images, task.setting.transform, task.step.test)
@@ -71,6 +80,7 @@ class _Walk:
     epochs: int = _EPOCHS
     memory: Memory = Memory(_MEMORY)
     previous: Model | None = None
+    arithmetic: Arithmetic = FULL
 
     @classmethod
     def start(cls, learner: str | Learner, epochs: int = _EPOCHS) -> "_Walk":
@@ -81,7 +91,8 @@ class _Walk:
 
     def begin(self, number: int) -> Task:
         """A step's task, not trained yet."""
-        return self.learner.begin(_setting(), _stream()[number - 1], self.memory, self.previous)
+        setting = replace(_setting(), arithmetic=self.arithmetic)
+        return self.learner.begin(setting, _stream()[number - 1], self.memory, self.previous)
 
     def train(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """The iterations of a step."""
@@ -265,6 +276,28 @@ def check_learns(learner: str | Learner) -> None:
     )
 
 
+def check_bfloat16(learner: str | Learner) -> None:
+    """Under bfloat16 autocast, as on a GPU, it trains too; what it leaves is finite and float32."""
+    walk = _Walk.start(learner)
+    walk.arithmetic = _AsOnAGPU()
+    where = f"{_name(learner)} in bfloat16, which GPUs train in by default,"
+    mend = "logits are bfloat16 in a loss there: take `.float()` before storing them or dividing"
+    try:
+        for task in walk.steps(2):
+            bad = [
+                key
+                for key, tensor in _state(task.model).items()
+                if tensor.is_floating_point()
+                and not (tensor.dtype == torch.float32 and torch.isfinite(tensor).all())
+            ]
+            assert not bad, (
+                f"{where} leaves {', '.join(bad[:3])} not finite, or not float32, after step "
+                f"{task.step.number}: {mend}"
+            )
+    except (RuntimeError, TypeError, Diverged) as error:  # torch raises both where types do not fit
+        raise AssertionError(f"{where} cannot train: {str(error).rstrip('.')}; {mend}") from error
+
+
 #: Every check of the learners' contract, by name.
 LEARNER_CHECKS: dict[str, Callable[[str | Learner], None]] = {
     check.__name__.removeprefix("check_"): check
@@ -278,5 +311,6 @@ LEARNER_CHECKS: dict[str, Callable[[str | Learner], None]] = {
         check_memory,
         check_images,
         check_learns,
+        check_bfloat16,
     )
 }

@@ -50,7 +50,26 @@ class InTwo(Right):
         yield Stage("head", task.model.head, loss, self.schedule, task.train_plus)
 
 
-@pytest.mark.parametrize("learner", [Right(), InTwo(), Right(Schedule(epochs=3, lr=0.01, milestones=(2,)))])
+@dataclass(frozen=True)
+class Gathers(Right):
+    """Nothing wrong: float32 logits, put into a tensor row by row."""
+
+    def loss(self, task: Task) -> Any:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            gathered = torch.zeros(len(labels), task.step.seen)
+            gathered[torch.arange(len(labels))] = self.logits(task, images)
+            return F.cross_entropy(gathered, labels)
+
+        return loss
+
+    def logits(self, task: Task, images: Tensor) -> Tensor:
+        z: Tensor = task.model(images)
+        return z.float()
+
+
+@pytest.mark.parametrize(
+    "learner", [Right(), InTwo(), Gathers(), Right(Schedule(epochs=3, lr=0.01, milestones=(2,)))]
+)
 def test_a_method_of_ones_own_keeps_the_contract(learner: Learner) -> None:
     check_learner(learner)
 
@@ -228,6 +247,67 @@ class Backwards(Right):
 
 
 @dataclass(frozen=True)
+class GathersRough(Gathers):
+    """Gathers them as they come; in bfloat16 the tensor refuses them."""
+
+    def logits(self, task: Task, images: Tensor) -> Tensor:
+        z: Tensor = task.model(images)
+        return z
+
+
+def thousandth(logits: Tensor) -> Tensor:
+    """0.001 in float32, 0 in bfloat16."""
+    return (torch.ones_like(logits) + 1e-3 - 1).float()
+
+
+@dataclass(frozen=True)
+class Divides(Right):
+    """Divides by what bfloat16 rounds to 0."""
+
+    def loss(self, task: Task) -> Any:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            logits = task.model(images)
+            return F.cross_entropy(1e-3 * logits / thousandth(logits), labels)
+
+        return loss
+
+
+class Noted(Model):
+    """A model with a number beside its weights."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("note", torch.zeros(()))
+
+
+@dataclass(frozen=True)
+class Notes(Right):
+    """Notes the mean of the logits, in whatever type they have."""
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        return Noted(setting.new_backbone(), step.seen)
+
+    def loss(self, task: Task) -> Any:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            logits = task.model(images)
+            task.model.note = self.note(logits.detach())
+            return F.cross_entropy(logits, labels)
+
+        return loss
+
+    def note(self, logits: Tensor) -> Tensor:
+        return logits.mean()
+
+
+@dataclass(frozen=True)
+class NotesInfinity(Notes):
+    """Notes one divided by what bfloat16 rounds to 0."""
+
+    def note(self, logits: Tensor) -> Tensor:
+        return 1 / thousandth(logits).mean()
+
+
+@dataclass(frozen=True)
 class Refuses(Right):
     """Refuses to begin."""
 
@@ -254,6 +334,18 @@ WRONG: list[tuple[str, Learner, str]] = [
     ("images", CheatsQuietly(), "step 2 sees 18 images of old classes, and its `revisits` says"),
     ("images", Foresees(), r"step 1 sees images of classes \[2, 3, 4, 5\], which are still to come"),
     ("learns", Backwards(), "Backwards knows .* of the images that it was trained on"),
+    (
+        "bfloat16",
+        GathersRough(),
+        r"GathersRough in bfloat16.* cannot train: .*BFloat16.*; logits are .*`\.float\(\)`",
+    ),
+    ("bfloat16", Divides(), "Divides in bfloat16.* cannot train: .* the loss is nan"),
+    (
+        "bfloat16",
+        Notes(),
+        r"Notes in bfloat16.* leaves note not finite, or not float32, after step 1: .*`\.float\(\)`",
+    ),
+    ("bfloat16", NotesInfinity(), "NotesInfinity in bfloat16.* leaves note not finite, or"),
 ]
 
 
