@@ -1,4 +1,4 @@
-"""What a detector accepts and refuses; what holds for every registered one is in ``test_detector_checks``."""
+"""What a detector accepts and refuses; what holds for every registered one is in ``tests/testing``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
