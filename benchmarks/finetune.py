@@ -99,7 +99,7 @@ def main() -> None:
     names = [n for n in opencil.list_detectors() if opencil.create_detector(n).family == "fine-tuning"]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(
-        f"{where}, torch {torch.__version__}, {flags.backbone}, {flags.precision}, {flags.images} new images"
+        f"{where}, torch {torch.__version__}, {flags.backbone}, {Arithmetic(flags.precision).on(device)}, {flags.images} new images"
     )
     seconds(names[:1], flags, device)  # what is done once: choosing algorithms, loading kernels
     together = min(seconds(names, flags, device) for _ in range(2))

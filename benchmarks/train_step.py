@@ -112,6 +112,7 @@ def main() -> None:
             {"precision": precision, "deterministic": not flags.search, "compile": flags.compile},
             "training",
         )
+        precision = arithmetic.on(device)  # which is float32 on a CPU
         plain = replace(arithmetic, compile=False)
         with mock.patch("opencil.nets.convolution.fits", return_value=False):
             eager = measure(1, device, plain, False, iterations // 3, flags.batch)

@@ -70,8 +70,10 @@ class FOSTER(Learner):
 
         def compress(images: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
-                target = F.softmax(model.boosted(images)[0] / temperature, dim=1) * compressing
-            return soft_cross_entropy(model.student(images) / temperature, F.normalize(target, p=1, dim=1))
+                target = F.softmax(model.boosted(images)[0].float() / temperature, dim=1) * compressing
+            return soft_cross_entropy(
+                model.student(images).float() / temperature, F.normalize(target, p=1, dim=1)
+            )
 
         model.requires_grad_(True)
         model.base.requires_grad_(False)
