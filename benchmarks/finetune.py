@@ -98,9 +98,8 @@ def main() -> None:
     device = resolve_device(flags.device)
     names = [n for n in opencil.list_detectors() if opencil.create_detector(n).family == "fine-tuning"]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(
-        f"{where}, torch {torch.__version__}, {flags.backbone}, {Arithmetic(flags.precision).on(device)}, {flags.images} new images"
-    )
+    precision = Arithmetic(flags.precision).on(device)  # which is float32 on a CPU
+    print(f"{where}, torch {torch.__version__}, {flags.backbone}, {precision}, {flags.images} new images")
     seconds(names[:1], flags, device)  # what is done once: choosing algorithms, loading kernels
     together = min(seconds(names, flags, device) for _ in range(2))
     one_by_one = 0.0
