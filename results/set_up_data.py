@@ -28,15 +28,16 @@ def joined(a: opencil.Outputs, b: opencil.Outputs) -> opencil.Outputs:
 def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     """AUC of each detector under each set-up at a step, by OOD set."""
     model, transform, spec = run.model(step.number), run.data.transform, run.spec
+    remembered = run.memory(step.number).indices
+    if not len(remembered):
+        raise opencil.BadInput(f"{spec.cil} keeps no memory to set detectors up on")
     test = opencil.forward(model, run.stream.test, transform, step.test)
     ood = {}
     for name, source in run.data.ood.items():
         seen = spec.ood_seen(name, len(source.images), step)
         ood[name] = opencil.forward(model, source.images, transform, seen)
     train_plus = opencil.forward(model, run.stream.train, transform, run.train_plus(step))
-    if not len(run.memory(step.number).indices):
-        raise opencil.BadInput(f"{spec.cil} keeps no memory to set detectors up on")
-    memory = opencil.forward(model, run.stream.train, transform, run.memory(step.number).indices)
+    memory = opencil.forward(model, run.stream.train, transform, remembered)
     few = torch.randperm(len(test), generator=generator(0, "few", step.number))[:100]
     some = opencil.Outputs(test.features[few], test.logits[few])
     setups = {"train+": train_plus, "memory": memory, "memory and 100 test images": joined(memory, some)}

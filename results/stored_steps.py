@@ -25,7 +25,7 @@ def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.Data
     parser.add_argument("runs", nargs="+", help="folders of runs, such as runs/cifar100/k10/icarl/seed0")
     parser.add_argument("--data-root", help="folder that the datasets lie in")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=numbers, help="such as 2,5,9")
+    parser.add_argument("--steps", type=numbers, help="such as 2,5,9; by default all that can be studied")
     parser.add_argument("--csv", help="file to write the rows to")
     flags = parser.parse_args()
     tables: list[pd.DataFrame] = []

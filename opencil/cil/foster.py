@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import Learner, Setting, Task, distillation, soft_cross_entropy
+from opencil.cil.learner import Learner, Setting, Task, distillation, soft_cross_entropy, softened
 from opencil.data.memory import Memory, quota
 from opencil.data.stream import Step
 from opencil.engine.forward import Outputs, forward
@@ -70,10 +70,9 @@ class FOSTER(Learner):
 
         def compress(images: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
-                target = F.softmax(model.boosted(images)[0].float() / temperature, dim=1) * compressing
-            return soft_cross_entropy(
-                model.student(images).float() / temperature, F.normalize(target, p=1, dim=1)
-            )
+                target = F.softmax(softened(model.boosted(images)[0], temperature), dim=1) * compressing
+            student = softened(model.student(images), temperature)
+            return soft_cross_entropy(student, F.normalize(target, p=1, dim=1))
 
         model.requires_grad_(True)
         model.base.requires_grad_(False)

@@ -180,10 +180,13 @@ class Learner(Values, ABC):
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """KD over the teacher's classes: batch mean of −Σ softmax(z_old/T) · log softmax(z[:old]/T)."""
-    old = teacher_logits.shape[1]
-    # In float32: a bfloat16 logit divided by a T that is no power of two would be rounded once more.
-    student, teacher = logits[:, :old].float() / temperature, teacher_logits.float() / temperature
-    return soft_cross_entropy(student, F.softmax(teacher, dim=1))
+    student = softened(logits[:, : teacher_logits.shape[1]], temperature)
+    return soft_cross_entropy(student, F.softmax(softened(teacher_logits, temperature), dim=1))
+
+
+def softened(logits: Tensor, temperature: float) -> Tensor:
+    """z/T in float32: a bfloat16 logit over a T that is no power of two would be rounded once more."""
+    return logits.float() / temperature
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
