@@ -108,18 +108,22 @@ def execute(config: Config) -> Iterator[Event]:
     outputs.trim()
     waiting = iter(specs)
     lanes: list[_Lane] = []
-    while True:
-        free = config.place.pack - len(lanes)
-        for spec, folder in islice(waiting, free):
-            lanes.append(_Lane(_advance(spec, folder, config.place, device, prepared, outputs), device))
-        if not lanes:
-            return
-        for lane in list(lanes):
-            event = lane.next()
-            if event is None:
-                lanes.remove(lane)
-            else:
-                yield event
+    try:
+        while True:
+            free = config.place.pack - len(lanes)
+            for spec, folder in islice(waiting, free):
+                lanes.append(_Lane(_advance(spec, folder, config.place, device, prepared, outputs), device))
+            if not lanes:
+                return
+            for lane in list(lanes):
+                event = lane.next()
+                if event is None:
+                    lanes.remove(lane)
+                else:
+                    yield event
+    finally:  # whoever leaves in the middle frees every run at once, not when Python gets round to it
+        for lane in lanes:
+            lane.close()
 
 
 def _advance(
@@ -129,7 +133,7 @@ def _advance(
     device: torch.device,
     prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]],
     outputs: OutputsCache,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
     try:
         if folder.finished(spec):
@@ -161,7 +165,7 @@ def _advance(
 class _Lane:
     """A run that takes turns with others."""
 
-    def __init__(self, events: Iterator[Event], device: torch.device) -> None:
+    def __init__(self, events: Generator[Event, None, None], device: torch.device) -> None:
         self._events = events
         # A captured step must not run on the default stream, so a single run has a stream of its own too.
         self._stream: torch.cuda.Stream | None = None
@@ -175,6 +179,10 @@ class _Lane:
             return next(self._events, None)
         with torch.cuda.stream(self._stream):
             return next(self._events, None)
+
+    def close(self) -> None:
+        """End the run where it stands; what it has stored stays."""
+        self._events.close()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -435,3 +436,24 @@ def test_leaving_a_run_in_the_middle_frees_it(tmp_path: Path, tiny: Make, run_al
     assert isinstance(refused, Failed)
     events.close()
     assert isinstance(run_all(config)[-1], Finished)
+
+
+def test_leaving_a_pack_in_the_middle_frees_every_run_at_once(
+    tmp_path: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even when something else, a compiler's cache say, still holds on to the runs' generators."""
+    held = []
+
+    def holding(*given: Any) -> Any:
+        held.append(advance(*given))
+        return held[-1]
+
+    advance = runner._advance
+    monkeypatch.setattr(runner, "_advance", holding)
+    config = tiny(tmp_path, "benchmark.classes_per_step=8", "place.pack=2", seed=[0, 1], detector="msp")
+    events = opencil.execute(config)
+    assert {next(events).run.seeds.run for _ in range(2)} == {0, 1}
+    events.close()
+    assert len(held) == 2
+    again = [event for event in run_all(config) if isinstance(event, (Failed, Finished))]
+    assert [type(event) for event in again] == [Finished, Finished]
