@@ -4,6 +4,7 @@ import gc
 import inspect
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -43,6 +44,7 @@ app = typer.Typer(
     add_completion=False,
 )
 _problems = Console(stderr=True, soft_wrap=True, highlight=False)
+_FIRST_LINE, _LINES = 2.0, 30.0  #: seconds to the first line about a run, and between lines, in a log file
 
 
 class _Interrupts:
@@ -354,7 +356,7 @@ def _rows(folders: list[Path]) -> "pd.DataFrame | None":
 
 @contextmanager
 def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
-    """A function that shows events: two bars on a terminal (all runs, this step), nothing elsewhere."""
+    """A function that shows events: two bars on a terminal (all runs, this step); elsewhere, some lines."""
     from opencil.runs.runner import Evaluated, Failed, Finished, Training
 
     columns = (
@@ -367,8 +369,21 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
     with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
         whole, part = bars.add_task("all runs", total=runs), bars.add_task("")
         shares: dict[str, float] = {}  # of each run that is done; packed runs advance together
+        losses: dict[tuple[str, int, str], str] = {}  # of each stage, the last one read
+        due = time.monotonic() + _FIRST_LINE
 
         def show(event: "Event") -> None:
+            update(event)
+            nonlocal due
+            if screen.is_terminal or time.monotonic() < due:
+                return
+            due = time.monotonic() + _LINES
+            of = {task.id: task for task in bars.tasks}
+            done = f"{of[whole].percentage:.0f} % of all runs"
+            texts = time.strftime("%H:%M:%S"), done, of[whole].description, of[part].description
+            _problems.print(" · ".join(texts), markup=False)
+
+        def update(event: "Event") -> None:
             name = str(event.run)
 
             def reached(share: float) -> None:  # a step's later stages begin again at 0: the bar does not
@@ -376,6 +391,7 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
                 bars.update(whole, description=name, completed=sum(shares.values()))
 
             if isinstance(event, (Finished, Failed)):
+                bars.update(part, description=type(event).__name__.lower())
                 reached(1.0)
             elif isinstance(event, Evaluated):
                 bars.update(
@@ -388,10 +404,11 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
             elif isinstance(event, Training):
                 p = event.progress
                 share = (p.epoch - 1 + p.iteration / p.iterations) / p.epochs
+                stage = name, event.step, p.stage
                 if p.iteration == p.iterations:  # reading the loss waits for the device: once an epoch
-                    where = f"step {event.step}/{event.steps} · {p.stage} {p.epoch}/{p.epochs}"
-                    bars.update(part, description=f"{where} · loss {float(p.loss):.3f}")
-                bars.update(part, completed=share, total=1)
+                    losses[stage] = f" · loss {float(p.loss):.3f}"
+                where = f"step {event.step}/{event.steps} · {p.stage} {p.epoch}/{p.epochs}"
+                bars.update(part, description=where + losses.get(stage, ""), completed=share, total=1)
                 reached((event.step - 1 + share) / event.steps)
 
         yield show

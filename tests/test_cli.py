@@ -307,6 +307,26 @@ def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subproces
     assert "runs are stored in r" in text
 
 
+def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line now and then, beside the table and not in it."""
+    settings = ["--classes-per-step", "4", "--detector", "msp"]
+    monkeypatch.setattr("opencil.cli._FIRST_LINE", 1e6)
+    assert call("run", *SHORT, *settings, "--runs", "quick").stderr == "", "short runs need none"
+    monkeypatch.setattr("opencil.cli._FIRST_LINE", 0.0)
+    assert len(call("run", *SHORT, *settings, "--runs", "one").stderr.splitlines()) == 1
+    monkeypatch.setattr("opencil.cli._LINES", 0.0)
+    result = call("run", *SHORT, *settings, "--runs", "every")
+    lines = result.stderr.splitlines()
+    shares = [int(line.split()[2]) for line in lines]
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+    at = r"\d\d:\d\d:\d\d · \d+ % of all runs · digits/k4/icarl/seed0"
+    assert all(re.match(at, line) for line in lines)
+    assert any(re.search(r" · step 2/2 · train 1/\d+ · loss \d+\.\d{3}$", line) for line in lines)
+    assert lines[-1].endswith("digits/k4/icarl/seed0 · finished")
+    assert "% of all runs" not in result.stdout
+
+
 # --- bad input -------------------------------------------------------------------------------------
 
 BAD = [
