@@ -21,8 +21,12 @@ from opencil.published import contradictory, published_ablation, published_resul
 
 RESULTS = Path(__file__).parents[2] / "results"
 CIFAR = RESULTS / "cifar100"
+LEARNING_RATE = RESULTS / "learning_rate"
 CIL = {"iCaRL": "icarl", "BiC": "bic", "WA": "wa", "FOSTER": "foster"}
 STUDY = read_study(CIFAR)
+TEN = [
+    run for run in STUDY.runs if run["k"] == 10
+]  # the main study; its rows are what ours() means by default
 
 
 def mean(rows: pd.DataFrame, metric: str, **where: object) -> float:
@@ -33,16 +37,16 @@ def mean(rows: pd.DataFrame, metric: str, **where: object) -> float:
     return 100 * float(rows["value"].mean())
 
 
-def ours(metric: str, **where: object) -> float:
+def ours(metric: str, k: int = 10, **where: object) -> float:
     """The same, of the grid and its variants."""
-    return mean(STUDY.rows, metric, **where)
+    return mean(STUDY.rows, metric, k=k, **where)
 
 
-def papers(metric: str, cil: list[str], detector: str = "", split: str = "all") -> float:
+def papers(metric: str, cil: list[str], detector: str = "", split: str = "all", k: int = 10) -> float:
     """Mean of the published figures; where one contradicts its near and far parts, what these give."""
     figures = published_results()
     value = figures["value"].where(~contradictory(figures), recomputed_means(figures))
-    chosen = (figures["id_dataset"] == "cifar100") & (figures["classes_per_step"] == 10)
+    chosen = (figures["id_dataset"] == "cifar100") & (figures["classes_per_step"] == k)
     chosen &= (figures["metric"] == metric) & (figures["detector"] == detector) & figures["cil"].isin(cil)
     chosen &= figures["ood_split"].isin(["", split])
     assert chosen.sum() == len(cil)
@@ -78,35 +82,39 @@ def test_the_published_tables_are_those_that_the_rows_make(again: Path) -> None:
 
 
 def test_rows_are_whole() -> None:
-    assert {run["cil"]: run["trained"] for run in STUDY.runs} == dict.fromkeys(CIL.values(), 10)
+    trained = {(run["k"], run["cil"]): run["trained"] for run in STUDY.runs}
+    assert trained == {(k, cil): 100 // k for k in (10, 20) for cil in CIL.values()}
     rows = STUDY.rows[(STUDY.rows["metric"] == "auc") & (STUDY.rows["task"] == 0)]
     assert rows["value"].between(0, 1).all()
     variants = rows["detector"].str.contains("@")
-    assert len(rows[~variants]) == 4 * 16 * 10 * 6
-    of_icarl = rows[variants & (rows["cil"] == "icarl")]
-    assert len(of_icarl) == 9 * 10 * 6
-    for cil in ("bic", "wa", "foster"):
-        assert set(rows[variants & (rows["cil"] == cil)]["detector"]) == {"ber@chosen"}
+    for (k, cil), steps in trained.items():
+        run = (rows["k"] == k) & (rows["cil"] == cil)
+        assert len(rows[run & ~variants]) == 16 * steps * 6
+        more = 9 if (k, cil) == (10, "icarl") else 1
+        assert len(rows[run & variants]) == more * steps * 6
+        assert "ber@chosen" in set(rows[run]["detector"])
 
 
-def test_the_readmes_accuracies_and_seconds() -> None:
-    lines = {cells[0]: cells[1:] for cells in readme() if cells[0] in CIL and len(cells) == 6}
+@pytest.mark.parametrize(("section", "k"), [("What was run", 10), ("20 classes a step", 20)])
+def test_the_readmes_accuracies_and_seconds(section: str, k: int) -> None:
+    lines = {cells[0]: cells[1:] for cells in readme(section) if cells[0] in CIL and len(cells) == 6}
     assert lines.keys() == CIL.keys()
     for name, cells in lines.items():
-        (run,) = (run for run in STUDY.runs if run["cil"] == CIL[name])
+        (run,) = (run for run in STUDY.runs if (run["k"], run["cil"]) == (k, CIL[name]))
         stages = [sum(s[stage] for s in run["seconds"]) for stage in ("training", "tuning", "evaluation")]
-        accuracies = ours("accuracy", cil=CIL[name], detector=""), papers("acc", [CIL[name]])
+        accuracies = ours("accuracy", k=k, cil=CIL[name], detector=""), papers("acc", [CIL[name]], k=k)
         assert cells == [*(f"{s:.0f}" for s in stages), *(f"{a:.2f}" for a in accuracies)]
 
 
-def test_the_readmes_detectors() -> None:
-    lines = [cells for cells in readme("What agrees and what does not") if len(cells) == 8]
+@pytest.mark.parametrize(("section", "k"), [("What agrees and what does not", 10), ("20 classes a step", 20)])
+def test_the_readmes_detectors(section: str, k: int) -> None:
+    lines = [cells for cells in readme(section) if len(cells) == 8]
     halves = [part for cells in lines for part in (cells[:4], cells[4:]) if part[0]]
     assert len(halves) == 17
     for name, auc, published, difference in halves:
         detector = {"BER, chosen values": "ber@chosen"}.get(name, name.lower())
-        found = ours("auc", detector=detector)
-        expected = papers("auc", [*CIL.values()], detector.split("@")[0])
+        found = ours("auc", k=k, detector=detector)
+        expected = papers("auc", [*CIL.values()], detector.split("@")[0], k=k)
         assert [float(auc), float(published)] == pytest.approx([found, expected], abs=0.0051), name
         assert difference.replace("−", "-") == f"{found - expected:+.1f}", name
 
@@ -145,15 +153,17 @@ def test_the_readmes_choices() -> None:
         "BER, the paper's values": "BER, fixed lr=0.1 α=0.1",
         "NTER alone, the paper's values": "NTER alone, fixed lr=0.1 α=0.1",
     }
-    lines = {cells[0]: cells[1:] for cells in readme() if cells[0] in named and "(" not in cells[1]}
+    section = readme("BER: which values it needs")
+    lines = {cells[0]: cells[1:] for cells in section if cells[0] in named and "(" not in cells[1]}
     assert lines.keys() == named.keys()
     for name, cells in lines.items():
         assert [float(cell) for cell in cells] == pytest.approx(by_model.loc[named[name]], abs=0.0051), name
     assert by_model["mean"].idxmax() == named["BER, the paper's margins, lr 0.01, α 0.01"]
 
 
-def test_the_readmes_ber() -> None:
-    lines = {cells[0]: cells[1:] for cells in readme() if len(cells) == 5 and "(" in cells[1]}
+@pytest.mark.parametrize(("section", "k"), [("BER: which values it needs", 10), ("20 classes a step", 20)])
+def test_the_readmes_ber(section: str, k: int) -> None:
+    lines = {cells[0]: cells[1:] for cells in readme(section) if len(cells) == 5 and "(" in cells[1]}
     named = {
         "Energy": "energy",
         "BER, the paper's values": "ber",
@@ -161,10 +171,44 @@ def test_the_readmes_ber() -> None:
     }
     assert lines.keys() == named.keys()
     for name, cells in lines.items():
-        where = [{"cil": cil, "detector": named[name]} for cil in CIL.values()]
+        where = [{"k": k, "cil": cil, "detector": named[name]} for cil in CIL.values()]
         assert cells == [f"{ours('auc', **w):.2f} ({ours('fpr', **w):.1f})" for w in where]
-    (published,) = (cells[1:] for cells in readme() if cells[0] == "the paper's BER")
-    assert published == [f"{papers('auc', [cil], 'ber'):.2f}" for cil in CIL.values()]
+    (published,) = (cells[1:] for cells in readme(section) if cells[0] == "the paper's BER")
+    assert published == [f"{papers('auc', [cil], 'ber', k=k):.2f}" for cil in CIL.values()]
+
+
+def test_heads_tuned_on_a_cpu_are_those_of_the_gpu() -> None:
+    rows = pd.read_csv(CIFAR / "on_a_cpu.csv")
+    means = 100 * rows.groupby("detector")[["gpu", "cpu"]].mean()
+    stored = {d: ours("auc", k=20, cil="icarl", step=5, detector=d) for d in means.index}
+    assert means["gpu"].to_dict() == pytest.approx(stored, abs=1e-3)
+    lower = (means["gpu"] - means["cpu"]).to_dict()
+    assert lower == pytest.approx({"ber": 0.04, "energy": 0, "nnguide": 0}, abs=0.005)
+
+
+def test_the_readmes_noise_of_ber() -> None:
+    lines = {cells[0]: cells[1:] for cells in readme("BER: which values it needs") if " steps" in cells[0]}
+    (heads,) = (c[1:] for c in readme("BER: which values it needs") if "bf16, seed 0" in c)
+    places = {"bf16, seed 0": CIFAR, "bf16, seed 1": RESULTS / "precision" / "bf16"}
+    places |= {f"tf32, seed {seed}": RESULTS / "precision" / "tf32" for seed in (0, 1)}
+    assert heads == list(places)
+    chosen = {}
+    for detector, name in {"ber": "the paper's values", "ber@chosen": "the chosen values"}.items():
+        for last, steps in {10: "ten steps", 7: "steps 1 to 7"}.items():
+            for column, path in enumerate(places.values()):
+                study, seed = read_study(path), int(heads[column][-1])
+                (run,) = (r for r in study.runs if (r["k"], r["cil"], r["seed"]) == (10, "icarl", seed))
+                cell = lines[f"{name}, {steps}"][column]
+                if last > run["detectors"][detector]:
+                    assert cell == ""
+                    continue
+                rows = study.rows[study.rows["step"] <= last]
+                where = {"k": 10, "cil": "icarl", "seed": seed}
+                found = [mean(rows, "auc", detector=d, **where) for d in (detector, "energy")]
+                assert float(cell.replace("−", "-")) == pytest.approx(sub(*found), abs=0.051)
+                chosen[column, detector] = run["config"]["detector"][detector]
+    for detector in ("ber", "ber@chosen"):
+        assert len({json.dumps(chosen[c, detector], sort_keys=True) for c in range(4)}) == 1, "alike"
 
 
 def test_the_readmes_bic() -> None:
@@ -187,6 +231,27 @@ def test_the_readmes_bic() -> None:
     )
 
 
+def test_the_readmes_bic_as_released() -> None:
+    study = read_study(RESULTS / "bic_released")
+    (run,) = study.runs
+    assert (run["k"], run["seed"], run["trained"]) == (10, 0, 10)
+    as_ours = {**run["config"]["cil"]["bic_released"]}
+    changed = {name: as_ours.pop(name) for name in ("double_softmax", "batch_norm_trains", "decay")}
+    assert changed == {"double_softmax": True, "batch_norm_trains": True, "decay": 2e-4}
+    (own,) = (run["config"]["cil"]["bic"] for run in TEN if run["cil"] == "bic")
+    assert as_ours == own
+    lines = {cells[0]: cells[1:] for cells in readme("BiC") if len(cells) == 12}
+    where = {"cil": "bic", "detector": ""}
+    for name, rows in {"ours": STUDY.rows, "as released": study.rows}.items():
+        where["cil"] = "bic" if name == "ours" else "bic_released"
+        found = [mean(rows, "accuracy", k=10, step=step, **where) for step in range(1, 11)]
+        assert [float(cell) for cell in lines[name][:-1]] == pytest.approx(found, abs=0.051)
+        assert lines[name][-1] == f"{fmean(found):.2f}"
+    assert lines["the paper"][-1] == f"{papers('acc', ['bic']):.2f}"
+    rows = study.rows[(study.rows["metric"] == "accuracy") & (study.rows["task"] == 7)]
+    assert rows.set_index("step")["value"].to_dict() == dict.fromkeys(range(7, 11), 0.0), "it breaks down"
+
+
 def test_the_readmes_ablation_of_ber() -> None:
     lines = {cells[0]: cells[1:] for cells in readme("BER: which values it needs") if len(cells) == 6}
     for name, both in {"the paper's values": "ber", "the chosen values": "ber@chosen"}.items():
@@ -199,9 +264,9 @@ def test_the_readmes_ablation_of_ber() -> None:
 
 
 def test_the_readmes_learning_rates() -> None:
-    study = read_study(RESULTS / "learning_rate")
+    study = read_study(LEARNING_RATE)
     lines = {cells[0].lower(): cells[1:] for cells in readme("Heads that are tuned: the learning rate")[1:]}
-    stated, gentle = (run["config"]["detector"] for run in (STUDY.runs[0], study.runs[0]))
+    stated, gentle = (run["config"]["detector"] for run in (TEN[0], study.runs[0]))
     assert lines.keys() == {name for name in stated if "@" not in name and "schedule" in stated[name]}
     assert len(study.runs) == len(CIL)
     for run in study.runs:
@@ -241,12 +306,12 @@ def test_the_readmes_precisions() -> None:
     assert table.keys() == quantities.keys()
     for place, (column, folder) in enumerate(columns.items()):
         study, seed = read_study(RESULTS / folder), int(column.split("seed ")[1][0])
-        (run,) = (run for run in study.runs if (run["cil"], run["seed"]) == ("icarl", seed))
+        (run,) = (r for r in study.runs if (r["k"], r["cil"], r["seed"]) == (10, "icarl", seed))
         training = {"precision": column[:4], "deterministic": True, "compile": True}
         assert run["config"]["training"] == training
         assert run["trained"] == 10
         for name, (metric, detector) in quantities.items():
-            found = mean(study.rows, metric, cil="icarl", seed=seed, detector=detector)
+            found = mean(study.rows, metric, k=10, cil="icarl", seed=seed, detector=detector)
             assert float(table[name][place]) == pytest.approx(found, abs=0.0051), (column, name)
 
 
@@ -275,20 +340,21 @@ def test_the_readmes_commands_made_the_results() -> None:
     printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     commands = [json.loads(line)[1:] for line in printed.splitlines()]
     assert len(commands) == 5
-    made: dict[str, dict[str, Any]] = {cil: {} for cil in CIL.values()}
+    made: dict[tuple[int, str], dict[str, Any]] = {(run["k"], run["cil"]): {} for run in STUDY.runs}
     for command in commands:
         done = CliRunner().invoke(app, ["config", *command])
         assert done.exit_code == 0, done.output
         config = yaml.safe_load(done.stdout)
         for run in STUDY.runs:
-            if run["cil"] in config["cil"]:
-                made[run["cil"]] |= config["detector"]
+            if run["cil"] in config["cil"] and run["k"] in config["benchmark"]["classes_per_step"]:
+                made[run["k"], run["cil"]] |= config["detector"]
                 assert config["cil"][run["cil"]] == run["config"]["cil"][run["cil"]]
                 assert config["training"] == run["config"]["training"]
-                assert [run["k"]] == config["benchmark"]["classes_per_step"]
-    slower = read_study(RESULTS / "learning_rate")
-    for run, gentle in zip(STUDY.runs, slower.runs, strict=True):
-        assert made[run["cil"]] == run["config"]["detector"] | gentle["config"]["detector"]
+    slower = {(run["k"], run["cil"]): run["config"]["detector"] for run in read_study(LEARNING_RATE).runs}
+    assert slower.keys() == {(run["k"], run["cil"]) for run in TEN}
+    for run in STUDY.runs:
+        place = run["k"], run["cil"]
+        assert made[place] == run["config"]["detector"] | slower.get(place, {})
 
 
 def signed(value: float) -> str:
@@ -299,12 +365,20 @@ def signed(value: float) -> str:
 def test_the_readmes_sentences() -> None:
     """Figures in prose, as they stand there."""
     calls = pd.read_csv(CIFAR / "calls.csv").set_index("call")["seconds"]
-    peak = max(run["environment"]["peak_memory_mib"] for run in STUDY.runs)
+    peak = max(run["environment"]["peak_memory_mib"] for run in TEN)
     expected = [
         f"**{calls[[1, 2, 3]].sum():,} s** in three calls of {calls[1]}, {calls[2]} and {calls[3]} s",
         f"{peak / 1024:.1f} GiB at the peak",
     ]
     agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k10.csv").set_index("CIL").loc["all"]
+    ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
+    expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
+
+    calls_k20 = calls[[10, 11, 12]]
+    expected.append("{:,} s in three calls of {}, {} and {} s".format(calls_k20.sum(), *calls_k20))
+    peak = max(run["environment"]["peak_memory_mib"] for run in STUDY.runs if run["k"] == 20)
+    expected.append(f"{peak / 1024:.1f} GiB at the peak. Stages overlap")
+    agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k20.csv").set_index("CIL").loc["all"]
     ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
     expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
 
@@ -314,7 +388,7 @@ def test_the_readmes_sentences() -> None:
     sets = {"MNIST": "mnist", "CIFAR-10": "cifar10", "TIN": "tin"}
     sets |= {"Places": "places365", "Texture": "texture", "SVHN": "svhn"}
     expected.append(", ".join(f"{name} {signed(gain('ber', ood=ood))}" for name, ood in sets.items()))
-    later = STUDY.rows[STUDY.rows["step"] > 1]
+    later = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["step"] > 1)]
     bias = {
         (detector, which, part): mean(rows, f"auc_{which}", detector=detector)
         for detector in ("energy", "ber")
@@ -328,7 +402,20 @@ def test_the_readmes_sentences() -> None:
     gains = [f"{gain('ber@chosen', cil=c):.1f}" for c in ("foster", "wa", "bic", "icarl")]
     expected.append("by {} (FOSTER), {} (WA), {} (BiC) and {} (iCaRL) points".format(*gains))
 
-    gentle = read_study(RESULTS / "learning_rate").rows
+    by_step = [signed(gain("ber@chosen", k=20, step=step)) for step in range(1, 6)]
+    expected.append("{} and {} at the first two, {}, {} and {} at the others".format(*by_step))
+    of_models = [gain("ber@chosen", k=20, cil=c) for c in ("foster", "bic", "wa", "icarl")]
+    assert f"{of_models[1]:.1f}" == f"{of_models[2]:.1f}"
+    foster, bic, _, icarl = of_models
+    expected.append(f"by {foster:.1f} (FOSTER), {bic:.1f} (BiC and WA) and {icarl:.1f} (iCaRL)")
+    later = STUDY.rows[(STUDY.rows["k"] == 20) & (STUDY.rows["step"] > 1)]
+    found = {(d, w): mean(later, f"auc_{w}", detector=d) for d in ("ber", "energy") for w in ("new", "old")}
+    new, old = ([found[d, w] for d in ("ber", "energy")] for w in ("new", "old"))
+    expected.append("(AUC {:.1f}, under Energy {:.1f}; on old ones {:.1f} and {:.1f})".format(*new, *old))
+    expected.append(f"({signed(gain('ber', k=20, ood='mnist'))}) and on new classes")
+    expected.append(f"({signed(gain('augmix', k=20, ood='svhn'))} against Energy)")
+
+    gentle = read_study(LEARNING_RATE).rows
     tuned = sorted({name.split("@")[0] for name in gentle["detector"] if name})
     cells = [(detector, cil) for detector in tuned for cil in CIL.values()]
     published = np.array([papers("auc", [cil], detector) for detector, cil in cells])
