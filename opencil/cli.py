@@ -356,7 +356,7 @@ def _rows(folders: list[Path]) -> "pd.DataFrame | None":
 
 @contextmanager
 def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
-    """A function that shows events: two bars on a terminal (all runs, this step); elsewhere, some lines."""
+    """A function that shows events: two bars (all runs, this step), or lines if the output is no terminal."""
     from opencil.runs.runner import Evaluated, Failed, Finished, Training
 
     columns = (
@@ -369,47 +369,43 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
     with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
         whole, part = bars.add_task("all runs", total=runs), bars.add_task("")
         shares: dict[str, float] = {}  # of each run that is done; packed runs advance together
-        losses: dict[tuple[str, int, str], str] = {}  # of each stage, the last one read
-        due = time.monotonic() + _FIRST_LINE
+        places: dict[str, str] = {}  # where each run is that is under way
+        losses: dict[tuple[str, str], str] = {}  # of each run's stages, as last read
+        first = due = time.monotonic() + _FIRST_LINE
 
         def show(event: "Event") -> None:
-            update(event)
             nonlocal due
-            if screen.is_terminal or time.monotonic() < due:
-                return
-            due = time.monotonic() + _LINES
-            of = {task.id: task for task in bars.tasks}
-            done = f"{of[whole].percentage:.0f} % of all runs"
-            texts = time.strftime("%H:%M:%S"), done, of[whole].description, of[part].description
-            _problems.print(" · ".join(texts), markup=False)
-
-        def update(event: "Event") -> None:
-            name = str(event.run)
-
-            def reached(share: float) -> None:  # a step's later stages begin again at 0: the bar does not
-                shares[name] = max(shares.get(name, 0.0), share)
-                bars.update(whole, description=name, completed=sum(shares.values()))
-
+            name, now = str(event.run), time.monotonic()
+            completed = 1.0
             if isinstance(event, (Finished, Failed)):
-                bars.update(part, description=type(event).__name__.lower())
-                reached(1.0)
+                share, where = 1.0, type(event).__name__.lower()
             elif isinstance(event, Evaluated):
-                bars.update(
-                    part,
-                    description=f"step {event.step}/{event.steps} · {event.detector}",
-                    completed=1,
-                    total=1,
-                )
-                reached(event.step / event.steps)
+                share, where = event.step / event.steps, f"step {event.step}/{event.steps} · {event.detector}"
             elif isinstance(event, Training):
                 p = event.progress
-                share = (p.epoch - 1 + p.iteration / p.iterations) / p.epochs
-                stage = name, event.step, p.stage
+                completed = (p.epoch - 1 + p.iteration / p.iterations) / p.epochs
+                share = (event.step - 1 + completed) / event.steps
+                if p.epoch == 1:
+                    losses.pop((name, p.stage), None)
                 if p.iteration == p.iterations:  # reading the loss waits for the device: once an epoch
-                    losses[stage] = f" · loss {float(p.loss):.3f}"
+                    losses[name, p.stage] = f" · loss {float(p.loss):.3f}"
                 where = f"step {event.step}/{event.steps} · {p.stage} {p.epoch}/{p.epochs}"
-                bars.update(part, description=where + losses.get(stage, ""), completed=share, total=1)
-                reached((event.step - 1 + share) / event.steps)
+                where += losses.get((name, p.stage), "")
+            else:
+                return
+            shares[name] = max(shares.get(name, 0.0), share)  # a step's later stages begin again at 0
+            places[name] = where
+            bars.update(part, description=where, completed=completed, total=1)
+            bars.update(whole, description=name, completed=sum(shares.values()))
+            ended = isinstance(event, (Finished, Failed))
+            if not screen.is_terminal and now >= (first if ended else due):
+                due = now + _LINES
+                told = [name] if ended else places
+                done = f"{100 * sum(shares.values()) / runs:.0f} % of all runs"
+                texts = [time.strftime("%H:%M:%S"), done, *(f"{run} · {places[run]}" for run in told)]
+                _problems.print(" · ".join(texts), markup=False)
+            if ended:
+                del places[name]
 
         yield show
 

@@ -1,5 +1,6 @@
 """The command line: exit codes, where errors go, and that it does what the library does."""
 
+import io
 import os
 import re
 import signal
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 import opencil
+from opencil import cli
 from opencil.cli import app
 from opencil.config import Config, parse_yaml, resolve
 from opencil.runs.plan import plan
@@ -307,23 +310,47 @@ def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subproces
     assert "runs are stored in r" in text
 
 
+def test_lines_are_not_for_terminals(
+    tmp_path: Path,
+    tiny: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("opencil.cli._FIRST_LINE", 0.0)
+    for terminal, lines in ((True, 0), (False, 2)):
+        config = tiny(tmp_path / str(terminal), "benchmark.classes_per_step=8", detector="msp")
+        with cli._progress(Console(file=io.StringIO(), force_terminal=terminal), 1) as show:
+            for event in opencil.execute(config):
+                show(event)
+        assert len(capsys.readouterr().err.splitlines()) == lines
+
+
 def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line now and then, beside the table and not in it."""
-    settings = ["--classes-per-step", "4", "--detector", "msp"]
+    """A line now and then with every run that is under way, beside the table and not in it."""
+    settings = ["--classes-per-step", "4", "--detector", "msp", "--seed", "0,1", "--pack", "2"]
     monkeypatch.setattr("opencil.cli._FIRST_LINE", 1e6)
     assert call("run", *SHORT, *settings, "--runs", "quick").stderr == "", "short runs need none"
     monkeypatch.setattr("opencil.cli._FIRST_LINE", 0.0)
-    assert len(call("run", *SHORT, *settings, "--runs", "one").stderr.splitlines()) == 1
+    monkeypatch.setattr("opencil.cli._LINES", 1e6)
+    lines = call("run", *SHORT, *settings, "--runs", "few").stderr.splitlines()
+    assert len(lines) == 3
+    assert [re.sub(r".*(seed\d)", r"\1", line) for line in lines[1:]] == [
+        "seed0 · finished",
+        "seed1 · finished",
+    ]
     monkeypatch.setattr("opencil.cli._LINES", 0.0)
     result = call("run", *SHORT, *settings, "--runs", "every")
     lines = result.stderr.splitlines()
     shares = [int(line.split()[2]) for line in lines]
     assert shares == sorted(shares)
     assert shares[-1] == 100
-    at = r"\d\d:\d\d:\d\d · \d+ % of all runs · digits/k4/icarl/seed0"
-    assert all(re.match(at, line) for line in lines)
-    assert any(re.search(r" · step 2/2 · train 1/\d+ · loss \d+\.\d{3}$", line) for line in lines)
-    assert lines[-1].endswith("digits/k4/icarl/seed0 · finished")
+    assert all(
+        re.match(r"\d\d:\d\d:\d\d · \d+ % of all runs · digits/k4/icarl/seed[01] · ", line) for line in lines
+    )
+    both = (
+        r"seed0 · step 2/2 · train 1/\d+ · loss \d+\.\d{3} · digits/k4/icarl/seed1 · step 2/2 · train 1/\d+"
+    )
+    assert any(re.search(both, line) for line in lines)
     assert "% of all runs" not in result.stdout
 
 

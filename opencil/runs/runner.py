@@ -4,7 +4,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -108,11 +108,14 @@ def execute(config: Config) -> Iterator[Event]:
     outputs.trim()
     waiting = iter(specs)
     lanes: list[_Lane] = []
-    try:
+    with (
+        ExitStack() as leaving
+    ):  # in the middle, even: each run is freed now, not when Python gets round to it
         while True:
             free = config.place.pack - len(lanes)
             for spec, folder in islice(waiting, free):
                 lanes.append(_Lane(_advance(spec, folder, config.place, device, prepared, outputs), device))
+                leaving.callback(lanes[-1].close)
             if not lanes:
                 return
             for lane in list(lanes):
@@ -121,9 +124,6 @@ def execute(config: Config) -> Iterator[Event]:
                     lanes.remove(lane)
                 else:
                     yield event
-    finally:  # whoever leaves in the middle frees every run at once, not when Python gets round to it
-        for lane in lanes:
-            lane.close()
 
 
 def _advance(
@@ -181,7 +181,7 @@ class _Lane:
             return next(self._events, None)
 
     def close(self) -> None:
-        """End the run where it stands; what it has stored stays."""
+        """End the run where it stands; what it has stored stays. (Nothing is computed, on no stream.)"""
         self._events.close()
 
 
