@@ -4,10 +4,10 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 from operator import sub
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from opencil import read_study
 from opencil.cli import app
 from opencil.published import contradictory, published_ablation, published_results, recomputed_means
+from opencil.report.order import families
 
 RESULTS = Path(__file__).parents[2] / "results"
 CIFAR = RESULTS / "cifar100"
@@ -53,11 +54,21 @@ def papers(metric: str, cil: list[str], detector: str = "", split: str = "all", 
     return float(value[chosen].mean())
 
 
+def text_of(section: str = "") -> str:
+    """The README, or a section of it."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    return re.split(r"^#+ ", text.split(f"# {section}\n")[1], flags=re.MULTILINE)[0] if section else text
+
+
+def missing(sentences: list[str], section: str = "") -> list[str]:
+    """Those that do not stand there."""
+    prose = " ".join(text_of(section).split())
+    return [sentence for sentence in sentences if sentence not in prose]
+
+
 def readme(section: str = "") -> list[list[str]]:
     """The cells of the README's table lines, or of those in a section, without marks of weight."""
-    text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    if section:
-        text = re.split(r"^#+ ", text.split(f"# {section}\n")[1], flags=re.MULTILINE)[0]
+    text = text_of(section)
     rows = [line for line in text.splitlines() if line.startswith("| ") and not set(line) <= set("|-: ")]
     return [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in rows]
 
@@ -191,24 +202,28 @@ def test_the_readmes_noise_of_ber() -> None:
     (heads,) = (c[1:] for c in readme("BER: which values it needs") if "bf16, seed 0" in c)
     places = {"bf16, seed 0": CIFAR, "bf16, seed 1": RESULTS / "precision" / "bf16"}
     places |= {f"tf32, seed {seed}": RESULTS / "precision" / "tf32" for seed in (0, 1)}
+    places["bf16, seed 0, other kernels"] = RESULTS / "rounding"
     assert heads == list(places)
-    chosen = {}
+    values: dict[str, set[str]] = {"ber": set(), "ber@chosen": set()}
     for detector, name in {"ber": "the paper's values", "ber@chosen": "the chosen values"}.items():
         for last, steps in {10: "ten steps", 7: "steps 1 to 7"}.items():
             for column, path in enumerate(places.values()):
-                study, seed = read_study(path), int(heads[column][-1])
+                study, seed = read_study(path), int(heads[column].split("seed ")[1][0])
                 (run,) = (r for r in study.runs if (r["k"], r["cil"], r["seed"]) == (10, "icarl", seed))
                 cell = lines[f"{name}, {steps}"][column]
-                if last > run["detectors"][detector]:
+                if last > run["detectors"].get(detector, 0):
                     assert cell == ""
                     continue
                 rows = study.rows[study.rows["step"] <= last]
                 where = {"k": 10, "cil": "icarl", "seed": seed}
                 found = [mean(rows, "auc", detector=d, **where) for d in (detector, "energy")]
                 assert float(cell.replace("−", "-")) == pytest.approx(sub(*found), abs=0.051)
-                chosen[column, detector] = run["config"]["detector"][detector]
-    for detector in ("ber", "ber@chosen"):
-        assert len({json.dumps(chosen[c, detector], sort_keys=True) for c in range(4)}) == 1, "alike"
+                config = {
+                    "margins": "fixed",
+                    **run["config"]["detector"][detector],
+                }  # older ones had no other
+                values[detector].add(json.dumps(config, sort_keys=True))
+    assert [len(found) for found in values.values()] == [1, 1], "under the same values in each"
 
 
 def test_the_readmes_bic() -> None:
@@ -241,15 +256,30 @@ def test_the_readmes_bic_as_released() -> None:
     (own,) = (run["config"]["cil"]["bic"] for run in TEN if run["cil"] == "bic")
     assert as_ours == own
     lines = {cells[0]: cells[1:] for cells in readme("BiC") if len(cells) == 12}
-    where = {"cil": "bic", "detector": ""}
-    for name, rows in {"ours": STUDY.rows, "as released": study.rows}.items():
-        where["cil"] = "bic" if name == "ours" else "bic_released"
-        found = [mean(rows, "accuracy", k=10, step=step, **where) for step in range(1, 11)]
+    accuracies = {}
+    for name, rows, cil in (("ours", STUDY.rows, "bic"), ("as released", study.rows, "bic_released")):
+        where = {"k": 10, "cil": cil, "detector": ""}
+        found = accuracies[name] = [mean(rows, "accuracy", step=step, **where) for step in range(1, 11)]
         assert [float(cell) for cell in lines[name][:-1]] == pytest.approx(found, abs=0.051)
         assert lines[name][-1] == f"{fmean(found):.2f}"
     assert lines["the paper"][-1] == f"{papers('acc', ['bic']):.2f}"
     rows = study.rows[(study.rows["metric"] == "accuracy") & (study.rows["task"] == 7)]
     assert rows.set_index("step")["value"].to_dict() == dict.fromkeys(range(7, 11), 0.0), "it breaks down"
+    corrections = pd.read_csv(RESULTS / "bic_released" / "corrections.csv").set_index(["cil", "step"])
+    losses = [a - b for a, b in zip(*accuracies.values(), strict=True)]
+    expected = [
+        f"α is {corrections.loc[('bic_released', 7), 'alpha']:.3f}",
+        f"this run is {fmean(losses):.1f} points lower",
+        f"the two differ by {losses[0]:.1f}",
+        f"At steps 2 to 6 the difference is {fmean(losses[1:6]):.1f}.",
+    ]
+    for name, end in (
+        ("energy", "Energy's AUC is {:.2f} as released and {:.2f} in ours (the paper's {:.2f})"),
+        ("msp", "MSP's {:.2f} and {:.2f} ({:.2f})"),
+    ):
+        found = mean(study.rows, "auc", detector=name), ours("auc", cil="bic", detector=name)
+        expected.append(end.format(*found, papers("auc", ["bic"], name)))
+    assert missing(expected, "BiC") == []
 
 
 def test_the_readmes_ablation_of_ber() -> None:
@@ -339,27 +369,125 @@ def test_the_readmes_commands_made_the_results() -> None:
     shell = ["bash", "-euc", f'opencil() {{ {words} "$@"; }}\n{script}']
     printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     commands = [json.loads(line)[1:] for line in printed.splitlines()]
-    assert len(commands) == 5
-    made: dict[tuple[int, str], dict[str, Any]] = {(run["k"], run["cil"]): {} for run in STUDY.runs}
+    assert len(commands) == 7
+    stored, made = {}, {}
+    for folder in ("cifar100", "learning_rate", "precision/tf32", "precision/bf16"):
+        for run in read_study(RESULTS / folder).runs:
+            config = run["config"]
+            place = config["training"]["precision"], run["k"], run["cil"], run["seed"]
+            values = stored.setdefault(
+                place, {"cil": config["cil"], "training": config["training"], "detector": {}}
+            )
+            values["detector"] |= config["detector"]
     for command in commands:
         done = CliRunner().invoke(app, ["config", *command])
         assert done.exit_code == 0, done.output
         config = yaml.safe_load(done.stdout)
-        for run in STUDY.runs:
-            if run["cil"] in config["cil"] and run["k"] in config["benchmark"]["classes_per_step"]:
-                made[run["k"], run["cil"]] |= config["detector"]
-                assert config["cil"][run["cil"]] == run["config"]["cil"][run["cil"]]
-                assert config["training"] == run["config"]["training"]
-    slower = {(run["k"], run["cil"]): run["config"]["detector"] for run in read_study(LEARNING_RATE).runs}
-    assert slower.keys() == {(run["k"], run["cil"]) for run in TEN}
-    for run in STUDY.runs:
-        place = run["k"], run["cil"]
-        assert made[place] == run["config"]["detector"] | slower.get(place, {})
+        for k, cil, seed in product(
+            config["benchmark"]["classes_per_step"], config["cil"], config["seed"]["runs"]
+        ):
+            place = config["training"]["precision"], k, cil, seed
+            values = made.setdefault(
+                place, {"cil": {cil: config["cil"][cil]}, "training": config["training"], "detector": {}}
+            )
+            assert values["training"] == config["training"]
+            values["detector"] |= config["detector"]
+    assert made == stored
 
 
 def signed(value: float) -> str:
     """As the README prints a difference."""
     return f"{value:+.1f}".replace("-", "−")
+
+
+def gain(detector: str, k: int = 10, **where: object) -> float:
+    """AUC less Energy's."""
+    return ours("auc", k, detector=detector, **where) - ours("auc", k, detector="energy", **where)
+
+
+def old_and_new(k: int, detector: str) -> tuple[float, float]:
+    """AUC of old and of new classes from step 2 on, mean over the four models."""
+    later = STUDY.rows[(STUDY.rows["k"] == k) & (STUDY.rows["step"] > 1)]
+    return mean(later, "auc_old", detector=detector), mean(later, "auc_new", detector=detector)
+
+
+def test_the_projects_readme() -> None:
+    """The figures of its section about CIFAR-100."""
+    grid = {name for name in TEN[0]["config"]["detector"] if "@" not in name}
+    posthoc = set(dict(families(sorted(grid)))["post-hoc"]) - {"relation"}
+    assert len(posthoc) == 8
+    off: dict[str, list[float]] = {"BiC": [], "others": [], "post-hoc": []}
+    for k in (10, 20):
+        of_cil = {c: ours("accuracy", k, cil=c, detector="") - papers("acc", [c], k=k) for c in CIL.values()}
+        off["BiC"].append(of_cil.pop("bic"))
+        off["others"].append(max(map(abs, of_cil.values())))
+        published = {d: papers("auc", [*CIL.values()], d, k=k) for d in posthoc}
+        off["post-hoc"].append(max(abs(ours("auc", k, detector=d) - published[d]) for d in posthoc))
+    expected = [
+        f"the paper's to {max(off['others']):.1f} points",
+        "(BiC: {:.1f} and {:.1f} above)".format(*off["BiC"]),
+        "within {:.1f} and {:.1f} points of the paper's AUC".format(
+            *(np.ceil(10 * x) / 10 for x in off["post-hoc"])
+        ),
+    ]
+    prose = " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert [sentence for sentence in expected if sentence not in prose] == []
+
+
+def test_the_readmes_sentences_of_20_classes() -> None:
+    calls = pd.read_csv(CIFAR / "calls.csv").set_index("call")["seconds"][[10, 11, 12]]
+    peak = max(run["environment"]["peak_memory_mib"] for run in STUDY.runs if run["k"] == 20)
+    expected = [
+        "{:,} s in three calls of {}, {} and {} s".format(calls.sum(), *calls),
+        f"{peak / 1024:.1f} GiB at the peak. Stages overlap",
+    ]
+    agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k20.csv").set_index("CIL").loc["all"]
+    ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
+    expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
+    off = {
+        (detector, cil): ours("auc", 20, cil=cil, detector=detector) - papers("auc", [cil], detector, k=20)
+        for detector, cil in (("nnguide", "bic"), ("react", "icarl"))
+    }
+    expected.append("NNGuide is {} on BiC and ReAct {} on iCaRL".format(*map(signed, off.values())))
+    by_step = [signed(gain("ber@chosen", 20, step=step)) for step in range(1, 6)]
+    expected.append("{} and {} at the first two, {}, {} and {} at the others".format(*by_step))
+    foster, bic, wa, icarl = (
+        f"{gain('ber@chosen', 20, cil=c):.1f}" for c in ("foster", "bic", "wa", "icarl")
+    )
+    assert bic == wa
+    expected.append(f"by {foster} (FOSTER), {bic} (BiC and WA) and {icarl} (iCaRL)")
+    near = [signed(gain("ber@chosen", 20, cil=c, distance="near")) for c in ("bic", "wa", "foster", "icarl")]
+    expected.append("(BiC {}, WA {}, FOSTER {}; iCaRL {})".format(*near))
+    old, new = zip(*(old_and_new(20, d) for d in ("ber", "energy", "ber@chosen")), strict=True)
+    expected.append(
+        f"(AUC {new[0]:.1f}, under Energy {new[1]:.1f}; on old ones {old[0]:.1f} and {old[1]:.1f})"
+    )
+    expected.append(
+        f"classes' (AUC {old[2]:.1f}, under Energy {old[1]:.1f}); new ones lose ({new[2]:.1f}, {new[1]:.1f})"
+    )
+    expected.append(f"({signed(gain('ber', 20, ood='mnist'))}) and on new classes")
+    expected.append(f"({signed(gain('augmix', 20, ood='svhn'))} against Energy)")
+    setups = pd.read_csv(CIFAR / "set_up_data_k20.csv").pivot_table(
+        index="setup", columns="detector", values="auc"
+    )
+    relation = 100 * setups["relation"]
+    assert relation["train+"] == pytest.approx(ours("auc", 20, step=3, detector="relation"), abs=0.01)
+    expected.append(
+        f"its AUC is {relation['train+']:.1f} on train+ and {relation['memory']:.1f} on the memory"
+    )
+    rows = STUDY.rows[(STUDY.rows["k"] == 20) & (STUDY.rows["detector"] == "relation")]
+    rows = rows[rows["step"] > 1]
+    cells = [
+        [100 * g for g in rows[rows["metric"] == metric].groupby(["cil", "step"])["value"].mean()]
+        for metric in ("auc_old", "auc_new")
+    ]
+    ends = [f"{end(part):.0f}" for part in cells for end in (min, max)]
+    expected.append("it is {} to {} for old classes and {} to {} for new ones".format(*ends))
+    cpu = pd.read_csv(CIFAR / "on_a_cpu.csv")
+    cpu = cpu[cpu["detector"] == "ber"]
+    lower = 100 * (cpu["gpu"] - cpu["cpu"])
+    expected.append(f"BER {lower.mean():.2f} lower in the mean, at most {lower.abs().max():.2f} by set")
+    assert missing(expected, "20 classes a step") == []
 
 
 def test_the_readmes_sentences() -> None:
@@ -373,17 +501,6 @@ def test_the_readmes_sentences() -> None:
     agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k10.csv").set_index("CIL").loc["all"]
     ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
     expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
-
-    calls_k20 = calls[[10, 11, 12]]
-    expected.append("{:,} s in three calls of {}, {} and {} s".format(calls_k20.sum(), *calls_k20))
-    peak = max(run["environment"]["peak_memory_mib"] for run in STUDY.runs if run["k"] == 20)
-    expected.append(f"{peak / 1024:.1f} GiB at the peak. Stages overlap")
-    agreement = pd.read_csv(CIFAR / "tables" / "agreement-main-cifar100-k20.csv").set_index("CIL").loc["all"]
-    ranks = [float(agreement[column]) for column in agreement.index if "rank" in column]
-    expected.append(f"is {ranks[0]:.2f} in the mean over the four models for AUC and {ranks[1]:.2f} for FPR")
-
-    def gain(detector: str, **where: object) -> float:
-        return ours("auc", detector=detector, **where) - ours("auc", detector="energy", **where)
 
     sets = {"MNIST": "mnist", "CIFAR-10": "cifar10", "TIN": "tin"}
     sets |= {"Places": "places365", "Texture": "texture", "SVHN": "svhn"}
@@ -399,21 +516,12 @@ def test_the_readmes_sentences() -> None:
     expected.append(f"({bias['ber', 'old', 'all']:.1f} and {bias['energy', 'old', 'all']:.1f})")
     changes = [(bias["energy", w, "others"], bias["ber", w, "others"]) for w in ("new", "old")]
     expected += [f"from {before:.1f} to {after:.1f}" for before, after in changes]
+    old, new = zip(*(old_and_new(10, d) for d in ("ber@chosen", "energy")), strict=True)
+    expected.append(
+        "their AUC is {:.1f} (under Energy {:.1f}), that of new ones {:.1f} ({:.1f})".format(*old, *new)
+    )
     gains = [f"{gain('ber@chosen', cil=c):.1f}" for c in ("foster", "wa", "bic", "icarl")]
     expected.append("by {} (FOSTER), {} (WA), {} (BiC) and {} (iCaRL) points".format(*gains))
-
-    by_step = [signed(gain("ber@chosen", k=20, step=step)) for step in range(1, 6)]
-    expected.append("{} and {} at the first two, {}, {} and {} at the others".format(*by_step))
-    of_models = [gain("ber@chosen", k=20, cil=c) for c in ("foster", "bic", "wa", "icarl")]
-    assert f"{of_models[1]:.1f}" == f"{of_models[2]:.1f}"
-    foster, bic, _, icarl = of_models
-    expected.append(f"by {foster:.1f} (FOSTER), {bic:.1f} (BiC and WA) and {icarl:.1f} (iCaRL)")
-    later = STUDY.rows[(STUDY.rows["k"] == 20) & (STUDY.rows["step"] > 1)]
-    found = {(d, w): mean(later, f"auc_{w}", detector=d) for d in ("ber", "energy") for w in ("new", "old")}
-    new, old = ([found[d, w] for d in ("ber", "energy")] for w in ("new", "old"))
-    expected.append("(AUC {:.1f}, under Energy {:.1f}; on old ones {:.1f} and {:.1f})".format(*new, *old))
-    expected.append(f"({signed(gain('ber', k=20, ood='mnist'))}) and on new classes")
-    expected.append(f"({signed(gain('augmix', k=20, ood='svhn'))} against Energy)")
 
     gentle = read_study(LEARNING_RATE).rows
     tuned = sorted({name.split("@")[0] for name in gentle["detector"] if name})
@@ -438,5 +546,4 @@ def test_the_readmes_sentences() -> None:
         ours("auc", cil="icarl", detector=f"{d}{label}") for label in ("@chosen", "") for d in ("vos", "npos")
     ]
     expected.append("{:.2f} and {:.2f}, instead of {:.2f} and {:.2f}".format(*pairs))
-    prose = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
-    assert [text for text in expected if text not in prose] == []
+    assert missing(expected) == []
