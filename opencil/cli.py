@@ -44,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
 )
 _problems = Console(stderr=True, soft_wrap=True, highlight=False)
-_FIRST_LINE, _LINES = 2.0, 30.0  #: seconds to the first line about a run, and between lines, in a log file
+_LINES = 30.0  #: seconds between lines about progress, in a log file
 
 
 class _Interrupts:
@@ -371,7 +371,7 @@ def _progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]
         shares: dict[str, float] = {}  # of each run that is done; packed runs advance together
         places: dict[str, str] = {}  # where each run is that is under way
         losses: dict[tuple[str, str], str] = {}  # of each run's stages, as last read
-        first = due = time.monotonic() + _FIRST_LINE
+        first = due = time.monotonic() + _LINES
 
         def show(event: "Event") -> None:
             nonlocal due
