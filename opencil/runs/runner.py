@@ -108,9 +108,8 @@ def execute(config: Config) -> Iterator[Event]:
     outputs.trim()
     waiting = iter(specs)
     lanes: list[_Lane] = []
-    with (
-        ExitStack() as leaving
-    ):  # in the middle, even: each run is freed now, not when Python gets round to it
+    # Whoever leaves in the middle frees every run at once, not when Python gets round to it.
+    with ExitStack() as leaving:
         while True:
             free = config.place.pack - len(lanes)
             for spec, folder in islice(waiting, free):
