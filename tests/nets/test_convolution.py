@@ -56,9 +56,8 @@ def test_weight_gradient_is_the_definitions(
     found = weight_gradient(x, gradient, stride)
     expected = by_definition(x, gradient, stride)
     assert (found.dtype, found.shape) == (torch.float32, expected.shape)
-    # torch's own, on the CPU, is rounded to bfloat16; products of such numbers are exact even in TF32
-    tolerance = 1e-2 if device == "cpu" and dtype == torch.bfloat16 else 1e-5
-    close = {"rtol": tolerance, "atol": tolerance * float(expected.abs().max())}
+    # products of such numbers are exact even in TF32, and their sums are float32 on every device
+    close = {"rtol": 1e-5, "atol": 1e-5 * float(expected.abs().max())}
     torch.testing.assert_close(found.double().cpu(), expected, **close)
     assert torch.equal(found, weight_gradient(x, gradient, stride))
     plain = x.contiguous(memory_format=torch.contiguous_format)  # NCHW gives the same
@@ -73,7 +72,7 @@ def test_weight_gradient_is_a_proper_operator(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_are_those_of_torchs_own_convolution(stride: int, device: str) -> None:
+def test_gradients_are_those_of_a_convolution(stride: int, device: str) -> None:
     x = drawn(4, 16, 6, 6, device=device).float().requires_grad_()
     weight = drawn(32, 16, 3, 3, seed=1, device=device).float().requires_grad_()
     ours = _Convolve.apply(x, weight, stride, torch.bfloat16)
@@ -81,10 +80,12 @@ def test_gradients_are_those_of_torchs_own_convolution(stride: int, device: str)
     assert torch.equal(ours, plain)
     towards = drawn(*plain.shape, seed=2, device=device)
     found = torch.autograd.grad(ours, (x, weight), towards)
-    expected = torch.autograd.grad(plain, (x, weight), towards)
-    assert torch.equal(found[0], expected[0])
-    scale = float(expected[1].abs().max())
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-2, atol=1e-2 * scale)
+    (of_x,) = torch.autograd.grad(plain, (x,), towards)
+    assert torch.equal(found[0], of_x)
+    # torch rounds the weight's gradient to bfloat16, on some processors at every addition
+    of_weight = by_definition(x.detach(), towards, stride)
+    close = 1e-5 * float(of_weight.abs().max())
+    torch.testing.assert_close(found[1].double().cpu(), of_weight, rtol=1e-5, atol=close)
 
 
 def test_images_that_need_no_gradient_get_none() -> None:
