@@ -55,6 +55,7 @@ class _Interrupts:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Notice it inside the block, and raise ``KeyboardInterrupt`` as ever."""
+        self.seen = False  # of an earlier command in this process
         usual = signal.getsignal(signal.SIGINT)
         in_main = threading.current_thread() is threading.main_thread()
         if usual is not signal.default_int_handler or not in_main:  # somebody else's, or ignored
@@ -65,7 +66,6 @@ class _Interrupts:
             self.seen = True
             signal.default_int_handler(number, frame)
 
-        self.seen = False
         signal.signal(signal.SIGINT, note)
         try:
             yield

@@ -215,6 +215,7 @@ def test_a_run_that_fails_at_once_leaves_no_table(tmp_path: Path) -> None:
     assert result.stdout == "runs are stored in r\n"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_is_130_and_what_was_finished_stays(
     tmp_path: Path, process: Callable[..., subprocess.Popen[str]], tiny: Callable[..., Config]
 ) -> None:
@@ -240,6 +241,7 @@ def test_interrupted_is_130_and_what_was_finished_stays(
     assert list(tmp_path.rglob("*.part")) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("becomes", ["an error", "a failed run", "nothing"])
 def test_an_interrupt_that_native_code_makes_something_else_of(
     becomes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

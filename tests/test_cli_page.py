@@ -203,6 +203,7 @@ def test_watching_from_the_very_beginning(half: Path, monkeypatch: pytest.Monkey
     assert [(run["trained"], run["steps"]) for run in page["runs"]] == [(0, 4)]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_watching_process(half: Path) -> None:
     words = ["report", str(half), "--watch", "--every", "600"]
     process = subprocess.Popen(
