@@ -106,7 +106,7 @@ def command(root: Path, out: Path) -> None:
 
 
 def measure(root: Path, out: Path) -> None:
-    from opencil.cli_page import write_page
+    from opencil.cli.page import write_page
     from opencil.report.compare import COMPARED, comparison_tables
     from opencil.report.figures import figures
     from opencil.report.statistics import statistics_tables

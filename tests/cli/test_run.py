@@ -16,8 +16,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import opencil
-from opencil import cli
 from opencil.cli import app
+from opencil.cli.progress import progress
 from opencil.config import Config, parse_yaml, resolve
 from opencil.runs.plan import plan
 from opencil.runs.runner import Event, Failed, Finished
@@ -319,10 +319,10 @@ def test_lines_are_not_for_terminals(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("opencil.cli._LINES", 0.0)
+    monkeypatch.setattr("opencil.cli.progress._LINES", 0.0)
     for terminal in (True, False):
         config = tiny(tmp_path / str(terminal), "benchmark.classes_per_step=8", detector="msp")
-        with cli._progress(Console(file=io.StringIO(), force_terminal=terminal), 1) as show:
+        with progress(Console(file=io.StringIO(), force_terminal=terminal), 1) as show:
             for event in opencil.execute(config):
                 show(event)
         assert (capsys.readouterr().err == "") == terminal
@@ -331,9 +331,9 @@ def test_lines_are_not_for_terminals(
 def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line now and then with every run that is under way, beside the table and not in it."""
     settings = ["--classes-per-step", "4", "--detector", "msp", "--seed", "0,1", "--pack", "2"]
-    monkeypatch.setattr("opencil.cli._LINES", 1e6)
+    monkeypatch.setattr("opencil.cli.progress._LINES", 1e6)
     assert call("run", *SHORT, *settings, "--runs", "quick").stderr == "", "short runs need none"
-    monkeypatch.setattr("opencil.cli._LINES", 0.0)
+    monkeypatch.setattr("opencil.cli.progress._LINES", 0.0)
     result = call("run", *SHORT, *settings, "--runs", "every")
     lines = result.stderr.splitlines()
     shares = [int(line.split()[2]) for line in lines]

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil import cli_page
+from opencil.cli import page as cli_page
+from opencil.cli.guard import guarded
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
@@ -23,6 +24,7 @@ _WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs
 _NOTHING = "no detector has been evaluated yet"
 
 
+@guarded
 def report(
     runs: Annotated[
         list[Path] | None,
@@ -229,9 +231,3 @@ def show(screen: Console, tables: "list[Table]") -> None:
             width = max(wide.measure(drawn).maximum, screen.width)
             Console(width=width).print(*[""] * (j > 0), drawn, sep="\n")
         screen.print("\n".join(table.notes), highlight=False, markup=False)
-
-
-def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Add ``report`` to the command line, under the guard that all commands have."""
-    example = "opencil report runs --table main --compare paper --html report.html"
-    top.command(epilog=f"Example: {example}")(guarded(report))

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from opencil.cli.guard import guarded
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ Cache = Annotated[
 Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per processor.", min=1)]
 
 
+@app.command(epilog="Example: opencil data check ~/downloads --benchmark cifar100")
+@guarded
 def check(
     root: Root,
     benchmark: Benchmark = None,
@@ -72,6 +75,8 @@ def check(
     screen.print(f"all {len(results)} can be used", highlight=False)
 
 
+@app.command(epilog="Example: opencil data prepare ~/downloads --benchmark cifar100")
+@guarded
 def prepare(
     root: Root,
     benchmark: Benchmark = None,
@@ -119,6 +124,8 @@ def prepare(
     _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(root, access.cache)}")
 
 
+@app.command(epilog="Example: opencil data show ~/downloads texture --save texture.png")
+@guarded
 def show(
     root: Root,
     dataset: Annotated[str, typer.Argument(help="Dataset: see 'opencil list datasets'.")],
@@ -296,15 +303,3 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self.progress.remove_task(self.task)
-
-
-def register(top: typer.Typer, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Add ``data`` and its commands to the command line, under the guard that all commands have."""
-    commands: list[tuple[Callable[..., None], str]] = [
-        (check, "opencil data check ~/downloads --benchmark cifar100"),
-        (prepare, "opencil data prepare ~/downloads --benchmark cifar100"),
-        (show, "opencil data show ~/downloads texture --save texture.png"),
-    ]
-    for command, example in commands:
-        app.command(epilog=f"Example: {example}")(guarded(command))
-    top.add_typer(app, name="data")

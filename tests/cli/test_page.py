@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import opencil
-from opencil import cli_page
 from opencil.cli import app
+from opencil.cli import page as cli_page
 from opencil.config import Config
 from opencil.runs.study import read_study
 

@@ -1,0 +1,49 @@
+"""The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
+
+import gc
+from typing import Annotated
+
+import typer
+
+from opencil._version import __version__
+from opencil.cli import config, data, report, run
+from opencil.cli import list as listing
+
+app = typer.Typer(
+    help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
+    epilog="Start with: opencil run --benchmark digits",
+    no_args_is_help=True,
+    add_completion=False,
+)
+for _name, _command, _example in (
+    ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),
+    ("config", config.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
+    ("list", listing.list_names, "detectors '*norm*'"),
+    ("report", report.report, "runs --table main --compare paper --html report.html"),
+):
+    app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)
+app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"opencil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the ``opencil`` command."""
+    gc.freeze()  # what is imported stays to the end: to go through it again took a tenth of a report
+    app()

@@ -1,0 +1,117 @@
+"""The flags that make a config, declared once for all commands that take them."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opencil.cli.guard import guarded
+from opencil.errors import BadInput
+
+if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
+    from opencil.config import Config
+
+
+def _config_from_flags(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YML, as 'opencil config' prints it.", show_default=False)
+    ] = None,
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.")] = None,
+    cil: Annotated[str | None, typer.Option(help="CIL methods: icarl,wa or all.", metavar="A,B|all")] = None,
+    detector: Annotated[
+        str | None, typer.Option(help="Detectors: msp,energy or all.", metavar="A,B|all")
+    ] = None,
+    classes_per_step: Annotated[str | None, typer.Option(help="Classes per step, k.", metavar="K,K")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seeds, one run each.", metavar="S,S")] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR")
+    ] = None,
+    runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    precision: Annotated[str | None, typer.Option(help="Training on a GPU: bf16, tf32 or fp32.")] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="Runs that advance together on one GPU.", metavar="N")
+    ] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(help="Write training curves for TensorBoard there.", metavar="DIR")
+    ] = None,
+    epochs_scale: Annotated[
+        float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
+    ] = None,
+    outputs_limit: Annotated[
+        str | None,
+        typer.Option(help="Models' outputs to keep on disk at most, as 2GB; 0: none.", metavar="SIZE"),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any value of the config, as cil.icarl.epochs=5; may be repeated.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+) -> "Config":
+    from opencil.config import read_yaml, resolve
+
+    flags: dict[str, Any] = {"benchmark": {}, "seed": {}, "place": {}}
+    if benchmark is not None:
+        flags["benchmark"]["name"] = benchmark
+    if classes_per_step is not None:
+        flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
+    if seed is not None:
+        flags["seed"]["runs"] = _numbers("--seed", seed)
+    place = {
+        "data_root": data_root,
+        "runs": runs,
+        "device": device,
+        "pack": pack,
+        "outputs_limit": outputs_limit,
+        "tensorboard": tensorboard,
+    }
+    flags["place"] = {name: value for name, value in place.items() if value is not None}
+    if precision is not None:
+        flags["training"] = {"precision": precision}
+    if epochs_scale is not None:
+        flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
+    return resolve(
+        read_yaml(config) if config else None,
+        flags=flags,
+        cil=_names("--cil", cil),
+        detector=_names("--detector", detector),
+        settings=settings or (),
+    )
+
+
+def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
+    """Give a command the flags that make a config, so that they are declared once."""
+
+    @wraps(command)
+    def call(**flags: Any) -> None:
+        command(_config_from_flags(**flags))
+
+    signature = inspect.signature(_config_from_flags)
+    del call.__wrapped__
+    call.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return guarded(call)
+
+
+def _names(flag: str, text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = text.replace(",", " ").split()
+    if not names:
+        raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them, or all")
+    return names
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(
+            f"{flag} {text!r} is not understood: allowed are whole numbers with commas between them"
+        ) from None

@@ -1,0 +1,74 @@
+"""How commands end: expected errors as a sentence and an exit code, Ctrl-C as what it is."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from opencil.errors import OpenCILError
+
+#: Where problems are told.
+problems = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class Interrupts:
+    """Ctrl-C, remembered: native code that it falls into makes an error of its own of it, or swallows it."""
+
+    seen = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice it inside the block, and raise ``KeyboardInterrupt`` as ever."""
+        self.seen = False  # of an earlier command in this process
+        usual = signal.getsignal(signal.SIGINT)
+        in_main = threading.current_thread() is threading.main_thread()
+        if usual is not signal.default_int_handler or not in_main:  # somebody else's, or ignored
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.seen = True
+            signal.default_int_handler(number, frame)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+
+interrupts = Interrupts()
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose expected errors end in a sentence and an exit code, not in a traceback."""
+
+    @wraps(command)
+    def call(*args: Any, **flags: Any) -> None:
+        try:
+            with interrupts.watched():
+                command(*args, **flags)
+        except (KeyboardInterrupt, Exception) as error:
+            if isinstance(error, KeyboardInterrupt) or interrupts.seen:
+                problems.print(
+                    "interrupted: what was finished is stored, and the same command goes on from there"
+                )
+                raise typer.Exit(130) from None
+            if not isinstance(error, (OpenCILError, OSError)):
+                raise
+            tell(error)
+            raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
+
+    return call
+
+
+def tell(error: object) -> None:
+    """Say what has gone wrong."""
+    problems.print(f"[red]error:[/] {escape(str(error))}")

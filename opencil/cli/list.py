@@ -1,0 +1,101 @@
+"""``opencil list``: what there is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from fnmatch import filter as matching
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from opencil.cli.guard import guarded
+from opencil.errors import BadInput, unknown
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
+
+if TYPE_CHECKING:
+    from opencil.detectors.detector import Detector
+
+Line = dict[str, str]
+
+
+def _benchmarks(pattern: str, _: bool) -> Iterator[Line]:
+    from opencil.config import list_benchmarks, resolve
+
+    for name in matching(list_benchmarks(), pattern):
+        b = resolve(flags={"benchmark": name}).benchmark
+        line = {"name": name, "ID data": b.id}
+        line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
+        yield line | {"near OOD": ", ".join(b.near), "far OOD": ", ".join(b.far)}
+
+
+def _registered(
+    registry: Registry[Any],
+    pattern: str,
+    detailed: bool,
+    details: Callable[[Any], Line] | None = None,
+) -> Iterator[Line]:
+    """What a registry has: names, what they are, and where they were published, if any of them was."""
+    entries = {name: registry.entry(name) for name in registry.names(pattern)}
+    published = any(entry.paper for entry in entries.values())
+    for name, entry in entries.items():
+        line = {"name": name, "what it is": entry.about}
+        if detailed and details:
+            line |= details(registry.create(name))
+        if published:
+            paper = entry.paper
+            line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+        yield line
+
+
+def _of_detector(detector: "Detector") -> Line:
+    """What a detector reads, to score and in its set-up, and the default values that are its own."""
+    from opencil.validation import plain
+
+    family = next(base for base in type(detector).__mro__ if "family" in vars(base))
+    shared = {f.name for f in fields(family)}  # by the whole family: said once, in the docs
+    values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items() if key not in shared)
+    set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
+    reads = ", ".join(sorted(detector.reads))
+    return {"family": detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
+
+
+#: What can be listed: lines of the names that match a pattern, in detail if that is asked for.
+KINDS: dict[str, Callable[[str, bool], Iterator[Line]]] = {
+    "benchmarks": _benchmarks,
+    "cil": partial(_registered, LEARNERS),
+    "detectors": partial(_registered, DETECTORS, details=_of_detector),
+    "datasets": partial(_registered, DATASETS),
+    "backbones": partial(_registered, BACKBONES),
+}
+
+
+@guarded
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(KINDS))],
+    pattern: Annotated[str, typer.Argument(help="Shell pattern for names.")] = "*",
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="As Markdown; of detectors also what they read, and their values."),
+    ] = False,
+) -> None:
+    """List what there is, with where it was published."""
+    if what not in KINDS:
+        raise unknown("list", what, KINDS)
+    lines = list(KINDS[what](pattern, markdown))
+    if not lines:
+        raise BadInput(f"none of the {what} matches {pattern!r}")
+    if markdown:
+        cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
+        typer.echo(
+            "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+        )
+        return
+    table = Table()
+    for column in lines[0]:
+        table.add_column(column, overflow="fold")  # a name or a link is of no use without its end
+    for line in lines:
+        table.add_row(*map(escape, line.values()))
+    Console().print(table)

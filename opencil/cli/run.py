@@ -1,0 +1,63 @@
+"""``opencil run``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from opencil.cli.flags import takes_config
+from opencil.cli.guard import interrupts, problems, tell
+from opencil.cli.progress import progress
+from opencil.cli.report import show
+from opencil.errors import OpenCILError
+
+if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
+    import pandas as pd
+
+    from opencil.config import Config
+
+
+@takes_config
+def run(config: "Config") -> None:
+    """Train, evaluate and store whatever of a config is not done yet; then show the table.
+
+    Started again, it goes on where it stopped; a finished run answers at once.
+    """
+    from opencil.runs.plan import plan
+    from opencil.runs.runner import Failed, execute
+    from opencil.runs.tensorboard import training_curves
+
+    screen, failures = Console(), 0
+    for method in config.cil:
+        if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
+            problems.print(
+                f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
+                "and they draw on them",
+                highlight=False,
+            )
+    with training_curves(config.place.tensorboard) as write, progress(screen, len(plan(config))) as advance:
+        for event in execute(config):
+            if interrupts.seen:  # and a run has failed of it, or nobody has noticed
+                raise KeyboardInterrupt
+            advance(event)
+            write(event)
+            if isinstance(event, Failed):
+                failures += 1
+                tell(f"run {event.run} stopped: {event.error}")
+    folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
+    rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
+    if rows is not None:
+        from opencil.report.tables import summaries
+
+        show(screen, summaries(rows[rows["detector"].isin(["", *config.detector])]))
+    screen.print(f"runs are stored in {config.place.runs}", highlight=False)
+    if failures:
+        raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")
+
+
+def _rows(folders: list[Path]) -> "pd.DataFrame | None":
+    import pandas as pd
+
+    from opencil.runs.store import read_rows
+
+    return pd.concat([read_rows(folder) for folder in folders], ignore_index=True) if folders else None
