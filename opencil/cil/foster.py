@@ -126,6 +126,13 @@ class BoostedModel(Model):
             return self.student.features(images)
         return torch.cat([self.base.features(images), self.backbone(images)], dim=1)
 
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Maps of both backbones side by side, stage by stage, or of the student's."""
+        if self.evaluate == "compressed":
+            return self.student.maps(images)
+        pairs = zip(self.base.maps(images), self.backbone.maps(images), strict=True)
+        return [torch.cat(pair, dim=1) for pair in pairs]
+
     def classify(self, features: Tensor) -> Tensor:
         """Logits of the head over both backbones, or of the student's."""
         return self.student.classify(features) if self.evaluate == "compressed" else self.head(features)

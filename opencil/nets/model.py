@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from opencil.errors import BadInput
+
 _fused: ContextVar[bool] = ContextVar("fused", default=False)
 
 
@@ -32,6 +34,13 @@ class Backbone(nn.Module):
         """Features [B, width] of normalised images."""
         # One compiled function for all backbones: neither a copy nor the next step needs the compiler again.
         return _compiled()(self, *args) if _fused.get() else super().__call__(*args, **kwargs)
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """What each stage gives after its last activation, [B, C, H, W] each."""
+        raise BadInput(
+            f"{type(self).__name__} has no maps of its stages: a method maps(images) gives them, "
+            "[B, C, H, W] each"
+        )
 
 
 @cache
@@ -65,9 +74,8 @@ class Head(nn.Linear):
 
     def grown(self, classes: int, width: int | None = None) -> "Head":
         """A head over ``classes`` classes (and ``width`` features) that keeps this one's rows and columns."""
-        head = Head(width or self.in_features, classes).to(
-            self.weight.device
-        )  # drawn on the CPU: same everywhere
+        # Drawn on the CPU: the same everywhere.
+        head = Head(width or self.in_features, classes).to(self.weight.device)
         with torch.no_grad():
             head.weight[: self.out_features, : self.in_features] = self.weight
             head.bias[: self.out_features] = self.bias
@@ -86,6 +94,10 @@ class Model(nn.Module):
         """Pooled penultimate features f [B, D] of normalised images."""
         features: Tensor = self.backbone(images)
         return features
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """The backbone's maps after each stage, [B, C, H, W] each."""
+        return self.backbone.maps(images)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits z [B, classes] of features."""

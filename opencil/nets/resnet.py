@@ -44,7 +44,7 @@ class ResNet(Backbone):
 
     def __init__(self, stem: nn.Module, widths: tuple[int, ...], blocks: int, projection: bool) -> None:
         super().__init__()
-        self.stem, self.width = stem, widths[-1]
+        self.stem, self.width, self.blocks_per_stage = stem, widths[-1], blocks
         layers, inputs = [], widths[0]
         for stage, width in enumerate(widths):
             for i in range(blocks):
@@ -57,7 +57,16 @@ class ResNet(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, width]."""
-        return F.adaptive_avg_pool2d(self.blocks(self.stem(images)), 1).flatten(1)
+        return F.adaptive_avg_pool2d(self.maps(images)[-1], 1).flatten(1)
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """What each stage gives after its last ReLU, [B, C, H, W] each."""
+        x, found = self.stem(images), []
+        for number, block in enumerate(self.blocks, start=1):
+            x = block(x)
+            if number % self.blocks_per_stage == 0:
+                found.append(x)
+        return found
 
 
 def _small(blocks: int) -> ResNet:

@@ -184,3 +184,15 @@ def test_values_are_those_of_the_methods_sheet() -> None:
     assert foster.compress == Schedule(epochs=130, lr=0.1, decay="cosine", weight_decay=0.0)
     assert (foster.boost_beta, foster.compress_beta, foster.temperature) == (0.96, 0.97, 2.0)
     assert foster.evaluate == "boosted"
+
+
+def test_maps_are_those_of_what_is_evaluated(boosted: Task) -> None:
+    """Pooled, the last ones are the features: of both backbones side by side, or of the student."""
+    images, model = batch_of(boosted)[0], boosted.model.eval()
+    maps = model.maps(images)
+    assert [m.shape[1] for m in maps] == [32, 64, 128]
+    assert torch.equal(maps[0][:, 16:], model.backbone.maps(images)[0])
+    torch.testing.assert_close(maps[-1].mean(dim=(2, 3)), model.features(images))
+    model.evaluate = "compressed"
+    assert [m.shape[1] for m in model.maps(images)] == [16, 32, 64]
+    torch.testing.assert_close(model.maps(images)[-1].mean(dim=(2, 3)), model.features(images))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from opencil.engine.seeding import seeded
-from opencil.nets.model import Head, Model
+from opencil.errors import BadInput
+from opencil.nets.model import Backbone, Head, Model
 from opencil.nets.resnet import resnet8
 
 
@@ -101,3 +102,19 @@ def test_an_extra_head_is_a_copy_that_can_be_trained() -> None:
             p.add_(1)
     assert torch.equal(model.classify(features), before)
     assert set(extra.state_dict()) == {"weight", "bias"}
+
+
+def test_a_models_maps_are_its_backbones() -> None:
+    with seeded(0):
+        model = Model(resnet8(), 3).eval()
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for found, expected in zip(model.maps(images), model.backbone.maps(images), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_backbone_without_maps_says_so() -> None:
+    class Plain(Backbone):
+        width = 2
+
+    with pytest.raises(BadInput, match=r"Plain has no maps of its stages"):
+        Plain().maps(torch.zeros(1, 3, 8, 8))

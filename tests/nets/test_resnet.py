@@ -122,3 +122,29 @@ def test_backbones_say_how_wide_they_are(name: str) -> None:
     network = BACKBONES.create(name)
     assert BACKBONES.entry(name).about
     assert network(random_batch(2, 3, 32, 32)).shape == (2, network.width)
+
+
+@pytest.mark.parametrize(
+    ("make", "side", "shapes"),
+    [
+        (resnet8, 8, [(16, 8, 8), (32, 4, 4), (64, 2, 2)]),
+        (resnet32, 32, [(16, 32, 32), (32, 16, 16), (64, 8, 8)]),
+        (resnet18, 64, [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2)]),
+    ],
+)
+def test_maps_are_what_each_stages_last_block_gives(
+    make: type[ResNet], side: int, shapes: list[tuple[int, int, int]]
+) -> None:
+    with seeded(0):
+        network = make().eval()
+    images, after = random_batch(2, 3, side, side), []
+    x = network.stem(images)
+    for block in network.blocks:
+        x = block(x)
+        after.append(x)
+    maps = network.maps(images)
+    assert [tuple(m.shape[1:]) for m in maps] == shapes
+    per_stage = len(after) // len(shapes)
+    assert all(torch.equal(m, after[per_stage * (i + 1) - 1]) for i, m in enumerate(maps))
+    assert all(float(m.detach().min()) >= 0 for m in maps)
+    assert torch.equal(network(images), nn.functional.adaptive_avg_pool2d(maps[-1], 1).flatten(1))
