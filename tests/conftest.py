@@ -41,7 +41,7 @@ def _registries_stay() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT interrupts, here and in children; a suite started in the background inherits that it is ignored."""
+    """SIGINT interrupts, here and in children: a suite in the background inherits that it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -21,6 +21,7 @@ from opencil.published import contradictory, published_ablation, published_resul
 from opencil.report.order import families
 
 RESULTS = Path(__file__).parents[2] / "results"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CIFAR = RESULTS / "cifar100"
 LEARNING_RATE = RESULTS / "learning_rate"
 CIL = {"iCaRL": "icarl", "BiC": "bic", "WA": "wa", "FOSTER": "foster"}
@@ -131,7 +132,7 @@ def test_the_readmes_detectors(section: str, k: int) -> None:
 
 
 def test_the_readmes_set_up_data() -> None:
-    table = 100 * pd.read_csv(CIFAR / "set_up_data.csv").pivot_table(
+    table = 100 * pd.read_csv(EXPERIMENTS / "set_up_data.csv").pivot_table(
         index="setup", columns="detector", values="auc"
     )
     checked = 0
@@ -149,7 +150,7 @@ def test_the_readmes_set_up_data() -> None:
 
 def test_the_readmes_choices() -> None:
     """Each line is a choice's: that of its name, or else the one whose figures it has."""
-    table = pd.read_csv(CIFAR / "margins.csv")
+    table = pd.read_csv(EXPERIMENTS / "choose_margins.csv")
     assert len(table) == 24 * 8
     by_model = table.pivot_table(index="choice", columns="cil", values="auc")[["icarl", "wa", "bic"]]
     by_model.insert(0, "mean", table.groupby("choice")["auc"].mean())
@@ -227,7 +228,7 @@ def test_the_readmes_noise_of_ber() -> None:
 
 
 def test_the_readmes_bic() -> None:
-    rows = pd.read_csv(CIFAR / "bic_correction.csv")
+    rows = pd.read_csv(EXPERIMENTS / "bic_correction.csv")
     table = rows.pivot_table(index="step", columns="correction", values="accuracy")
     named = {
         "no correction at this step": "none",
@@ -346,7 +347,7 @@ def test_the_readmes_precisions() -> None:
 
 
 def test_the_readmes_average_precision() -> None:
-    rows = pd.read_csv(CIFAR / "average_precision.csv")
+    rows = pd.read_csv(EXPERIMENTS / "average_precision.csv")
     assert set(rows["step"]) == set(range(1, 11))
     assert set(rows["cil"]) == {"icarl"}
     found = 100 * rows.groupby(["detector", "numbers", "distance"])["ap"].mean()
@@ -467,7 +468,7 @@ def test_the_readmes_sentences_of_20_classes() -> None:
     )
     expected.append(f"({signed(gain('ber', 20, ood='mnist'))}) and on new classes")
     expected.append(f"({signed(gain('augmix', 20, ood='svhn'))} against Energy)")
-    setups = pd.read_csv(CIFAR / "set_up_data_k20.csv").pivot_table(
+    setups = pd.read_csv(EXPERIMENTS / "set_up_data_k20.csv").pivot_table(
         index="setup", columns="detector", values="auc"
     )
     relation = 100 * setups["relation"]

@@ -1,6 +1,6 @@
 """What each peculiarity of the released BiC does to a trained model: its newest correction, fitted again.
 
-    python results/bic_correction.py runs/cifar100/k10/bic/seed0 --data-root ROOT --csv FILE
+    python experiments/bic_correction.py runs/cifar100/k10/bic/seed0 --data-root ROOT --csv FILE
 
 For every stored step from the second on: the accuracy without the step's correction, with the stored one,
 with ours fitted again, and with each thing that the paper's code does otherwise (``as_released.py``), alone

@@ -1,6 +1,6 @@
 """What detectors are set up on, and what that does to them: train+, the memory, or the paper code's choice.
 
-    python results/set_up_data.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
+    python experiments/set_up_data.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
 
 For every stored step, detectors are set up on T_t^train+ (the paper's words and our default), on the memory
 after the step (`benchmark.setup: memory`), and on that memory with 100 test images (the paper's code; for

@@ -1,4 +1,4 @@
-"""The scripts behind results/README.md run, and their variants are what they say, on a few digits."""
+"""The scripts of experiments/ run, and their variants are what they say, on a few digits."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-SCRIPTS = Path(__file__).parents[2] / "results"
+SCRIPTS = Path(__file__).parents[2] / "experiments"
 
 
 def run(script: str, *arguments: str, timeout: float = 300) -> str:

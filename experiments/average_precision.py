@@ -1,6 +1,6 @@
 """What the numbers of images do to AP: as many OOD and ID images as the paper's code takes, by weights.
 
-    python results/average_precision.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
+    python experiments/average_precision.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
 
 AP with OOD positive grows with the share of OOD images. At each step 1,500 test images and 1,000 of each OOD
 set stand for all of them, weighted to our numbers, then to the paper's number of OOD images (Places365 has

@@ -1,7 +1,7 @@
 """Learning rate, margins and weight of BER and VOS, judged without OOD data: later classes stand in for it.
 
-    python results/choose_margins.py runs/digits/k2/icarl/seed0
-    python results/choose_margins.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --device cuda --csv FILE
+    python experiments/choose_margins.py runs/digits/k2/icarl/seed0
+    python experiments/choose_margins.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --device cuda
 
 For every step but the last: the AUC of the step's test images against training images of classes that the
 model has not learned yet, for Energy and for BER and VOS under each choice of values (others are the run's);
