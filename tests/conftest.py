@@ -3,8 +3,11 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -37,6 +40,21 @@ def _registries_stay() -> Iterator[None]:
     for registry, entries in zip(registries, kept, strict=True):
         registry._entries.clear()
         registry._entries.update(entries)
+
+
+@pytest.fixture(scope="session")
+def plugin() -> Callable[[str], ModuleType]:
+    """Load a file of tests/plugins by its path, as an installed plugin would be: it registers what it has."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(f"plugin_{name}", Path(__file__).parent / "plugins" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

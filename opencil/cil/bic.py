@@ -39,15 +39,14 @@ class BiC(Learner):
         loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
         model = task.model.requires_grad_(True)
         model.corrections.requires_grad_(False)
-        if task.teacher is None:
+        if task.first:
             yield Stage("train", model, loss, self.train, task.train_plus)
             return
         kept, held_out = self.split(task)
         yield Stage("train", model, loss, self.train, kept)
 
-        model.requires_grad_(
-            False
-        )  # and in eval mode: a stage puts nothing but its own module in training mode
+        # The rest stays in eval mode too: a stage puts nothing but its own module in training mode.
+        model.requires_grad_(False)
         newest = model.corrections[-1].requires_grad_(True)
 
         def correction_loss(images: Tensor, labels: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class FOSTER(Learner):
     def stages(self, task: Task) -> Iterator[Stage]:
         """CE at step 1; then boosting, then compression."""
         model, temperature = task.model, self.temperature
-        if task.teacher is None:
+        if task.first:
             yield Stage(
                 "train", model, lambda x, y: F.cross_entropy(model(x), y), self.first, task.train_plus
             )
@@ -85,7 +85,7 @@ class FOSTER(Learner):
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
         """Those of whichever of the two models is not the evaluated one."""
         name = "compressed" if self.evaluate == "boosted" else "boosted"
-        if task.teacher is None:  # one model, both at once
+        if task.first:  # one model, both at once
             return {f"accuracy_{name}": test.logits.argmax(dim=1)}
         other = copy.copy(task.model)
         other.evaluate = name

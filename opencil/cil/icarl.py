@@ -29,7 +29,7 @@ class ICaRL(Learner):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """One training: CE at step 1, CE + KD after it."""
-        schedule = self.later if task.teacher else self.first
+        schedule = self.first if task.first else self.later
         yield Stage("train", task.model, replay_and_distil(task, self.temperature), schedule, task.train_plus)
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
@@ -40,7 +40,6 @@ class ICaRL(Learner):
         )
         parts = torch.split(exemplars, [len(indices) for indices in memory.per_class])
         means = F.normalize(torch.stack([part.mean(dim=0) for part in parts]))
-        nearest = (F.normalize(test.features) @ means.T).argmax(
-            dim=1
-        )  # unit vectors: nearest = largest product
+        # Of unit vectors the nearest has the largest product.
+        nearest = (F.normalize(test.features) @ means.T).argmax(dim=1)
         return {"accuracy_nearest_mean": nearest}

@@ -2,8 +2,9 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -58,17 +59,26 @@ class Setting:
 
 @dataclass
 class Task:
-    """One step as a method sees it: its data, the model to train and the frozen one before it."""
+    """One step as a method sees it: its data, the model to train and the one before it."""
 
     setting: Setting
     step: Step
     memory: Memory
     model: Any  #: the method's own kind of ``Model``
-    teacher: Any  #: likewise, frozen and in eval mode; None at step 1
+    previous: Any  #: likewise, as the step before left it; None at step 1
     train_plus: Tensor  #: indices of T_t^train+, the images to learn from
-    ended: list[dict[str, Tensor]] = field(
-        default_factory=list
-    )  #: the model's weights after each stage so far
+    #: The model's weights after each stage so far.
+    ended: list[dict[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is step 1, which has no model before it."""
+        return self.previous is None
+
+    @cached_property
+    def teacher(self) -> Any:
+        """A copy of the previous model, frozen and in eval mode, made when it is first asked for; or None."""
+        return None if self.first else copy.deepcopy(self.previous).eval().requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -100,8 +110,11 @@ class Learner(Values, ABC):
                 object.__setattr__(self, f.name, schedule.lasting(length))
 
     @abstractmethod
-    def stages(self, task: Task) -> Iterator[Stage]:
-        """The trainings of a step, in order. Code after a ``yield`` runs when that stage has been trained."""
+    def stages(self, task: Task) -> Iterable[Stage] | None:
+        """The trainings of a step, in order. Code after a ``yield`` runs when that stage has been trained.
+
+        A step may have none: a method in closed form sets ``task.model`` right here.
+        """
 
     def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
         """Indices of the images that a step learns from, which detectors are set up on too: T_t^train+."""
@@ -127,14 +140,13 @@ class Learner(Values, ABC):
             return setting.placed(self.blank(setting, step)).eval()
 
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-        """A step's task; the teacher is a frozen copy of ``previous``."""
+        """A step's task; ``previous`` is the model that the step before left, and stays as it is."""
         train_plus = self.training_set(setting, step, memory)
         if previous is None:
             return Task(setting, step, memory, self.load(setting, step), None, train_plus)
         with seeded(setting.initialisation_seed, "step", step.number):
             model = setting.placed(self.successor(setting, step, previous)).requires_grad_(True).eval()
-        teacher = copy.deepcopy(previous).eval().requires_grad_(False)
-        return Task(setting, step, memory, model, teacher, train_plus)
+        return Task(setting, step, memory, model, previous, train_plus)
 
     def learn(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train ``task.model`` on a step, or go on from a checkpoint, yielding after each iteration.
@@ -143,7 +155,7 @@ class Learner(Values, ABC):
         method's code between the stages sees what it saw.
         """
         setting, number = task.setting, -1
-        for number, stage in enumerate(self.stages(task)):
+        for number, stage in enumerate(self.stages(task) or ()):
             if checkpoint and number < checkpoint.stage:
                 checkpoint.restore_end(task.model, number)
                 task.ended.append(checkpoint.ended[number])

@@ -21,5 +21,5 @@ class Replay(Learner):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """One training with CE."""
-        model, schedule = task.model, self.later if task.teacher else self.first
+        model, schedule = task.model, self.first if task.first else self.later
         yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, task.train_plus)

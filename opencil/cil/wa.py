@@ -28,10 +28,10 @@ class WA(Learner):
     def stages(self, task: Task) -> Iterator[Stage]:
         """CE at step 1; then (1−λ)CE + λKD with λ = old/seen, and the alignment."""
         step, share = task.step, task.step.old / task.step.seen
-        schedule = self.later if task.teacher else self.first
+        schedule = self.first if task.first else self.later
         loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
         yield Stage("train", task.model, loss, schedule, task.train_plus)
-        if task.teacher:
+        if not task.first:
             align(task.model.head, step.old)
 
 

@@ -21,9 +21,8 @@ class Checkpoint:
     epoch: int
     weights: dict[str, Tensor]
     momentum: list[Tensor]
-    ended: list[dict[str, Tensor]] = field(
-        default_factory=list
-    )  #: the weights after each stage before this one
+    #: The weights after each stage before this one.
+    ended: list[dict[str, Tensor]] = field(default_factory=list)
 
     @classmethod
     def take(

@@ -176,12 +176,11 @@ def check_teacher(learner: str | Learner) -> None:
     """The model of the step before, and the teacher that is its copy, stay as they are."""
     walk = _after_first_step(learner)
     task = walk.begin(2)
-    models = {"the model of the step before": walk.previous, "the teacher": task.teacher}
-    before = {what: _state(model) for what, model in models.items()}
+    before = _state(walk.previous)
     for _ in walk.train(task):
         pass
-    for what, model in models.items():
-        changed = _differing(_state(model), before[what])
+    for what, model in (("the model of the step before", walk.previous), ("the teacher", task.teacher)):
+        changed = _differing(_state(model), before)
         assert not changed, f"{_name(learner)} changes {what}: {', '.join(changed[:3])}"
 
 
@@ -247,7 +246,7 @@ def check_images(learner: str | Learner) -> None:
     for number in range(1, len(_stream()) + 1):
         task = walk.begin(number)
         new, kept = set(task.step.train.tolist()), set(walk.memory.indices.tolist())
-        for stage in walk.learner.stages(task):
+        for stage in walk.learner.stages(task) or ():
             for _ in train(stage, setting.images, setting.transform, setting.batch_size, (stage.name,)):
                 pass
             where = f"{_name(learner)}'s stage {stage.name!r} of step {number}"

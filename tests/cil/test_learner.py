@@ -19,6 +19,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.loop import Diverged, Stage
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
+from opencil.registry import LEARNERS
 
 
 def naive_distillation(logits: Tensor, teacher: Tensor, temperature: float) -> float:
@@ -101,6 +102,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_the_first_step_sees_its_own_classes_only(first: Task, stream: Stream) -> None:
+    assert first.first
     assert first.teacher is None
     assert first.train_plus.tolist() == stream[0].train.tolist()
     assert set(stream.train.labels[first.train_plus].tolist()) == {0, 1}
@@ -179,6 +181,19 @@ def test_the_teacher_is_the_previous_model_frozen(first: Task, setting: Setting,
     assert not any(module.training for module in task.teacher.modules())
     assert not any(p.requires_grad for p in task.teacher.parameters())
     assert not {id(p) for p in task.teacher.parameters()} & {id(p) for p in task.model.parameters()}
+
+
+@pytest.mark.parametrize("name", LEARNERS.names())
+def test_a_teacher_is_copied_only_where_a_method_asks_for_one(
+    name: str, setting: Setting, stream: Stream
+) -> None:
+    learner = LEARNERS.create(name, epochs=1)
+    kept = tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2))
+    task = learner.begin(setting, stream[1], Memory(12, kept), learner.load(setting, stream[0]))
+    assert not task.first
+    list(learner.learn(task))
+    learner.remember(task)
+    assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "wa"))
 
 
 def test_two_methods_can_start_from_one_model(first: Task, setting: Setting, stream: Stream) -> None:

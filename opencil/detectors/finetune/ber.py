@@ -31,7 +31,7 @@ class BER(EnergyTuner):
     share: Fraction = 0.002  #: λ of a new image in a memory image
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """B of each iteration; which of the possible partners each image gets, in [0, 1)."""
+        """Each iteration's b; which of the possible partners each image gets, in [0, 1)."""
         weights = beta(self.concentration, (iterations,), numbers)
         return weights, torch.rand(iterations, batch, generator=numbers)
 

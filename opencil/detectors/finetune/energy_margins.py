@@ -26,7 +26,7 @@ class EnergyTuner(Tuner):
     margin_out: float = -5.0
 
     def extra(self, source: Source) -> Extra:
-        """F and, where it sets the margins, the model's own head beside it."""
+        """The head f and, where it sets the margins, the model's own head beside it."""
         extra = super().extra(source)
         if self.margins == "model":
             extra.model_head = source.extra_head().to(source.device).requires_grad_(False)

@@ -30,7 +30,7 @@ class Synthesiser(EnergyTuner):
         """Features [N, D] outside the classes, from their last features [classes, queue, D]."""
 
     def extra(self, source: Source) -> Extra:
-        """F, and the queue of features beside it."""
+        """The head f, and the queue of features beside it."""
         extra = super().extra(source)
         few, label = min((count, label) for label, count in source.new_counts.items())
         if few * self.schedule.epochs < self.queue:

@@ -35,9 +35,8 @@ class VOS(Synthesiser):
         centred = (features - mean[:, None]).reshape(-1, width).double()
         covariance = centred.T @ centred / len(centred)
         covariance.diagonal().add_(self.ridge)
-        factor = torch.linalg.cholesky_ex(
-            covariance
-        ).L.float()  # the plain form makes the host wait, to check
+        # The plain form makes the host wait, to check.
+        factor = torch.linalg.cholesky_ex(covariance).L.float()
         rarest = []
         for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
             noise = torch.randn(
