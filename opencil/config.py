@@ -17,7 +17,7 @@ import yaml
 
 from opencil.data.images import Store
 from opencil.data.memory import quota
-from opencil.data.own import OwnDataset
+from opencil.data.own_dataset import OwnDataset
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, unknown

@@ -113,7 +113,7 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
 
 # --- rooms -----------------------------------------------------------------------------------------
 
-COMMON = {"registry", "validation", "errors", "files", "_version"}
+COMMON = {"registry", "validation", "errors", "atomic_files", "_version"}
 #: What a room may import of ours, itself aside.
 KNOWS = {
     "data": COMMON,
@@ -127,7 +127,7 @@ KNOWS = {
     "registry": COMMON,
     "validation": {"errors"},
     "errors": set(),
-    "files": {"errors"},
+    "atomic_files": {"errors"},
     "config": COMMON | {"data", "engine", "configs"},
     "report": COMMON | {"evaluation", "published", "config"},
     "published": set(),

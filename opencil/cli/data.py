@@ -94,8 +94,8 @@ def prepare(
     """
     from dataclasses import replace
 
-    from opencil.data.cache import cache_folder
-    from opencil.data.files import usable
+    from opencil.data.file_dataset import usable
+    from opencil.data.image_cache import cache_folder
     from opencil.runs.loading import access as access_of
 
     resolved = _config(root, benchmark, config)
@@ -137,10 +137,10 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Write a contact sheet: some images of a dataset with their labels, as the benchmark sees them."""
-    from opencil.data.files import FileDataset
+    from opencil.atomic_files import write
+    from opencil.data.contact_sheet import contact_sheet
+    from opencil.data.file_dataset import FileDataset
     from opencil.data.images import Access
-    from opencil.data.sheet import contact_sheet
-    from opencil.files import write
     from opencil.registry import DATASETS
 
     if split not in ("train", "test"):
@@ -196,7 +196,7 @@ def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
 def _asked(config: "Config") -> "list[Asked]":
     """The splits in files that a config's benchmark reads; those that come with a package need no check."""
     from opencil.data.check import Asked, Role
-    from opencil.data.files import FileDataset
+    from opencil.data.file_dataset import FileDataset
     from opencil.data.images import Split
     from opencil.registry import DATASETS
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from opencil.data.files import FileDataset, search
+from opencil.data.file_dataset import FileDataset, search
 from opencil.data.images import Split
 from opencil.data.readers.folders import Flat, Folders
 from opencil.data.readers.idx import Idx

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from opencil.data.cache import SURVEY_SIDE
+from opencil.atomic_files import digest
 from opencil.data.decoding import decoded, workers_here
-from opencil.data.files import FileDataset
+from opencil.data.file_dataset import FileDataset
+from opencil.data.image_cache import SURVEY_SIDE
 from opencil.data.images import Dataset, Split
 from opencil.errors import BadInput
-from opencil.files import digest
 
 if TYPE_CHECKING:
     from opencil.data.readers.source import Found

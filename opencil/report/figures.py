@@ -24,8 +24,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
+from opencil.atomic_files import file_name, write, write_text
 from opencil.errors import unknown
-from opencil.files import file_name, write, write_text
 from opencil.report.averages import over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 

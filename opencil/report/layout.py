@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from opencil.files import file_name
+from opencil.atomic_files import file_name
 
 Format = Literal["markdown", "csv", "latex"]
 #: What the files of each format end in.

@@ -1,4 +1,4 @@
-"""A run's files: tensors and tables on top of the whole-or-absent writing of ``opencil.files``."""
+"""A run's files: tensors and tables on top of the whole-or-absent writing of ``opencil.atomic_files``."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from opencil.atomic_files import digest, remove_temporary, write, write_text
 from opencil.errors import OpenCILError
-from opencil.files import digest, remove_temporary, write, write_text
 
 __all__ = [
     "damaged",

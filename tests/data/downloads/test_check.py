@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from opencil.atomic_files import digest
 from opencil.data.catalogue import CIFAR100, MNIST, Texture
 from opencil.data.check import Asked, Checked, check, describe
 from opencil.data.digits import Digits
-from opencil.files import digest
 
 Tree = Callable[[Path, Mapping[str, int]], Path]
 

@@ -96,7 +96,7 @@ def test_prepare_then_nothing_is_decoded_again(root: Path, yml: str, monkeypatch
     assert result.exit_code == 0, result.output
     assert "toys train: 6 images" in result.stdout
     assert f"MiB in {root / '.opencil-cache'}" in result.stdout
-    monkeypatch.setattr("opencil.data.cache.decoded", None)
+    monkeypatch.setattr("opencil.data.image_cache.decoded", None)
     assert data("prepare", root, "--config", yml).stdout == result.stdout
 
 
@@ -165,7 +165,7 @@ def test_prepare_takes_the_place_of_the_yml_where_no_flag_says_otherwise(
         used.add(workers)
         return decoded(source, indices, side, size, workers)
 
-    monkeypatch.setattr("opencil.data.cache.decoded", noted)
+    monkeypatch.setattr("opencil.data.image_cache.decoded", noted)
     result = data("prepare", root, "--config", yml)
     assert f"MiB in {tmp_path / 'kept'}" in result.stdout
     assert (used, (tmp_path / "kept").is_dir(), (tmp_path / "env").exists()) == ({3}, True, False)

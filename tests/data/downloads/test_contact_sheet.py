@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencil.data.contact_sheet import chosen, contact_sheet
 from opencil.data.images import ImageSet
-from opencil.data.sheet import chosen, contact_sheet
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 50))

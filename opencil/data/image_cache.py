@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opencil.atomic_files import write, write_text
 from opencil.data.decoding import decoded
 from opencil.errors import BadInput, OpenCILError
-from opencil.files import write, write_text
 
 if TYPE_CHECKING:
     from opencil.data.readers.source import Found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from opencil.data.cache import CacheFile, Prepared, ProgressBar, cache_folder, no_progress
 from opencil.data.decoding import workers_here
+from opencil.data.image_cache import CacheFile, Prepared, ProgressBar, cache_folder, no_progress
 from opencil.data.images import Access, Dataset, Images, ImageSet, Split
 from opencil.data.streamed import StreamedImages
 from opencil.errors import BadInput

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from opencil.data.cache import CacheFile, cache_folder
 from opencil.data.catalogue import CIFAR100, Texture
+from opencil.data.image_cache import CacheFile, cache_folder
 from opencil.data.images import Access
 from opencil.data.readers.decode import CorruptImage
 from opencil.errors import BadInput, OpenCILError
@@ -51,7 +51,7 @@ def test_a_second_start_maps_the_file_and_decodes_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = cache_file(root).prepare(workers=1)
-    monkeypatch.setattr("opencil.data.cache.decoded", None)
+    monkeypatch.setattr("opencil.data.image_cache.decoded", None)
     again = cache_file(root).load()
     assert again is not None
     assert isinstance(again.images, np.memmap)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from opencil.data.files import FileDataset
+from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
 from opencil.errors import BadInput
 
