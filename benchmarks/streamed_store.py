@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from opencil.data.readers.source import Source
+from opencil.data.readers.source import ImageSource
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 
@@ -37,7 +37,7 @@ SIDE, BATCH = 256, 128
 class MapStyle(Dataset[Tensor]):
     """The photographs as torch's loader wants them."""
 
-    def __init__(self, source: Source, order: list[int]) -> None:
+    def __init__(self, source: ImageSource, order: list[int]) -> None:
         self.source, self.order = source, order
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class MapStyle(Dataset[Tensor]):
         return torch.from_numpy(np.ascontiguousarray(self.source.pixels(self.order[index], SIDE)))
 
 
-def pillow_loop(source: Source, order: list[int]) -> Iterator[Tensor]:
+def pillow_loop(source: ImageSource, order: list[int]) -> Iterator[Tensor]:
     for start in range(0, len(order), BATCH):
         images = np.stack([source.pixels(i, SIDE) for i in order[start : start + BATCH]])
         yield torch.from_numpy(np.ascontiguousarray(images))

@@ -107,13 +107,13 @@ def prepare(
     with _bars() as bar:
         for asked in _asked(resolved):
             with bar(f"{asked.name} {asked.split}") as progress:
-                found = asked.dataset.locate(asked.name, asked.split, root)
-                kept = asked.dataset.cache_file(asked.name, asked.split, size, access, found)
+                on_disk = asked.dataset.locate(asked.name, asked.split, root)
+                kept = asked.dataset.cache_file(asked.name, asked.split, size, access, on_disk)
                 done = usable(kept, access)
-                if done is None and access.streams(len(found.source), size):
+                if done is None and access.streams(len(on_disk.source), size):
                     bad = kept.survey(access.workers or _processors(), progress) if skip_corrupt else []
-                    many = f"{len(found.source) - len(bad):,} images{_left_out(len(bad))}"
-                    _say(screen, f"{asked.name} {asked.split}: {many}, streamed from {found.place}")
+                    many = f"{len(on_disk.source) - len(bad):,} images{_left_out(len(bad))}"
+                    _say(screen, f"{asked.name} {asked.split}: {many}, streamed from {on_disk.place}")
                     continue
                 done = done or kept.renew(access.workers or _processors(), skip_corrupt, progress)
             total += kept.path.stat().st_size
@@ -225,10 +225,10 @@ def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
         table.add_column(column)
     for r in results:
         expected = f"{r.expected:,}" if r.expected else "–"
-        if r.found is None or r.images is None:
+        if r.on_disk is None or r.images is None:
             state = "[red]unusable[/]" if r.problem else "[red]missing[/]"
-            place = escape(_short(r.found.place, root)) if r.found else ""
-            layout = r.found.layout if r.found else ""
+            place = escape(_short(r.on_disk.place, root)) if r.on_disk else ""
+            layout = r.on_disk.layout if r.on_disk else ""
             cells = [f"{state} {place}".strip(), layout, "–", expected, "–", "–"]
         else:
             images = f"[yellow]{r.images:,}[/]" if r.differs else f"{r.images:,}"
@@ -241,8 +241,8 @@ def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
                 "canonical": "[green]as published[/]",
                 "differs": "[yellow]differs[/]",
             }
-            place = escape(_short(r.found.place, root))
-            cells = [place, r.found.layout, images, expected, checksum[r.checksum], decodable]
+            place = escape(_short(r.on_disk.place, root))
+            cells = [place, r.on_disk.layout, images, expected, checksum[r.checksum], decodable]
         table.add_row(escape(r.asked.name), r.asked.split, r.asked.role, *cells)
     return table
 
@@ -262,7 +262,7 @@ def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
             yield f"[red]unusable:[/] {escape(message)}"
         if len(r.corrupt) > 5:
             yield f"[red]unusable:[/] and {len(r.corrupt) - 5:,} more of {name}"
-        if r.found is None and not r.problem:
+        if r.on_disk is None and not r.problem:
             places = " or ".join(str(root / place) for place in r.asked.dataset.places(r.asked.split)[:4])
             home = f"; home page {r.asked.dataset.home}" if r.asked.dataset.home else ""
             yield f"[red]missing:[/] {name}: expected at {escape(places)}{home}"

@@ -12,7 +12,7 @@ from opencil.data.readers.lists import ImageList
 from opencil.data.readers.mat import Mat
 from opencil.data.readers.pickles import Pickles
 from opencil.data.readers.selection import Selection
-from opencil.data.readers.source import Found, Layout
+from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.registry import register_dataset
 
 D = TypeVar("D", bound="Download")
@@ -23,7 +23,7 @@ class Download(FileDataset):
 
     layouts: ClassVar[Mapping[str, tuple[Layout, ...]]] = {}
 
-    def find(self, split: Split, root: Path | None) -> Found | None:
+    def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
         """The split in the folder of downloads, in any of its layouts."""
         return search(self.layouts.get(split, ()), root)
 

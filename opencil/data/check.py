@@ -14,7 +14,7 @@ from opencil.data.images import Dataset, Split
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found
+    from opencil.data.readers.source import SplitOnDisk
 
 Role = Literal["ID", "near", "far"]
 
@@ -38,7 +38,7 @@ class Checked:
     """What was found of a split; ``problem`` says why it cannot be used."""
 
     asked: Asked
-    found: "Found | None" = None
+    on_disk: "SplitOnDisk | None" = None
     images: int | None = None
     decoded: int = 0
     corrupt: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Checked:
     @property
     def usable(self) -> bool:
         """Whether a run could use it."""
-        return self.found is not None and not self.problem and not self.corrupt
+        return self.on_disk is not None and not self.problem and not self.corrupt
 
 
 def check(
@@ -67,17 +67,17 @@ def check(
     """Find a split, count its images, compare checksums and decode it, or a sample of it."""
     result = Checked(asked)
     try:
-        result.found = asked.dataset.find(asked.split, root)
-        if result.found is None:
+        result.on_disk = asked.dataset.find(asked.split, root)
+        if result.on_disk is None:
             return result
-        source = result.found.source
+        source = result.on_disk.source
         result.images = len(source)
-        result.checksum = _checksum(result.found, asked.dataset)
-        for done, errors in _decoding(result.found, full):
+        result.checksum = _checksum(result.on_disk, asked.dataset)
+        for done, errors in _decoding(result.on_disk, full):
             result.decoded = done
             result.corrupt += errors
             if progress:
-                progress(done, _tries(result.found, full))
+                progress(done, _tries(result.on_disk, full))
     except BadInput as error:
         result.problem = str(error)
     except OSError as error:  # of this split alone: the others are still looked at
@@ -97,25 +97,25 @@ def describe(dataset: Dataset, split: Split, root: Path | None) -> dict[str, Any
     return {"paper": dataset.counts.get(split), "files": _checksum(place, dataset) if place else ""}
 
 
-def _checksum(found: "Found", dataset: FileDataset) -> Literal["", "canonical", "differs"]:
+def _checksum(on_disk: "SplitOnDisk", dataset: FileDataset) -> Literal["", "canonical", "differs"]:
     """Whether the files are those that the dataset's makers distribute; empty where that is not known."""
-    known = [path for path in found.parts if path.name in dataset.checksums]
+    known = [path for path in on_disk.parts if path.name in dataset.checksums]
     if not known:
         return ""
     same = all(digest(path, "md5") == dataset.checksums[path.name] for path in known)
     return "canonical" if same else "differs"
 
 
-def _tries(found: "Found", full: bool) -> int:
+def _tries(on_disk: "SplitOnDisk", full: bool) -> int:
     """How many images are decoded; those of one file have been read anyway."""
-    everything = full or not found.separate
-    return len(found.source) if everything else min(len(found.source), SAMPLE)
+    everything = full or not on_disk.separate
+    return len(on_disk.source) if everything else min(len(on_disk.source), SAMPLE)
 
 
-def _decoding(found: "Found", full: bool) -> Iterator[tuple[int, list[str]]]:
+def _decoding(on_disk: "SplitOnDisk", full: bool) -> Iterator[tuple[int, list[str]]]:
     """After each batch: images decoded so far, and the batch's errors."""
-    source = found.source
-    count = _tries(found, full)
+    source = on_disk.source
+    count = _tries(on_disk, full)
     chosen = [i * len(source) // count for i in range(count)]
     done = 0
     with closing(decoded(source, chosen, SURVEY_SIDE, _BATCH, workers_here())) as batches:

@@ -15,14 +15,14 @@ import numpy as np
 
 if TYPE_CHECKING:
     from opencil.data.readers.decode import CorruptImage
-    from opencil.data.readers.source import Source
+    from opencil.data.readers.source import ImageSource
 
 _AHEAD = 2  # batches in work beside the one that is served
 _CHUNK = 8  # images per task: small enough to share a batch evenly, large enough to cost nothing
 
 
 @dataclass(frozen=True)
-class Batch:
+class DecodedBatch:
     """Decoded images, uint8 [B, 3, side, side], and the errors of those that are corrupt, by position."""
 
     pixels: np.ndarray[Any, np.dtype[np.uint8]]
@@ -36,8 +36,8 @@ def workers_here() -> int:
 
 
 def decoded(
-    source: "Source", indices: Sequence[int], side: int, size: int, workers: int
-) -> Generator[Batch, None, None]:
+    source: "ImageSource", indices: Sequence[int], side: int, size: int, workers: int
+) -> Generator[DecodedBatch, None, None]:
     """Batches of the images at ``indices``, in that order whatever the number of threads.
 
     Memory holds three batches at most. Closing the iterator early ends the threads.
@@ -74,8 +74,8 @@ def decoded(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _finished(pixels: np.ndarray[Any, Any], parts: "list[Future[dict[int, CorruptImage]]]") -> Batch:
+def _finished(pixels: np.ndarray[Any, Any], parts: "list[Future[dict[int, CorruptImage]]]") -> DecodedBatch:
     corrupt: dict[int, CorruptImage] = {}
     for part in parts:
         corrupt |= part.result()
-    return Batch(pixels, corrupt)
+    return DecodedBatch(pixels, corrupt)

@@ -17,7 +17,7 @@ from opencil.data.streamed import StreamedImages
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found, Layout, Source
+    from opencil.data.readers.source import ImageSource, Layout, SplitOnDisk
 
 _log = logging.getLogger("opencil.data")
 
@@ -36,18 +36,18 @@ class FileDataset(Dataset):
     checksums: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
-    def find(self, split: Split, root: Path | None) -> "Found | None":
+    def find(self, split: Split, root: Path | None) -> "SplitOnDisk | None":
         """Where the split lies, or None."""
 
     @abstractmethod
     def places(self, split: Split) -> tuple[str, ...]:
         """Where the split is looked for, relative to the folder of downloads; empty: it has no such split."""
 
-    def locate(self, name: str, split: Split, root: Path | None) -> "Found":
+    def locate(self, name: str, split: Split, root: Path | None) -> "SplitOnDisk":
         """Where the split lies; an error that says where it was expected and where to get it."""
-        found = self.find(split, root)
-        if found is not None:
-            return found
+        on_disk = self.find(split, root)
+        if on_disk is not None:
+            return on_disk
         places = self.places(split)
         what = f"{split} images of dataset {name!r}"
         if not places:
@@ -80,13 +80,13 @@ class FileDataset(Dataset):
 
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
         """Images of a split, resident or streamed as the access says."""
-        found = self.locate(name, split, access.root)
-        file = self.cache_file(name, split, size, access, found)
+        on_disk = self.locate(name, split, access.root)
+        file = self.cache_file(name, split, size, access, on_disk)
         prepared = usable(file, access)
-        if prepared is not None or not access.streams(len(found.source), size):
+        if prepared is not None or not access.streams(len(on_disk.source), size):
             prepared = prepared or _renewed(name, split, file, access)
             return _in_memory(name, split, prepared)
-        source, key = found.source, file.key()
+        source, key = on_disk.source, file.key()
         if left_out := file.left_out():
             _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
             source = _without(source, left_out)
@@ -94,12 +94,14 @@ class FileDataset(Dataset):
         labels, workers = torch.from_numpy(source.labels), access.workers or workers_here()
         return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
-    def cache_file(self, name: str, split: Split, size: int, access: Access, found: "Found") -> CacheFile:
+    def cache_file(
+        self, name: str, split: Split, size: int, access: Access, on_disk: "SplitOnDisk"
+    ) -> CacheFile:
         """The file that keeps the split's images of a size."""
-        return CacheFile.of(cache_folder(access.root, access.cache), name, split, found, size)
+        return CacheFile.of(cache_folder(access.root, access.cache), name, split, on_disk, size)
 
 
-def _without(source: "Source", left_out: list[int]) -> "Source":
+def _without(source: "ImageSource", left_out: list[int]) -> "ImageSource":
     from opencil.data.readers.source import Subset
 
     return Subset.without(source, left_out)
@@ -129,7 +131,7 @@ def _in_memory(name: str, split: Split, prepared: Prepared) -> ImageSet:
     return ImageSet(name, images, labels, prepared.classes)
 
 
-def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":
+def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "SplitOnDisk | None":
     """The first layout that is there, in a folder of downloads or in one of the folders in it.
 
     A folder that may not be read is passed over, as it may be somebody else's; but where nothing else is
@@ -141,12 +143,12 @@ def search(layouts: "tuple[Layout, ...]", root: Path | None) -> "Found | None":
     for base in _bases(root):
         for layout in layouts:
             try:
-                found = layout.find(base)
+                on_disk = layout.find(base)
             except PermissionError as error:
                 closed = closed or error
                 continue
-            if found is not None:
-                return found
+            if on_disk is not None:
+                return on_disk
     if closed is not None:
         raise BadInput(f"{closed.filename or root} cannot be read: {closed.strerror}; it may be there")
     return None

@@ -26,7 +26,7 @@ from opencil.data.decoding import decoded
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found
+    from opencil.data.readers.source import SplitOnDisk
 
 _MAGIC = b"OCIMGS01"
 _BATCH = 256
@@ -74,23 +74,23 @@ class CacheFile:
     """The file of a dataset's split, found at a place, at a size."""
 
     path: Path
-    found: "Found"
+    on_disk: "SplitOnDisk"
     side: int
 
     @classmethod
-    def of(cls, folder: Path, dataset: str, split: str, found: "Found", side: int) -> "CacheFile":
+    def of(cls, folder: Path, dataset: str, split: str, on_disk: "SplitOnDisk", side: int) -> "CacheFile":
         """Its file in a folder: another place of the same dataset has another file."""
-        place = hashlib.sha256(f"{found.layout}:{found.place.resolve()}".encode()).hexdigest()[:8]
-        return cls(folder / f"{dataset}-{split}-{side}px-{place}{_ENDING}", found, side)
+        place = hashlib.sha256(f"{on_disk.layout}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
+        return cls(folder / f"{dataset}-{split}-{side}px-{place}{_ENDING}", on_disk, side)
 
     def key(self) -> str:
         """A checksum of what the images are made from: the files' names, sizes and times; the side.
 
         Names are relative to the place, so that it does not matter how the data root is spelled.
         """
-        parts = [f"{self.found.layout}:{self.side}"]
-        place, folders = self.found.place.resolve(), dict[Path, str]()
-        for path in self.found.files():
+        parts = [f"{self.on_disk.layout}:{self.side}"]
+        place, folders = self.on_disk.place.resolve(), dict[Path, str]()
+        for path in self.on_disk.files():
             try:
                 state = path.stat()
             except OSError as error:
@@ -146,13 +146,13 @@ class CacheFile:
 
     def survey(self, workers: int, progress: ProgressBar = no_progress) -> list[int]:
         """Indices of the corrupt images of a streamed split; they are noted, and left out from now on."""
-        source, corrupt = self.found.source, []
+        source, corrupt = self.on_disk.source, []
         with closing(decoded(source, range(len(source)), SURVEY_SIDE, _BATCH, workers)) as batches:
             for number, batch in enumerate(batches):
                 corrupt += [number * _BATCH + position for position in sorted(batch.corrupt)]
                 progress(number * _BATCH + len(batch.pixels), len(source))
         if len(corrupt) == len(source):
-            raise BadInput(f"{self.found.place} has no image that can be decoded")
+            raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
         note = json.dumps({"key": self.key(), "corrupt": corrupt})
         with self._alone():
             try:
@@ -194,7 +194,7 @@ class CacheFile:
             lock.release()
 
     def _make(self, workers: int, skip_corrupt: bool, progress: ProgressBar) -> None:
-        key, source = self.key(), self.found.source
+        key, source = self.key(), self.on_disk.source
         skipped: list[str] = []
 
         def fill(temporary: Path) -> None:
@@ -215,7 +215,7 @@ class CacheFile:
                     progress(start + len(batch.pixels), len(source))
                 labels = source.labels[kept]
                 if not len(labels):
-                    raise BadInput(f"{self.found.place} has no image that can be decoded")
+                    raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
                 stored = labels.astype("<i8").tobytes()
                 footer = {
                     "key": key,
@@ -224,7 +224,7 @@ class CacheFile:
                     "labels_sha256": hashlib.sha256(stored).hexdigest(),
                     "classes": source.classes,
                     "skipped": skipped,
-                    "source": str(self.found.place),
+                    "source": str(self.on_disk.place),
                 }
                 end = json.dumps(footer).encode()
                 for part in (stored, end, len(end).to_bytes(8, "little"), _MAGIC):

@@ -9,7 +9,7 @@ from opencil.data.images import Split
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Found
+    from opencil.data.readers.source import SplitOnDisk
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class OwnDataset(FileDataset):
             return ()
         return (self._inner(split).as_posix(),)
 
-    def find(self, split: Split, root: Path | None) -> "Found | None":
+    def find(self, split: Split, root: Path | None) -> "SplitOnDisk | None":
         """The folder or the list, where it is there."""
-        from opencil.data.readers.folders import class_folders, flat_folder, found_folder
-        from opencil.data.readers.lists import found_list
+        from opencil.data.readers.folders import class_folders, flat_folder, split_in_folder
+        from opencil.data.readers.lists import split_by_list
 
         inner = self._inner(split)
         if not self.places(split) or (root is None and not inner.is_absolute()):
@@ -54,10 +54,10 @@ class OwnDataset(FileDataset):
             place = (root / named) if root else Path(named)
             if not place.is_file():
                 raise BadInput(f"{split}_list = {named!r} is not allowed: there is no file {place}")
-            return found_list("list", place, (folder,))
+            return split_by_list("list", place, (folder,))
         if self.layout == "flat":
-            return found_folder("flat folder", folder, flat_folder)
-        return found_folder("class folders", folder, class_folders)
+            return split_in_folder("flat folder", folder, flat_folder)
+        return split_in_folder("class folders", folder, class_folders)
 
     def _inner(self, split: Split) -> Path:
         return Path(self.path).expanduser() / ((self.train or ".") if split == "train" else self.test)

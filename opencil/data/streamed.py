@@ -12,7 +12,7 @@ from opencil.data.decoding import decoded
 from opencil.data.images import Images
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import Source
+    from opencil.data.readers.source import ImageSource
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StreamedImages(Images):
     """
 
     name: str
-    source: "Source"
+    source: "ImageSource"
     labels: Tensor
     size: int
     workers: int

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from opencil.data.readers.decode import SUFFIXES
-from opencil.data.readers.source import FileSource, Found, Layout
+from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 
@@ -53,8 +53,8 @@ def contents(folder: Path) -> tuple[list[str], list[str]]:
     """
     folders, files = [], []
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
+        with os.scandir(folder) as entries:
+            for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
@@ -111,11 +111,11 @@ class Folders(Layout):
         """Where it looks."""
         return tuple(f"{folder}/<class>/<image>" for folder in self.folders)
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first of the places that has a folder in it."""
         for folder in (base / name for name in self.folders):
             if folder.is_dir() and any((folder / name).is_dir() for name in listing(folder)):
-                return found_folder("class folders", folder, class_folders)
+                return split_in_folder("class folders", folder, class_folders)
         return None
 
 
@@ -130,14 +130,14 @@ class Flat(Layout):
         """Where it looks."""
         return tuple(f"{folder}/<image>" for folder in self.folders)
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first of the places that has an image in it."""
         for folder in (base / name for name in self.folders):
             if folder.is_dir() and any(map(is_image, listing(folder))):
-                return found_folder("flat folder", folder, flat_folder)
+                return split_in_folder("flat folder", folder, flat_folder)
         return None
 
 
-def found_folder(layout: str, folder: Path, read: Callable[[Path], FileSource]) -> Found:
+def split_in_folder(layout: str, folder: Path, read: Callable[[Path], FileSource]) -> SplitOnDisk:
     """A folder of images, to be read in one of the two ways."""
-    return Found(layout, folder, partial(read, folder), separate=True)
+    return SplitOnDisk(layout, folder, partial(read, folder), separate=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opencil.data.readers.source import ArraySource, Found, Layout
+from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 #: The largest idx file that is read; MNIST's own have at most 47 MB.
@@ -56,12 +56,12 @@ class Idx(Layout):
         """The first folder with the first spelling."""
         return tuple(f"{folder}/{self.images[0]}.gz" for folder in self.folders)
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first folder that has both files."""
         for folder in self.folders:
             images, labels = (_first(base / folder, names) for names in (self.images, self.labels))
             if images and labels:
-                return Found("idx", images, partial(_source, images, labels), (images, labels))
+                return SplitOnDisk("idx", images, partial(_source, images, labels), (images, labels))
         return None
 
 

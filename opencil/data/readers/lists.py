@@ -10,7 +10,7 @@ import numpy as np
 
 from opencil.data.readers.archives import points_outside
 from opencil.data.readers.folders import contents
-from opencil.data.readers.source import FileSource, Found, Layout
+from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 _BLANK = " \t\r"
@@ -126,15 +126,15 @@ class ImageList(Layout):
         """The lists it may be."""
         return tuple(f"benchmark_imglist/{name}" for name in self.lists)
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first of the lists, where a folder of images stands beside it."""
         folders = tuple(base / name for name in self.folders if (base / name).is_dir())
         place = next((base / name for name in self.places if (base / name).is_file()), None)
         if not folders or not place:
             return None
-        return found_list("OpenOOD list", place, folders)
+        return split_by_list("OpenOOD list", place, folders)
 
 
-def found_list(layout: str, place: Path, folders: tuple[Path, ...]) -> Found:
+def split_by_list(layout: str, place: Path, folders: tuple[Path, ...]) -> SplitOnDisk:
     """A list of images that lie in the first of the folders that has them."""
-    return Found(layout, place, partial(listed_source, place, folders), (place,), separate=True)
+    return SplitOnDisk(layout, place, partial(listed_source, place, folders), (place,), separate=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from opencil.data.readers.archives import LARGEST_MEMBER
-from opencil.data.readers.source import ArraySource, Found, Layout
+from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 
@@ -23,10 +23,10 @@ class Mat(Layout):
         """The files it may be."""
         return self.files
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first of the files."""
         place = next((base / name for name in self.files if (base / name).is_file()), None)
-        return Found(".mat", place, partial(_source, place), (place,)) if place else None
+        return SplitOnDisk(".mat", place, partial(_source, place), (place,)) if place else None
 
 
 def _source(place: Path) -> ArraySource:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from opencil.data.readers.archives import LARGEST_MEMBER, NoMember, tar_member
-from opencil.data.readers.source import ArraySource, Found, Layout
+from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 
@@ -143,7 +143,7 @@ class Pickles(Layout):
         """The folder's first batch, then the archive."""
         return f"{self.folder}/{self.batches[0]}", self.archive
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The folder where it has all batches, else the archive."""
         folder, archive = base / self.folder, base / self.archive
         names = (*self.batches, self.meta)
@@ -151,10 +151,10 @@ class Pickles(Layout):
             files = [folder / name for name in names if (folder / name).is_file()]
             read: Callable[[str], bytes] = lambda name: _content(folder / name)  # noqa: E731
             place = folder / self.batches[0]
-            return Found("CIFAR pickle", place, lambda: self._source(place, read), tuple(files))
+            return SplitOnDisk("CIFAR pickle", place, lambda: self._source(place, read), tuple(files))
         if archive.is_file():
             read = lambda name: tar_member(archive, f"{self.folder}/{name}")  # noqa: E731
-            return Found("CIFAR archive", archive, lambda: self._source(archive, read), (archive,))
+            return SplitOnDisk("CIFAR archive", archive, lambda: self._source(archive, read), (archive,))
         return None
 
     def _source(self, place: Path, read: Callable[[str], bytes]) -> ArraySource:

@@ -11,7 +11,7 @@ import numpy as np
 
 from opencil.data.readers.archives import zip_members
 from opencil.data.readers.folders import images_below
-from opencil.data.readers.source import FileSource, Found, Layout, ZipSource
+from opencil.data.readers.source import FileSource, Layout, SplitOnDisk, ZipSource
 from opencil.errors import BadInput
 
 T = TypeVar("T")
@@ -35,15 +35,15 @@ class Selection(Layout):
         """The folders, then the archives."""
         return self.folders + self.zips
 
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The first of the folders, else of the archives."""
         for folder in (base / name for name in self.folders):
             if folder.is_dir():
                 read = partial(self._from_folder, folder)
-                return Found("folder, shipped list", folder, read, separate=True)
+                return SplitOnDisk("folder, shipped list", folder, read, separate=True)
         for archive in (base / name for name in self.zips):
             if archive.is_file():
-                return Found("zip, shipped list", archive, partial(self._from_zip, archive), (archive,))
+                return SplitOnDisk("zip, shipped list", archive, partial(self._from_zip, archive), (archive,))
         return None
 
     def _from_folder(self, folder: Path) -> FileSource:

@@ -17,7 +17,7 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Source(ABC):
+class ImageSource(ABC):
     """Labels at hand and images on demand. ``classes`` are the names of labels 0, 1, …
 
     ``pixels`` may be called from several threads at once.
@@ -44,7 +44,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class ArraySource(Source):
+class ArraySource(ImageSource):
     """Images that one file holds as an array: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
 
     place: Path
@@ -73,7 +73,7 @@ class ArraySource(Source):
 
 
 @dataclass(frozen=True)
-class FileSource(Source):
+class FileSource(ImageSource):
     """Images that are files of their own."""
 
     paths: Sequence[Path]
@@ -94,7 +94,7 @@ class FileSource(Source):
 
 
 @dataclass(frozen=True)
-class ZipSource(Source):
+class ZipSource(ImageSource):
     """Images that are members of a zip archive."""
 
     archive: Path
@@ -122,14 +122,14 @@ class ZipSource(Source):
 
 
 @dataclass(frozen=True)
-class Subset(Source):
+class Subset(ImageSource):
     """Some images of another source, in their order."""
 
-    whole: Source
+    whole: ImageSource
     rows: Labels
 
     @classmethod
-    def without(cls, source: Source, left_out: Sequence[int]) -> "Subset":
+    def without(cls, source: ImageSource, left_out: Sequence[int]) -> "Subset":
         """All images but some."""
         rows = np.setdiff1d(np.arange(len(source)), left_out)
         return cls(source.labels[rows], source.classes, source, rows)
@@ -144,7 +144,7 @@ class Subset(Source):
 
 
 @dataclass(frozen=True)
-class Found:
+class SplitOnDisk:
     """A split at a place on disk, in a known layout; it is read when its ``source`` is first asked for.
 
     ``parts`` are the files that hold it whole, or the list that names its images; ``separate`` says that
@@ -153,12 +153,12 @@ class Found:
 
     layout: str
     place: Path
-    read: Callable[[], Source]
+    read: Callable[[], ImageSource]
     parts: tuple[Path, ...] = ()
     separate: bool = False
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> ImageSource:
         """Its images, read once."""
         return self.read()
 
@@ -176,5 +176,5 @@ class Layout(ABC):
         """Where it looks, relative to a folder of downloads; the first is what to tell people."""
 
     @abstractmethod
-    def find(self, base: Path) -> Found | None:
+    def find(self, base: Path) -> SplitOnDisk | None:
         """The split below ``base``, or None where it does not lie there."""

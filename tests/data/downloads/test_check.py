@@ -21,7 +21,7 @@ def checked(root: Path, full: bool = False) -> Checked:
 def test_a_dataset_that_is_there(tree: Tree, tmp_path: Path) -> None:
     tree(tmp_path / "dtd" / "images", {"banded": 3})
     result = checked(tmp_path)
-    assert result.found is not None
+    assert result.on_disk is not None
     assert (result.images, result.expected, result.decoded) == (3, 5640, 3)
     assert result.usable
     assert result.differs
@@ -37,7 +37,7 @@ def test_the_papers_count_does_not_differ(
 
 def test_a_missing_dataset(tmp_path: Path) -> None:
     result = checked(tmp_path)
-    assert (result.found, result.images, result.problem, result.usable) == (None, None, "", False)
+    assert (result.on_disk, result.images, result.problem, result.usable) == (None, None, "", False)
 
 
 def test_damage_is_told_by_name(tree: Tree, tmp_path: Path) -> None:

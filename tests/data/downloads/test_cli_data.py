@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from opencil.cli import app
 from opencil.data.decoding import decoded
-from opencil.data.readers.source import Source
+from opencil.data.readers.source import ImageSource
 
 Tree = Callable[[Path, Mapping[str, int]], Path]
 
@@ -161,7 +161,7 @@ def test_prepare_takes_the_place_of_the_yml_where_no_flag_says_otherwise(
     monkeypatch.setenv("OPENCIL_CACHE", str(tmp_path / "env"))
     used = set()
 
-    def noted(source: Source, indices: Sequence[int], side: int, size: int, workers: int) -> Any:
+    def noted(source: ImageSource, indices: Sequence[int], side: int, size: int, workers: int) -> Any:
         used.add(workers)
         return decoded(source, indices, side, size, workers)
 

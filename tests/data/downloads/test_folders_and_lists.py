@@ -186,11 +186,11 @@ def test_openood_lists_are_found_beside_their_images(tree: Tree, tmp_path: Path)
     lists = tmp_path / "benchmark_imglist" / "cifar100"
     lists.mkdir(parents=True)
     (lists / "test_texture.txt").write_text("texture/dotted/0.png -1\n")
-    found = Texture().locate("texture", "test", tmp_path)
-    assert (found.layout, len(found.source)) == ("OpenOOD list", 1)
+    on_disk = Texture().locate("texture", "test", tmp_path)
+    assert (on_disk.layout, len(on_disk.source)) == ("OpenOOD list", 1)
     (lists / "test_texture.txt").unlink()
-    found = Texture().locate("texture", "test", tmp_path)
-    assert (found.layout, found.source.classes) == ("class folders", ("banded", "dotted"))
+    on_disk = Texture().locate("texture", "test", tmp_path)
+    assert (on_disk.layout, on_disk.source.classes) == ("class folders", ("banded", "dotted"))
 
 
 def test_openood_imagenet_labels_win_over_flat_validation_images(
@@ -282,11 +282,11 @@ def test_it_is_applied_inside_the_zip(three_kept: list[str], picture: Picture, t
         for i in range(10):
             path = picture(tmp_path / "loose" / f"{i}.png", i)
             archive.write(path, f"tiny-imagenet-200/val/images/val_{i}.png")
-    found = TIN().locate("tin", "test", tmp_path)
-    assert found.layout == "zip, shipped list"
+    on_disk = TIN().locate("tin", "test", tmp_path)
+    assert on_disk.layout == "zip, shipped list"
     expected = [np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8) for i in (9, 0, 3)]
     for i, pixels in enumerate(expected):
-        np.testing.assert_array_equal(found.source.pixels(i, 8), pixels.transpose(2, 0, 1))
+        np.testing.assert_array_equal(on_disk.source.pixels(i, 8), pixels.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("name", ["../val_0.png", "/val_0.png", "a/../../val_0.png"])

@@ -300,7 +300,7 @@ def test_a_stale_file_is_told_once(root: Path, caplog: pytest.LogCaptureFixture)
 
 def test_files_that_cannot_be_read_are_not_skipped_as_corrupt(root: Path) -> None:
     file = cache_file(root)
-    assert len(file.found.source) == 5
+    assert len(file.on_disk.source) == 5
     (root / "dtd" / "images" / "banded" / "1.png").unlink()
     (root / "dtd" / "images" / "banded" / "1.png").mkdir()
     with pytest.raises(BadInput, match=r"banded/1\.png cannot be read: Is a directory"):

@@ -82,11 +82,11 @@ def test_the_shipped_selection_is_openoods(real: Real, tmp_path: Path) -> None:
     plain = tmp_path / "tiny-imagenet-200"
     plain.mkdir()
     (plain / "val").symlink_to(root / "images_classic" / "tin" / "val")
-    found = TIN().locate("tin", "test", tmp_path)
-    assert found.layout == "folder, shipped list"
+    on_disk = TIN().locate("tin", "test", tmp_path)
+    assert on_disk.layout == "folder, shipped list"
     listed = TIN().locate("tin", "test", root).source
-    assert [p.name for p in found.source.files] == [p.name for p in listed.files]
-    np.testing.assert_array_equal(found.source.pixels(5000, 32), listed.pixels(5000, 32))
+    assert [p.name for p in on_disk.source.files] == [p.name for p in listed.files]
+    np.testing.assert_array_equal(on_disk.source.pixels(5000, 32), listed.pixels(5000, 32))
 
 
 def test_the_imagenet1k_track_runs_from_end_to_end(

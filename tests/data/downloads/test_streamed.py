@@ -18,7 +18,7 @@ from opencil.data.catalogue import Texture
 from opencil.data.decoding import decoded, workers_here
 from opencil.data.images import Access, Images, ImageSet
 from opencil.data.readers.decode import CorruptImage
-from opencil.data.readers.source import ArraySource, Source
+from opencil.data.readers.source import ArraySource, ImageSource
 from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform
 from opencil.engine.forward import forward
@@ -35,13 +35,13 @@ def source() -> ArraySource:
     return ArraySource(np.arange(COUNT) % 3, ("a", "b", "c"), Path("array"), array)
 
 
-def streamed(source: Source, workers: int = 2, side: int = 8) -> StreamedImages:
+def streamed(source: ImageSource, workers: int = 2, side: int = 8) -> StreamedImages:
     return StreamedImages(
         "toy", source, torch.from_numpy(source.labels), side, workers, "key", source.classes
     )
 
 
-def resident(source: Source, side: int = 8) -> ImageSet:
+def resident(source: ImageSource, side: int = 8) -> ImageSet:
     pixels = np.stack([source.pixels(i, side) for i in range(len(source))])
     images = torch.from_numpy(np.ascontiguousarray(pixels))
     return ImageSet("toy", images, torch.from_numpy(source.labels), source.classes)
@@ -148,14 +148,14 @@ def test_a_survey_notes_corrupt_images_and_they_are_left_out(
     intact = path.read_bytes()
     path.write_bytes(b"broken")
     access = Access(photographs, store="streamed", workers=2)
-    found = Texture().locate("texture", "test", photographs)
-    bad = next(i for i in range(20) if found.source.name(i) == str(path))
-    assert Texture().cache_file("texture", "test", 8, access, found).survey(workers=2) == [bad]
+    on_disk = Texture().locate("texture", "test", photographs)
+    bad = next(i for i in range(20) if on_disk.source.name(i) == str(path))
+    assert Texture().cache_file("texture", "test", 8, access, on_disk).survey(workers=2) == [bad]
     images = Texture().serve("texture", "test", 8, access)
     assert "texture: 1 corrupt test images are left out" in caplog.text
     kept = [i for i in range(20) if i != bad]
-    assert images.labels.tolist() == found.source.labels[kept].tolist()
-    expected = np.stack([found.source.pixels(i, 8) for i in kept])
+    assert images.labels.tolist() == on_disk.source.labels[kept].tolist()
+    expected = np.stack([on_disk.source.pixels(i, 8) for i in kept])
     assert torch.equal(torch.cat(list(images.batches(torch.arange(19), 4))), torch.from_numpy(expected))
     path.write_bytes(intact)
     assert len(Texture().serve("texture", "test", 8, access)) == 20, "a survey of other files does not count"
@@ -208,8 +208,8 @@ def test_images_that_are_left_out_change_the_fingerprint(photographs: Path) -> N
     (photographs / "dtd" / "images" / "banded" / "7.png").write_bytes(b"broken")
     access = Access(photographs, store="streamed", workers=2)
     before = Texture().serve("texture", "test", 8, access).fingerprint
-    found = Texture().locate("texture", "test", photographs)
-    Texture().cache_file("texture", "test", 8, access, found).survey(workers=2)
+    on_disk = Texture().locate("texture", "test", photographs)
+    Texture().cache_file("texture", "test", 8, access, on_disk).survey(workers=2)
     after = Texture().serve("texture", "test", 8, access).fingerprint
     assert after != before
     assert after == Texture().serve("texture", "test", 8, access).fingerprint
