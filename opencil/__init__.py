@@ -31,6 +31,7 @@ from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.evaluate import evaluate
+from opencil.evaluation.metric import Metric, register_metric
 from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
 from opencil.nets.model import Backbone, Model
 from opencil.registry import (
@@ -38,6 +39,7 @@ from opencil.registry import (
     DATASETS,
     DETECTORS,
     LEARNERS,
+    METRICS,
     Paper,
     register_backbone,
     register_dataset,
@@ -58,6 +60,7 @@ create_learner, list_learners = LEARNERS.create, LEARNERS.names
 create_detector, list_detectors = DETECTORS.create, DETECTORS.names
 create_dataset, list_datasets = DATASETS.create, DATASETS.names
 create_backbone, list_backbones = BACKBONES.create, BACKBONES.names
+list_metrics = METRICS.names
 
 #: Names whose modules need more than torch and numpy.
 _LATER = {
@@ -100,6 +103,7 @@ __all__ = [
     "Learner",
     "LogitDetector",
     "Memory",
+    "Metric",
     "Model",
     "OODMetrics",
     "OpenCILError",
@@ -133,6 +137,7 @@ __all__ = [
     "list_datasets",
     "list_detectors",
     "list_learners",
+    "list_metrics",
     "ood_metrics",
     "open_run",
     "published_results",
@@ -142,5 +147,6 @@ __all__ = [
     "register_dataset",
     "register_detector",
     "register_learner",
+    "register_metric",
     "resolve",
 ]

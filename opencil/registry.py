@@ -1,4 +1,4 @@
-"""One decorator registry for learners, detectors, datasets and backbones.
+"""One decorator registry for learners, detectors, datasets, backbones and metrics.
 
 A method registers itself where it is defined; a registry imports its own package, and the plugins that are
 installed beside us, when it is first asked. So a new method is one new file, ours or somebody else's.
@@ -144,6 +144,7 @@ LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil")
 DETECTORS: Registry[Any] = Registry("detector", "opencil.detectors")
 DATASETS: Registry[Any] = Registry("dataset", "opencil.data")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
+METRICS: Registry[Any] = Registry("metric", "opencil.evaluation")
 
 register_learner = LEARNERS.register
 register_detector = DETECTORS.register

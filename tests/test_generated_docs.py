@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from opencil.cli import app
-from opencil.evaluation.metrics import DEFINITIONS
+from opencil.evaluation.metric import metrics
+from opencil.evaluation.reading import READABLE
 from opencil.registry import DETECTORS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -29,9 +30,16 @@ def test_the_table_of_detectors() -> None:
 
 
 def test_the_table_of_metrics() -> None:
-    lines = ["| metric | definition |", "|---|---|"]
-    lines += [f"| `{name}` | {text.partition(': ')[2]} |" for name, text in DEFINITIONS.items()]
-    assert generated("protocol.md", "metrics") == "\n".join(lines)
+    ours = [name for name, metric in metrics().items() if metric.standard]
+    printed = CliRunner().invoke(app, ["list", "metrics", "--markdown"]).stdout.strip().splitlines()
+    expected = [line for line in printed if line.split("|")[1].strip() in (*ours, "name", "---")]
+    assert generated("protocol.md", "metrics") == "\n".join(expected)
+
+
+def test_what_metrics_can_read() -> None:
+    lines = ["| a metric can read | |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, text in READABLE.items()]
+    assert generated("protocol.md", "readable") == "\n".join(lines)
 
 
 @pytest.mark.parametrize("name", DETECTORS.names())

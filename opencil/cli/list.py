@@ -62,6 +62,15 @@ def _of_detector(detector: "Detector") -> Line:
     return {"family": detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
 
 
+def _metrics(pattern: str, _: bool) -> Iterator[Line]:
+    from opencil.evaluation.metric import metrics
+
+    known = metrics()
+    for metric in (known[name] for name in matching(known, pattern)):
+        line = {"name": metric.name, "column": metric.column, "definition": metric.definition}
+        yield line | {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
+
+
 #: What can be listed: lines of the names that match a pattern, in detail if that is asked for.
 KINDS: dict[str, Callable[[str, bool], Iterator[Line]]] = {
     "benchmarks": _benchmarks,
@@ -69,6 +78,7 @@ KINDS: dict[str, Callable[[str, bool], Iterator[Line]]] = {
     "detectors": partial(_registered, DETECTORS, details=_of_detector),
     "datasets": partial(_registered, DATASETS),
     "backbones": partial(_registered, BACKBONES),
+    "metrics": _metrics,
 }
 
 

@@ -12,8 +12,8 @@ from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, forward
 from opencil.errors import BadInput
-from opencil.evaluation.metrics import accuracy
-from opencil.evaluation.protocol import Measurement, measure
+from opencil.evaluation.metric import chosen_metrics
+from opencil.evaluation.protocol import measure, measure_model
 from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
 
@@ -27,11 +27,13 @@ def evaluate(
     ood: Mapping[str, Images | Tensor],
     *,
     setup: Images | Tensor | None = None,
+    shifted: Mapping[str, Images | Tensor] | None = None,
     detectors: Sequence[str] | Mapping[str, Detector] | None = None,
     transform: Transform | None = None,
     labels: Tensor | None = None,
     setup_labels: Tensor | None = None,
     tasks: Sequence[int] | None = None,
+    metrics: Sequence[str] | None = None,
     batch_size: int = 512,
 ) -> "pd.DataFrame":
     """Every metric of detectors on a model, as a table: detector, ood, task, metric, value.
@@ -42,7 +44,9 @@ def evaluate(
     come with the image set or as ``labels``. ``setup`` holds training images, for the detectors that need
     them; their labels likewise come with them or as ``setup_labels``. ``detectors`` are names (default: all)
     or detectors of your own by name. ``tasks`` gives the task, counted from 1, that each class came with; it
-    adds the figures of old against new classes.
+    adds the figures of old against new classes. ``shifted`` maps names to images of the same classes
+    under a covariate shift; it adds the figures of shifted ID, and where these come with labels their
+    accuracy. ``metrics`` are measured beside the standard ones: see ``opencil.list_metrics``.
     """
     import pandas as pd
 
@@ -52,6 +56,12 @@ def evaluate(
         raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
     if not isinstance(ood, Mapping) or not ood or not all(ood):
         raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
+    if shifted is not None and (
+        not isinstance(shifted, Mapping) or not all(shifted) or set(shifted) & set(ood)
+    ):
+        raise BadInput(
+            "shifted should map names, none of them empty or an OOD set's, to image sets with labels"
+        )
 
     def outputs(images: Images | Tensor) -> Outputs:
         return forward(model, images, transform, batch_size=batch_size)
@@ -73,11 +83,14 @@ def evaluate(
                 f"{', '.join(learning)} learn from the labels of set-up images: give setup_labels=..., or "
                 "name other detectors"
             )
-    rows: list[tuple[str, Measurement]] = []
-    if of_test.labels is not None:
-        rows.append(("", Measurement("", "accuracy", accuracy(of_test.logits.argmax(dim=1), of_test.labels))))
+    of_shifted = {
+        name: _with_labels(outputs(images), f"{name} (shifted)") for name, images in (shifted or {}).items()
+    }
+    wanted = chosen_metrics(metrics or ())
+    rows = [("", found) for found in measure_model(of_test, of_shifted, task_of, wanted)]
     for name, detector in chosen.items():
-        rows += [(name, found) for found in measure(detector, of_setup, of_test, of_ood, task_of)]
+        found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
+        rows += [(name, measurement) for measurement in found]
     columns = ["detector", "ood", "task", "metric", "value"]
     return pd.DataFrame([{"detector": name} | asdict(found) for name, found in rows], columns=columns)
 

@@ -1,29 +1,12 @@
-"""Metrics of OOD detection, exact with ties, all from one sort of the scores.
+"""Our metrics, exact with ties: those of detection all from one sort of the scores.
 
-Definitions. Scores are larger for in-distribution (ID) samples, a sample is accepted by a threshold that its
-score reaches, and
-
-- AUC: area under the ROC curve, ties counted half; the same whichever side is called positive;
-- FPR: share of OOD samples accepted at the highest threshold that accepts at least 95 % of ID samples;
-- AP: average precision with OOD as the positive class (step-wise sum, as scikit-learn's);
-
-with the roles exchanged, since other libraries have it so:
-
-- FPR (OOD positive): share of ID samples rejected at the threshold that rejects at least 95 % of OOD samples;
-- AP (ID positive): average precision with ID as the positive class;
-
-of some ID samples alone, those of old classes or those of new classes, against all OOD samples:
-
-- AUC and FPR (old), (new): as above, the threshold of FPR accepting 95 % of these ID samples;
-
-and of classifying and rejecting together:
-
-- OSCR: area under the curve, over all thresholds, of the share of ID samples that are accepted and classified
-  correctly against the share of OOD samples that are accepted; ties counted half;
-- accuracy with rejection: at the threshold of FPR, the share of all samples, ID and OOD, that are dealt with
-  rightly: an ID sample accepted and classified correctly, an OOD sample rejected.
+Scores are larger for in-distribution (ID) samples, and a sample is accepted by a threshold that its score
+reaches. The threshold that accepts 95 % of ID is the highest that accepts at least so many. AP is a step-wise
+sum, as scikit-learn's. What takes ID or OOD for the positive class matters to FPR and AP alone: the paper's
+are ``fpr`` and ``ap``; other libraries have the roles exchanged.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,27 +14,246 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.errors import BadInput
+from opencil.evaluation.metric import register_metric
+from opencil.evaluation.ranking import Ranking, before, enough
 
-#: What each metric means, for tables to print.
-DEFINITIONS = {
-    "accuracy": "Accuracy: share of test images of seen classes whose largest logit is their class's.",
-    "auc": "AUC: area under the ROC curve, ties counted half.",
-    "fpr": "FPR: share of OOD accepted at the threshold that accepts 95 % of ID.",
-    "ap": "AP: area under precision-recall with OOD positive.",
-    "fpr_ood_positive": "FPR (OOD positive): share of ID rejected at the threshold that rejects 95 % of OOD.",
-    "ap_id_positive": "AP (ID positive): area under precision-recall with ID positive.",
-    "auc_old": "AUC (old): AUC of test images of old classes alone against OOD.",
-    "fpr_old": "FPR (old): share of OOD accepted at the threshold that accepts 95 % of old-class ID.",
-    "auc_new": "AUC (new): AUC of test images of new classes alone against OOD.",
-    "fpr_new": "FPR (new): share of OOD accepted at the threshold that accepts 95 % of new-class ID.",
-    "oscr": "OSCR: area under the share of ID accepted and classified correctly, against the share of OOD "
+# --- of the model -----------------------------------------------------------------------------------
+
+
+@register_metric(
+    "accuracy",
+    label="Accuracy",
+    definition="share of test images of seen classes whose largest logit is their class's.",
+    standard=True,
+)
+def _accuracy(correct: Tensor) -> Tensor:
+    return correct.double().mean()
+
+
+@register_metric(
+    "accuracy_shifted",
+    label="Accuracy (shifted)",
+    definition="share of shifted test images of seen classes whose largest logit is their class's.",
+    standard=True,
+)
+def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
+    return shifted_correct.double().mean()
+
+
+# --- of detection -----------------------------------------------------------------------------------
+
+
+@register_metric("auc", label="AUC", definition="area under the ROC curve, ties counted half.", standard=True)
+def _auc(ranking: Ranking) -> Tensor:
+    return ranking.wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
+
+
+@register_metric(
+    "fpr",
+    label="FPR",
+    definition="share of OOD accepted at the threshold that accepts 95 % of ID.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr(ranking: Ranking) -> Tensor:
+    return ranking.accepted_ood[ranking.threshold].double() / ranking.oods
+
+
+@register_metric("ap", label="AP", definition="area under precision-recall with OOD positive.", standard=True)
+def _ap(ranking: Ranking) -> Tensor:
+    # From the lowest score on: samples not above the group, those that a rising threshold has rejected.
+    rejected_id = ranking.ids - before(ranking.accepted_id)
+    rejected_ood = ranking.oods - before(ranking.accepted_ood)
+    precision = (ranking.new_ood * rejected_ood).double() / (rejected_ood + rejected_id)
+    return precision.sum() / ranking.oods
+
+
+@register_metric(
+    "fpr_ood_positive",
+    label="FPR (OOD positive)",
+    short="FPR(OOD+)",
+    definition="share of ID rejected at the threshold that rejects 95 % of OOD.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr_ood_positive(ranking: Ranking) -> Tensor:
+    # The highest group at which enough OOD samples are rejected.
+    spared = ranking.oods - enough(ranking.oods, ranking.recall)
+    at = torch.searchsorted(before(ranking.accepted_ood), spared, right=True) - 1
+    return (ranking.ids - before(ranking.accepted_id))[at].double() / ranking.ids
+
+
+@register_metric(
+    "ap_id_positive",
+    label="AP (ID positive)",
+    short="AP(ID+)",
+    definition="area under precision-recall with ID positive.",
+    standard=True,
+)
+def _ap_id_positive(ranking: Ranking) -> Tensor:
+    precision = (ranking.new_id * ranking.accepted_id).double() / ranking.accepted_all
+    return precision.sum() / ranking.ids
+
+
+# --- of old and new classes apart -------------------------------------------------------------------
+
+
+def _auc_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
+    """AUC of some ID samples alone, bool [ids]; None of none."""
+    size = int(chosen.sum())
+    return ranking.wins(ranking.accepted(chosen)) / (2 * size * ranking.oods) if size else None
+
+
+def _fpr_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
+    """FPR of some ID samples alone, bool [ids]; None of none."""
+    accepted, size = ranking.accepted(chosen), int(chosen.sum())
+    return ranking.accepted_ood[ranking.reaching(accepted, size)].double() / ranking.oods if size else None
+
+
+@register_metric(
+    "auc_old",
+    label="AUC (old)",
+    definition="AUC of test images of old classes alone against OOD.",
+    standard=True,
+)
+def _auc_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    return _auc_of(ranking, old)
+
+
+@register_metric(
+    "fpr_old",
+    label="FPR (old)",
+    definition="share of OOD accepted at the threshold that accepts 95 % of old-class ID.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    return _fpr_of(ranking, old)
+
+
+@register_metric(
+    "auc_new",
+    label="AUC (new)",
+    definition="AUC of test images of new classes alone against OOD.",
+    standard=True,
+)
+def _auc_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    return _auc_of(ranking, new)
+
+
+@register_metric(
+    "fpr_new",
+    label="FPR (new)",
+    definition="share of OOD accepted at the threshold that accepts 95 % of new-class ID.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    return _fpr_of(ranking, new)
+
+
+# --- of classifying and rejecting together ----------------------------------------------------------
+
+
+@register_metric(
+    "oscr",
+    label="OSCR",
+    definition="area under the share of ID accepted and classified correctly, against the share of OOD "
     "accepted, over all thresholds, ties counted half.",
-    "accuracy_with_rejection": "Accuracy with rejection: at the threshold that accepts 95 % of ID, share "
-    "of all samples dealt with rightly: ID accepted and classified correctly, OOD rejected.",
-    "confidence": "Confidence: mean score of a task's test images; of an OOD set, of the images predicted "
-    "into a task.",
-    "ood_as_new": "OOD as new: share of OOD whose largest logit is a new class's.",
-}
+    standard=True,
+)
+def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
+    return ranking.wins(ranking.accepted(correct)) / (2 * ranking.ids * ranking.oods)
+
+
+@register_metric(
+    "accuracy_with_rejection",
+    label="Accuracy with rejection",
+    definition="at the threshold that accepts 95 % of ID, share of all samples dealt with rightly: ID "
+    "accepted and classified correctly, OOD rejected.",
+    standard=True,
+)
+def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
+    at = ranking.threshold
+    right = ranking.accepted(correct)[at] + ranking.oods - ranking.accepted_ood[at]
+    return right.double() / (ranking.ids + ranking.oods)
+
+
+# --- under covariate shift --------------------------------------------------------------------------
+
+
+@register_metric(
+    "fpr_shifted",
+    label="Shifted rejected",
+    definition="share of shifted ID rejected at the threshold that accepts 95 % of clean ID.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
+    ranking = Ranking(id_scores, shifted_scores)  # shifted samples stand where OOD samples would
+    return (ranking.oods - ranking.accepted_ood[ranking.threshold]).double() / ranking.oods
+
+
+@register_metric(
+    "auc_full",
+    label="AUC (full)",
+    definition="AUC of test images, clean and shifted together, against OOD.",
+    standard=True,
+)
+def _auc_full(full_ranking: Ranking) -> Tensor:
+    return _auc(full_ranking)
+
+
+@register_metric(
+    "fpr_full",
+    label="FPR (full)",
+    definition="share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted together.",
+    lower_is_better=True,
+    standard=True,
+)
+def _fpr_full(full_ranking: Ranking) -> Tensor:
+    return _fpr(full_ranking)
+
+
+@register_metric(
+    "ap_full",
+    label="AP (full)",
+    definition="AP of test images, clean and shifted together, with OOD positive.",
+    standard=True,
+)
+def _ap_full(full_ranking: Ranking) -> Tensor:
+    return _ap(full_ranking)
+
+
+# --- of the two biases ------------------------------------------------------------------------------
+
+
+@register_metric(
+    "ood_as_new",
+    label="OOD as new",
+    definition="share of OOD whose largest logit is a new class's.",
+    lower_is_better=True,
+    standard=True,
+)
+def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
+    return (ood_tasks == tasks.max()).double().mean()
+
+
+@register_metric(
+    "confidence",
+    label="Confidence",
+    definition="mean score of a task's test images; of an OOD set, of the images predicted into a task.",
+    standard=True,
+)
+def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
+    member = F.one_hot(sample_tasks).double()  # a product: adding by index is in no fixed order on a GPU
+    counts, totals = member.sum(dim=0).tolist(), (scores.double() @ member).tolist()
+    return {
+        task: total / count for task, (count, total) in enumerate(zip(counts, totals, strict=True)) if count
+    }
+
+
+# --- for use without a run --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -67,7 +269,7 @@ class OODMetrics:
 
 def ood_metrics(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> OODMetrics:
     """The five metrics of ID scores [N] against OOD scores [M], computed where the tensors lie."""
-    return OODMetrics(**_values(_Ranking(id_scores, ood_scores).detection(recall)))
+    return OODMetrics(**numbers(_detection(Ranking(id_scores, ood_scores, recall))))
 
 
 def joint_metrics(
@@ -84,22 +286,14 @@ def joint_metrics(
     ``accuracy_with_rejection``; a subset of them, bool [N], adds ``auc_NAME`` and ``fpr_NAME`` where it has
     any samples.
     """
-    ranking = _Ranking(id_scores, ood_scores)
-    found = ranking.detection(recall)
+    ranking = Ranking(id_scores, ood_scores, recall)
+    found: dict[str, Tensor | None] = dict(_detection(ranking))
     for name, chosen in (subsets or {}).items():
-        accepted = ranking.accepted(chosen)
-        if size := int(chosen.sum()):
-            found[f"auc_{name}"] = ranking.wins(accepted) / (2 * size * ranking.oods)
-            found[f"fpr_{name}"] = (
-                ranking.accepted_ood[_reaching(accepted, size, recall)].double() / ranking.oods
-            )
+        found |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
     if correct is not None:
-        accepted = ranking.accepted(correct)
-        at = _reaching(ranking.accepted_id, ranking.ids, recall)
-        found["oscr"] = ranking.wins(accepted) / (2 * ranking.ids * ranking.oods)
-        right = accepted[at] + ranking.oods - ranking.accepted_ood[at]
-        found["accuracy_with_rejection"] = right.double() / (ranking.ids + ranking.oods)
-    return _values(found)
+        found["oscr"] = _oscr(ranking, correct)
+        found["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, correct)
+    return numbers(found)
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -134,99 +328,18 @@ def _accuracy_matrix(accuracies: Tensor) -> Tensor:
     return accuracies.double()
 
 
-class _Ranking:
-    """ID and OOD scores sorted together, once.
-
-    Samples with equal scores enter together: entry g of a count is of the samples whose score is at least the
-    g-th highest distinct one.
-    """
-
-    def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
-        for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
-            if not isinstance(scores, Tensor) or scores.is_complex():
-                raise BadInput(f"{name} scores are no tensor of real numbers: one is needed")
-            if scores.ndim != 1 or not len(scores):
-                raise BadInput(
-                    f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed"
-                )
-            if not torch.isfinite(scores).all():
-                bad = int((~torch.isfinite(scores)).nonzero()[0])
-                raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
-        self.ids, self.oods = len(id_scores), len(ood_scores)
-        keys, self._order = _descending_keys(torch.cat([id_scores, ood_scores])).sort()
-        self._last = F.pad(keys[1:] != keys[:-1], (0, 1), value=True).nonzero().flatten()
-        self.accepted_id = self._counted(self._order < self.ids)
-        self.accepted_ood = self._last + 1 - self.accepted_id
-
-    def accepted(self, chosen: Tensor) -> Tensor:
-        """How many of the chosen ID samples, bool [ids], are accepted."""
-        if chosen.shape != (self.ids,) or chosen.dtype != torch.bool:
-            raise BadInput(
-                f"samples are chosen by {chosen.dtype} {list(chosen.shape)}: bool [{self.ids}] is needed, "
-                "one for each ID score"
-            )
-        return self._counted(F.pad(chosen, (0, self.oods))[self._order])
-
-    def wins(self, accepted: Tensor) -> Tensor:
-        """Twice the number of pairs in which an ID sample scores above an OOD sample, ties counted half.
-
-        For each group: OOD samples below it, plus half of those in it, times its ID samples. Integers: exact.
-        """
-        new_id, new_ood = accepted - _before(accepted), self.accepted_ood - _before(self.accepted_ood)
-        return (new_id * (2 * (self.oods - self.accepted_ood) + new_ood)).sum().double()
-
-    def detection(self, recall: float) -> dict[str, Tensor]:
-        """The metrics of ``OODMetrics``."""
-        id_before, ood_before = _before(self.accepted_id), _before(self.accepted_ood)
-        new_id, new_ood = self.accepted_id - id_before, self.accepted_ood - ood_before
-        # From the other end: samples not above the group, those that a rising threshold has rejected.
-        rejected_id, rejected_ood = self.ids - id_before, self.oods - ood_before
-        at = _reaching(self.accepted_id, self.ids, recall)
-        # The highest group at which enough OOD samples are rejected.
-        enough = self.oods - _enough(self.oods, recall)
-        flipped = torch.searchsorted(ood_before, enough, right=True) - 1
-        ap = (new_ood * rejected_ood).double() / (rejected_ood + rejected_id)
-        ap_id_positive = (new_id * self.accepted_id).double() / (self._last + 1)
-        return {
-            "auc": self.wins(self.accepted_id) / (2 * self.ids * self.oods),
-            "fpr": self.accepted_ood[at].double() / self.oods,
-            "ap": ap.sum() / self.oods,
-            "fpr_ood_positive": rejected_id[flipped].double() / self.ids,
-            "ap_id_positive": ap_id_positive.sum() / self.ids,
-        }
-
-    def _counted(self, flags: Tensor) -> Tensor:
-        return flags.cumsum(0)[self._last]
+def numbers(found: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Values that are there as numbers, in one transfer from the device."""
+    there = {name: value for name, value in found.items() if value is not None}
+    return dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
 
 
-def _descending_keys(scores: Tensor) -> Tensor:
-    """Integers that ascend as scores descend: on a CPU they sort ten times as fast as floats do."""
-    exact = scores.is_floating_point() and scores.dtype != torch.float64  # in float32; integers may not be
-    kind, top = (torch.int32, 31) if exact else (torch.int64, 63)
-    scores = scores.float() if exact else scores.double()
-    bits = (scores + 0.0).view(kind)  # −0.0 becomes 0.0
-    # The bits of a float ascend with it where it is positive and descend where it is negative.
-    return ~(bits ^ ((bits >> top) & torch.iinfo(kind).max))
-
-
-def _before(counts: Tensor) -> Tensor:
-    """Counts at the group before, 0 at the first."""
-    return F.pad(counts[:-1], (1, 0))
-
-
-def _enough(size: int, recall: float) -> int:
-    """The smallest count whose share of ``size`` is at least ``recall``."""
-    if not 0 < recall <= 1:
-        raise BadInput(f"recall = {recall} is not allowed: it should be above 0 and at most 1")
-    guess = int(recall * size)  # rounding makes it too large by 1 at most
-    return next(count for count in range(max(guess - 1, 0), size + 1) if count / size >= recall)
-
-
-def _reaching(accepted: Tensor, size: int, recall: float) -> Tensor:
-    """The first group at which enough of ``size`` samples are accepted."""
-    return torch.searchsorted(accepted, _enough(size, recall))
-
-
-def _values(found: dict[str, Tensor]) -> dict[str, float]:
-    """Numbers, in one transfer from the device."""
-    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+def _detection(ranking: Ranking) -> dict[str, Tensor]:
+    """The metrics of ``OODMetrics``."""
+    return {
+        "auc": _auc(ranking),
+        "fpr": _fpr(ranking),
+        "ap": _ap(ranking),
+        "fpr_ood_positive": _fpr_ood_positive(ranking),
+        "ap_id_positive": _ap_id_positive(ranking),
+    }

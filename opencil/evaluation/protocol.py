@@ -1,19 +1,23 @@
-"""The protocol of one step: every detector against every OOD set, on outputs computed once."""
+"""The protocol of one step: every metric of a model and of every detector, on outputs computed once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs
-from opencil.evaluation.metrics import joint_metrics
+from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
+from opencil.evaluation.metrics import numbers
+from opencil.evaluation.reading import Reading, Samples, joined
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric; ``ood`` is the OOD set's name, or empty; ``task`` counts from 1, and 0 is all of them."""
+    """One metric; ``ood`` is the OOD or shifted set's name, or empty.
+
+    ``task`` counts from 1, and 0 is all of them.
+    """
 
     ood: str
     metric: str
@@ -27,39 +31,66 @@ def measure(
     test: Outputs,
     ood: Mapping[str, Outputs],
     tasks: Tensor | None = None,
+    shifted: Mapping[str, Outputs] | None = None,
+    names: Iterable[str] | None = None,
 ) -> list[Measurement]:
     """Set a detector up on ``setup`` unless it is ready, and score test (ID) against each OOD set.
 
     ``tasks`` [C] gives the task, counted from 1, that each class came with; the highest is the new one. With
-    it, and labels of the test samples, the two biases are measured: see ``docs/protocol.md``.
+    it, and labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are
+    ID images under a shift. ``names`` are the metrics to measure: by default the standard ones.
     """
     if setup is not None and not detector.ready:
         detector.fit(setup if tasks is None else replace(setup, tasks=tasks))
-    id_scores, labels = detector.score(test), test.labels
-    correct, subsets, found = None, {}, []
-    if labels is not None:
-        correct = test.logits.argmax(dim=1) == labels
-        if tasks is not None:
-            new = (tasks == tasks.max())[labels]
-            subsets = {"old": ~new, "new": new}
-            found += _confidence("", id_scores, tasks[labels])
+
+    def scored(outputs: Outputs) -> Samples:
+        return Samples(outputs.logits, outputs.labels, detector.score(outputs), tasks)
+
+    of_test = scored(test)
+    of_shifted = {name: scored(outputs) for name, outputs in (shifted or {}).items()}
+    chosen = [metric for metric in _chosen(names) if not metric.of_model]
+    found = _found("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
-        scores = detector.score(outputs)
-        values = joint_metrics(id_scores, scores, correct=correct, subsets=subsets)
-        found += [Measurement(name, metric, value) for metric, value in values.items()]
-        if tasks is not None:
-            predicted = tasks[outputs.logits.argmax(dim=1)]
-            as_new = (predicted == tasks.max()).double().mean()
-            found += [Measurement(name, "ood_as_new", float(as_new)), *_confidence(name, scores, predicted)]
+        together = joined(list(of_shifted.values()))
+        found += _found(name, Reading(of_test, scored(outputs), together), chosen, "ood")
+    for name, samples in of_shifted.items():
+        found += _found(name, Reading(of_test, shifted=samples), chosen, "shifted")
     return found
 
 
-def _confidence(ood: str, scores: Tensor, tasks: Tensor) -> list[Measurement]:
-    """Mean score of the samples of each task [N] that has any."""
-    member = F.one_hot(tasks).double()  # a product, since adding by index is in no fixed order on a GPU
-    counts, totals = member.sum(dim=0).tolist(), (scores.double() @ member).tolist()
-    return [
-        Measurement(ood, "confidence", total / count, task)
-        for task, (count, total) in enumerate(zip(counts, totals, strict=True))
-        if count
-    ]
+def measure_model(
+    test: Outputs,
+    shifted: Mapping[str, Outputs] | None = None,
+    tasks: Tensor | None = None,
+    names: Iterable[str] | None = None,
+) -> list[Measurement]:
+    """The metrics of a model itself, on the test images and on each shifted set."""
+
+    def samples(outputs: Outputs) -> Samples:
+        return Samples(outputs.logits, outputs.labels, tasks=tasks)
+
+    of_test, chosen = samples(test), [metric for metric in _chosen(names) if metric.of_model]
+    found = _found("", Reading(of_test), chosen, "id")
+    for name, outputs in (shifted or {}).items():
+        found += _found(name, Reading(of_test, shifted=samples(outputs)), chosen, "shifted")
+    return found
+
+
+def _chosen(names: Iterable[str] | None) -> list[Metric]:
+    wanted = set(standard_metrics() if names is None else names)
+    return [metric for name, metric in metrics().items() if name in wanted]
+
+
+def _found(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
+    """The metrics that have a value in a reading; all tensors come from the device together."""
+    values = {m.name: m.measure(reading) for m in chosen if subject in m.subjects}
+    tensors = numbers({name: value for name, value in values.items() if isinstance(value, Tensor)})
+    found = []
+    for name, value in (values | tensors).items():
+        by_task = value if isinstance(value, Mapping) else {0: value}
+        found += [
+            Measurement(ood, name, float(number), task)
+            for task, number in by_task.items()
+            if number is not None
+        ]
+    return found

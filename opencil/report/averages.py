@@ -28,9 +28,12 @@ def of_datasets(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """One value per run, detector, split and metric; accuracy has an empty detector and split."""
-    accuracy = rows[(rows["detector"] == "") & (rows["task"] == 0)].assign(split="")
-    table = pd.concat([per_step(rows), accuracy[[*RUN, "step", "detector", "split", "metric", "value"]]])
+    """One value per run, detector, split and metric; the split of what is of ID images alone is empty.
+
+    So is the detector of what is of the model itself, such as its accuracy.
+    """
+    inside = rows[((rows["detector"] == "") | (rows["ood"] == "")) & (rows["task"] == 0)].assign(split="")
+    table = pd.concat([per_step(rows), inside[[*RUN, "step", "detector", "split", "metric", "value"]]])
     return _over_steps(table, "split")
 
 
@@ -61,7 +64,7 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
         steps = part["step"].nunique()
         whole = part[part["task"] == 0]
         for metric, values in whole.groupby("metric"):
-            by_step = values.sort_values("step")["value"]
+            by_step = values.groupby("step")["value"].mean()  # of one shifted set or of several
             found += [
                 (*run, f"average {metric}", by_step.mean(), steps),
                 (*run, f"last {metric}", by_step.iloc[-1], steps),

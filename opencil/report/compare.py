@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from opencil.errors import BadInput
-from opencil.evaluation.metrics import DEFINITIONS
+from opencil.evaluation.metric import metric_of
 from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import families, labelled, sort_detectors
-from opencil.report.results import METRICS, Results, lower_is_better, of_dataset, results
+from opencil.report.results import Results, of_dataset, results
 from opencil.report.tables import Kind
 
 #: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
@@ -124,14 +124,14 @@ def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -
     split = len(places) == 2  # near and far: a table for each metric, as in the paper
     for part in [(metric,) for metric in metrics] if split else [metrics]:
         pairs = [
-            _Pair(cil, m, place, " ".join([cil, *_place_words(place), METRICS[m]]))
+            _Pair(cil, m, place, " ".join([cil, *_place_words(place), metric_of(m).column]))
             for cil in methods
             for place in places
             for m in part
         ]
         table = _side_by_side(found, cells, pairs, data)
         if split:
-            name, about = f"distance-{part[0]}", f"near and far OOD, {METRICS[part[0]]}, "
+            name, about = f"distance-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
         else:
             name, about = kind, "" if kind == "main" else f"{kind}, "
         title = f"{found.title}: {about}ours beside the paper's"
@@ -183,7 +183,10 @@ def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data:
         ("in this table of the paper's", [d for d in found.detectors if d not in theirs]),
     ):
         notes += [f"Not {where}: {', '.join(missing)}."] if missing else []
-    notes += [*data, *(DEFINITIONS[m] for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)]))]
+    notes += [
+        *data,
+        *(metric_of(m).sentence for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)])),
+    ]
     return Table("", "", columns, [Block([accuracy]), *blocks], notes)
 
 
@@ -229,7 +232,8 @@ def _agreement(
     columns = [Column("CIL", label=True), *[Column("OOD", label=True)] * several]
     for m in metrics:
         columns += [
-            Column(what, METRICS[m]) for what in ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
+            Column(what, metric_of(m).column)
+            for what in ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
         ]
     lines = []
     for cil in methods:
@@ -257,7 +261,12 @@ def _agreement(
     if len(counted):
         worst = counted.iloc[-1]
         at = " ".join(
-            [worst["cil"], worst["detector"], *_place_words(worst["place"]), METRICS[worst["metric"]]]
+            [
+                worst["cil"],
+                worst["detector"],
+                *_place_words(worst["place"]),
+                metric_of(worst["metric"]).column,
+            ]
         )
         notes.append(
             f"Largest difference: {at}, {worst['ours']:.2f} against {worst['paper']:.2f} in the paper."
@@ -284,7 +293,7 @@ def agreement(cells: pd.DataFrame) -> Agreement:
         return Agreement(0, None, None, None, None)
     off = counted["difference"].abs()
     ours, paper = counted["ours"].round(2), counted["paper"]
-    if lower_is_better(str(counted["metric"].iloc[0])):
+    if metric_of(str(counted["metric"].iloc[0])).lower_is_better:
         ours, paper = -ours, -paper
     several = len(counted) > 1
     # Spearman's is Pearson's of the ranks. Of two it can only be 1 or −1; without any spread there is none.
@@ -326,7 +335,7 @@ def _contradictions(found: Results, cells: pd.DataFrame) -> Table | None:
         [
             words(row["cil"]),
             words(row["detector"]),
-            words(METRICS[row["metric"]]),
+            words(metric_of(row["metric"]).column),
             Cell(row["paper"]),
             Cell(row["recomputed"]),
             Cell(_number(row["ours"]), _number(row["std"])),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from opencil.evaluation.metric import metrics
 from opencil.published import OOD, published_results
 from opencil.registry import DETECTORS
 
@@ -47,6 +48,12 @@ def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str
     paper = [name for names in OOD.get(benchmark, {}).values() for name in names]
     ordered = _sorted(distances, paper)
     return {name: distances[name] for name in sorted(ordered, key=lambda name: distances[name] != "near")}
+
+
+def sort_metrics(names: Iterable[str]) -> list[str]:
+    """Metrics in the order of their registration; those that are not registered here by name, behind."""
+    known = list(metrics())
+    return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
 
 
 def _sorted(names: Iterable[str], paper: list[str]) -> list[str]:

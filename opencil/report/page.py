@@ -20,12 +20,12 @@ import pandas as pd
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
-from opencil.evaluation.metrics import DEFINITIONS
+from opencil.evaluation.metric import metric_of
 from opencil.published import OOD
 from opencil.report.compare import data_notes
 from opencil.report.figures import Figure
-from opencil.report.order import families, labelled, sort_cil, sort_datasets
-from opencil.report.results import Results, lower_is_better, results
+from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
+from opencil.report.results import Results, results
 
 _SCALE = 1000  # stored numbers are thousandths of a percent
 #: Where the defaults are the paper's words and not its released code's, or better than either.
@@ -133,12 +133,15 @@ def _shorter(svg: str) -> str:
 def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The metrics that rows have, ours first in their order, with what they mean."""
     present = {str(name) for name in rows.loc[(rows["ood"] != "") & (rows["task"] == 0), "metric"].unique()}
-    names = [name for name in DEFINITIONS if name in present] + sorted(present - set(DEFINITIONS))
-    found = {}
-    for name in names:
-        label, _, definition = DEFINITIONS.get(name, name).partition(": ")
-        found[name] = {"label": label, "definition": definition, "lower": lower_is_better(name)}
-    return found
+    records = [metric_of(name) for name in sort_metrics(present)]
+    return {
+        metric.name: {
+            "label": metric.label,
+            "definition": metric.definition,
+            "lower": metric.lower_is_better,
+        }
+        for metric in records
+    }
 
 
 def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:

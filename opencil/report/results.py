@@ -14,17 +14,12 @@ from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.validation import flat
 
 #: What the paper's tables show.
-METRICS = {"auc": "AUC↑", "fpr": "FPR↓", "ap": "AP↑"}
+PAPER = ("auc", "fpr", "ap")
 #: With the roles of ID and OOD exchanged.
-FLIPPED = {"fpr_ood_positive": "FPR(OOD+)↓", "ap_id_positive": "AP(ID+)↑"}
+FLIPPED = ("fpr_ood_positive", "ap_id_positive")
 
 _METHOD = ["cil", "seed", "detector"]
 _NAMED = 5  # keys of configs that a note names
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a small value of a metric is a good one."""
-    return metric.startswith(("fpr", "ood_as_new"))
 
 
 def of_dataset(name: str) -> str:
@@ -185,7 +180,7 @@ class Results:
 def results(
     rows: pd.DataFrame,
     runs: Iterable[Mapping[str, Any]] = (),
-    metrics: Iterable[str] = tuple(METRICS),
+    metrics: Iterable[str] = PAPER,
 ) -> list[Results]:
     """The results of rows, for each benchmark and k; ``runs`` (a study's records) say what is still to come.
 

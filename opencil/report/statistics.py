@@ -16,11 +16,11 @@ import pandas as pd
 from scipy.special import chdtrc, ndtr  # scipy.stats would take half a second to import
 
 from opencil.errors import BadInput, unknown
-from opencil.evaluation.metrics import DEFINITIONS
+from opencil.evaluation.metric import metric_of
 from opencil.report.averages import of_datasets
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import labelled
-from opencil.report.results import METRICS, Results, lower_is_better, results
+from opencil.report.results import Results, results
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -156,7 +156,7 @@ def statistics_tables(
 
 
 def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baseline: str | None) -> Table:
-    ranking = rank_detectors(cells, lower_is_better(metric))
+    ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     reference = baseline if baseline in cells.columns else ranking.detectors[0]
     values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
     intervals = bootstrap(values - values[:, [ranking.detectors.index(str(reference))]])
@@ -170,7 +170,7 @@ def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baselin
             [words(detector), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *shown]
         )
     columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
-    columns += [Column(METRICS[metric]), Column("difference"), Column("low"), Column("high")]
+    columns += [Column(metric_of(metric).column), Column("difference"), Column("low"), Column("high")]
     left_out = [name for name in found.detectors if labelled(name)]
     p = f"p = {ranking.p:.2g}" if ranking.p >= 1e-12 else "p < 1e-12"
     notes = [
@@ -187,9 +187,9 @@ def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baselin
         *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
         *found.missing(),
         *found.mixture(),
-        DEFINITIONS[metric],
+        metric_of(metric).sentence,
     ]
-    title = f"{found.title}: detectors ranked by {METRICS[metric]}"
+    title = f"{found.title}: detectors ranked by {metric_of(metric).column}"
     return Table(f"statistics-{metric}-{found.name}", title, columns, [Block(lines)], notes)
 
 

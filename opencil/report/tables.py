@@ -6,17 +6,16 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from opencil.evaluation.metrics import DEFINITIONS
+from opencil.evaluation.metric import metric_of
 from opencil.report.averages import continual, over_seeds
 from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
-from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors
+from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors, sort_metrics
 from opencil.report.results import (
     FLIPPED,
-    METRICS,
+    PAPER,
     Average,
     Results,
     count,
-    lower_is_better,
     of_dataset,
     partial_datasets,
     results,
@@ -71,7 +70,7 @@ Key = tuple[str, str, str]
 
 def main_tables(found: Results) -> list[Table]:
     """AUC and FPR over all datasets, per CIL method."""
-    columns = {Column(METRICS[m], cil): (cil, m, "all") for cil in found.cil for m in _MAIN}
+    columns = {Column(metric_of(m).column, cil): (cil, m, "all") for cil in found.cil for m in _MAIN}
     return [_by_family(found, f"main-{found.name}", f"{found.title}: main results", columns)]
 
 
@@ -80,7 +79,7 @@ def distance_tables(found: Results) -> list[Table]:
     made = []
     for metric in ("auc", "ap", "fpr"):
         columns = {Column(place, cil): (cil, metric, place) for cil in found.cil for place in ("near", "far")}
-        title = f"{found.title}: near and far OOD, {METRICS[metric]}"
+        title = f"{found.title}: near and far OOD, {metric_of(metric).column}"
         made.append(_by_family(found, f"distance-{metric}-{found.name}", title, columns))
     return made
 
@@ -107,7 +106,7 @@ def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> l
                 continue
             lines = _ranked([_line(found, name, columns) for name in names], keys, variants=True)
             values = _differing_values(names, own, runs)
-            notes = [*found.basis(), *values, MARKS, *(DEFINITIONS[m] for m in _MAIN)]
+            notes = [*found.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
             title = f"{found.title}, {cil}: ablation of {own}"
             made.append(
                 Table(f"ablation-{own}-{cil}-{found.name}", title, _columns(columns), [Block(lines)], notes)
@@ -140,7 +139,7 @@ def _differing_values(names: list[str], own: str, runs: Iterable[Mapping[str, An
 
 def _per_dataset(found: Results, cil: str) -> dict[Column, Key]:
     return {
-        Column(METRICS[m], f"{distance} {name}"): (cil, m, of_dataset(name))
+        Column(metric_of(m).column, f"{distance} {name}"): (cil, m, of_dataset(name))
         for name, distance in found.datasets.items()
         for m in _MAIN
     }
@@ -165,7 +164,9 @@ def _by_family(found: Results, name: str, title: str, columns: dict[Column, Key]
     ):  # all of one: it has no place on top
         top = []
         notes.append(f"Average accuracy of {keys[0][0]}: {_cell(found.accuracy(keys[0][0])).text}.")
-    notes += [DEFINITIONS[metric] for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]]
+    notes += [
+        metric_of(metric).sentence for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]
+    ]
     return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes)
 
 
@@ -203,7 +204,7 @@ def _ranked(lines: list[list[Cell]], keys: list[Key], variants: bool = False) ->
     competing = [line for line in ranked if variants or not labelled(line[0].text)]
     for i, (_, metric, _) in enumerate(keys, start=1):
         shown = {round(line[i].value or 0.0, 2) for line in competing if line[i].value is not None}
-        best = sorted(shown, reverse=not lower_is_better(metric))[:3]
+        best = sorted(shown, reverse=not metric_of(metric).lower_is_better)[:3]
         for line in competing:
             value = line[i].value
             if value is not None and round(value, 2) in best:
@@ -219,7 +220,7 @@ def summaries(rows: pd.DataFrame, extra: bool = False, runs: Iterable[Mapping[st
 
     ``extra`` adds the flipped conventions of FPR and AP; ``runs`` are a study's records.
     """
-    metrics = METRICS | (FLIPPED if extra else {})
+    metrics = [*PAPER, *(FLIPPED if extra else ()), *_asked_for(rows)]
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     averages = dict(list(over_seeds(shown).groupby(["benchmark", "k"])))
@@ -234,6 +235,12 @@ def summaries(rows: pd.DataFrame, extra: bool = False, runs: Iterable[Mapping[st
             title = f"{found.title}: OOD detection"
             made.append(_summary(f"summary-{found.name}", title, averages[key], metrics, notes))
     return made
+
+
+def _asked_for(rows: pd.DataFrame) -> list[str]:
+    """The metrics of detectors that somebody asked for: those that are not measured by default."""
+    present = set(rows.loc[(rows["detector"] != "") & (rows["task"] == 0), "metric"].unique())
+    return [name for name in sort_metrics(present) if not metric_of(name).standard]
 
 
 def _uneven(rows: pd.DataFrame) -> list[str]:
@@ -256,27 +263,29 @@ def _models(name: str, title: str, averages: pd.DataFrame, mixture: list[str]) -
     return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 
-def _summary(
-    name: str, title: str, averages: pd.DataFrame, metrics: dict[str, str], more: list[str]
-) -> Table:
+def _summary(name: str, title: str, averages: pd.DataFrame, metrics: list[str], more: list[str]) -> Table:
     cells = {
         (row["cil"], row["detector"], row["metric"], row["split"]): _spread(row)
         for row in averages.to_dict("records")
     }
     measured = averages[averages["detector"] != ""]
+    # A metric of ID images alone has one value, not one for each split of the OOD sets.
+    alone = set(measured.loc[measured["split"] == "", "metric"])
+    keys = [(m, split) for m in metrics for split in ([""] if m in alone else _SPLITS)]
     blocks = []
     for cil in sort_cil(measured["cil"]):
         names = sort_detectors(measured.loc[measured["cil"] == cil, "detector"])
         accuracy = cells.get((cil, "", "accuracy", ""), Cell())
-        keys = [(metric, split) for metric in metrics for split in _SPLITS]
         lines = [
             [words(cil), words(name), accuracy, *(cells.get((cil, name, *key), Cell()) for key in keys)]
             for name in names
         ]
         blocks.append(Block(lines))
     columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
-    columns += [Column(split, label) for label in metrics.values() for split in _SPLITS]
-    notes = [_basis(averages), *more, *(DEFINITIONS[metric] for metric in metrics)]
+    columns += [
+        Column(split, metric_of(m).column) if split else Column(metric_of(m).column) for m, split in keys
+    ]
+    notes = [_basis(averages), *more, *(metric_of(metric).sentence for metric in metrics)]
     return Table(name, title, columns, blocks, notes)
 
 

@@ -1,0 +1,182 @@
+"""What a metric can read: samples of one comparison, each quantity computed when it is first asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from opencil.evaluation.ranking import Ranking
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One set as a model and a detector see it: logits [N, C], and what is known beside them.
+
+    ``scores`` [N] are missing where the model alone is measured; ``tasks`` [C] is the task, counted from 1,
+    that each class came with.
+    """
+
+    logits: Tensor
+    labels: Tensor | None = None
+    scores: Tensor | None = None
+    tasks: Tensor | None = None
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The class with the largest logit [N]."""
+        return self.logits.argmax(dim=1)
+
+    @cached_property
+    def correct(self) -> Tensor | None:
+        """Which samples are classified correctly."""
+        return None if self.labels is None else self.predicted == self.labels
+
+    @cached_property
+    def own_tasks(self) -> Tensor | None:
+        """The task of each sample's class."""
+        return None if self.labels is None or self.tasks is None else self.tasks[self.labels]
+
+    @cached_property
+    def predicted_tasks(self) -> Tensor | None:
+        """The task that each sample is predicted into."""
+        return None if self.tasks is None else self.tasks[self.predicted]
+
+    @cached_property
+    def new(self) -> Tensor | None:
+        """Which samples are of a class of the newest task."""
+        if self.labels is None or self.tasks is None:
+            return None
+        return (self.tasks == self.tasks.max())[self.labels]
+
+
+def joined(sets: list[Samples]) -> Samples | None:
+    """Several sets as one; None of none."""
+
+    def of(name: str) -> Tensor | None:
+        values = [getattr(samples, name) for samples in sets]
+        return None if any(value is None for value in values) else torch.cat(values)
+
+    if len(sets) < 2:
+        return sets[0] if sets else None
+    return Samples(torch.cat([samples.logits for samples in sets]), of("labels"), of("scores"), sets[0].tasks)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """ID samples beside those of an OOD set or of shifted ones, or alone.
+
+    Its properties are what a metric's function may have as parameters; None is what is not known.
+    """
+
+    test: Samples
+    ood: Samples | None = None
+    shifted: Samples | None = None
+    recall: float = 0.95
+
+    @property
+    def id_scores(self) -> Tensor | None:
+        """Scores of the ID test images [N], larger for ID."""
+        return self.test.scores
+
+    @property
+    def id_logits(self) -> Tensor:
+        """Logits of the ID test images [N, C]."""
+        return self.test.logits
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Labels of the ID test images [N]."""
+        return self.test.labels
+
+    @property
+    def correct(self) -> Tensor | None:
+        """Which ID test images are classified correctly, bool [N]."""
+        return self.test.correct
+
+    @property
+    def id_tasks(self) -> Tensor | None:
+        """The task of each ID test image [N], counted from 1."""
+        return self.test.own_tasks
+
+    @property
+    def old(self) -> Tensor | None:
+        """Which ID test images are of old classes, bool [N]."""
+        return None if self.test.new is None else ~self.test.new
+
+    @property
+    def new(self) -> Tensor | None:
+        """Which ID test images are of new classes, bool [N]."""
+        return self.test.new
+
+    @property
+    def tasks(self) -> Tensor | None:
+        """The task that each class came with [C], counted from 1; the highest is the new one."""
+        return self.test.tasks
+
+    @property
+    def ood_scores(self) -> Tensor | None:
+        """Scores of the OOD images [M]."""
+        return self.ood.scores if self.ood else None
+
+    @property
+    def ood_logits(self) -> Tensor | None:
+        """Logits of the OOD images [M, C]."""
+        return self.ood.logits if self.ood else None
+
+    @property
+    def ood_tasks(self) -> Tensor | None:
+        """The task that each OOD image is predicted into [M]."""
+        return self.ood.predicted_tasks if self.ood else None
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """ID and OOD scores sorted together: counts for every threshold."""
+        if self.id_scores is None or self.ood_scores is None:
+            return None
+        return Ranking(self.id_scores, self.ood_scores, self.recall)
+
+    @property
+    def shifted_scores(self) -> Tensor | None:
+        """Scores of the shifted ID images [S]; beside an OOD set, of all shifted sets."""
+        return self.shifted.scores if self.shifted else None
+
+    @property
+    def shifted_logits(self) -> Tensor | None:
+        """Logits of the shifted ID images [S, C]."""
+        return self.shifted.logits if self.shifted else None
+
+    @property
+    def shifted_labels(self) -> Tensor | None:
+        """Labels of the shifted ID images [S]."""
+        return self.shifted.labels if self.shifted else None
+
+    @property
+    def shifted_correct(self) -> Tensor | None:
+        """Which shifted ID images are classified correctly, bool [S]."""
+        return self.shifted.correct if self.shifted else None
+
+    @cached_property
+    def full_ranking(self) -> Ranking | None:
+        """Scores of ID and shifted ID together, and of OOD, sorted."""
+        if self.id_scores is None or self.shifted_scores is None or self.ood_scores is None:
+            return None
+        return Ranking(torch.cat([self.id_scores, self.shifted_scores]), self.ood_scores, self.recall)
+
+    @property
+    def scores(self) -> Tensor | None:
+        """Scores of the images that are looked at: the OOD set's, or without one the ID test images'."""
+        return self.ood_scores if self.ood else self.id_scores
+
+    @property
+    def sample_tasks(self) -> Tensor | None:
+        """The tasks of these images: of OOD images those they are predicted into."""
+        return self.ood_tasks if self.ood else self.id_tasks
+
+
+#: What can be read, with what it is.
+READABLE = {
+    name: (member.fget if isinstance(member, property) else member.func).__doc__ or ""
+    for name, member in vars(Reading).items()
+    if isinstance(member, property | cached_property)
+}
