@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from opencil.atomic_files import write_json
 from opencil.published import published_results
-from opencil.runs.files import write_json, write_rows
-from opencil.runs.store import COLUMNS
+from opencil.study.rows import COLUMNS, write_rows
 
 OOD = {"cifar10": "near", "tin": "near", "mnist": "far", "texture": "far", "svhn": "far", "places365": "far"}
 METRICS = ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_new", "fpr_new", "oscr"]
@@ -111,7 +111,8 @@ def measure(root: Path, out: Path) -> None:
     from opencil.report.figures import figures
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
-    from opencil.runs.study import read_study, write_study
+    from opencil.runs.reading import read_study
+    from opencil.study.study import write_study
 
     started = time.perf_counter()
     with timed("read the runs"):

@@ -51,10 +51,11 @@ if TYPE_CHECKING:
     from opencil.config import Config, list_benchmarks, resolve
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
+    from opencil.runs.reading import read_study
     from opencil.runs.runner import execute
     from opencil.runs.store import read_rows
     from opencil.runs.stored import StoredRun, open_run
-    from opencil.runs.study import Study, read_study
+    from opencil.study.study import Study
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
 create_detector, list_detectors = DETECTORS.create, DETECTORS.names
@@ -71,9 +72,9 @@ _LATER = {
     "list_benchmarks": "opencil.config",
     "open_run": "opencil.runs.stored",
     "published_results": "opencil.published",
-    "Study": "opencil.runs.study",
+    "Study": "opencil.study.study",
     "read_rows": "opencil.runs.store",
-    "read_study": "opencil.runs.study",
+    "read_study": "opencil.runs.reading",
     "resolve": "opencil.config",
 }
 

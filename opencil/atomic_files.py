@@ -1,12 +1,14 @@
 """Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from opencil.errors import BadInput
+from opencil.errors import BadInput, OpenCILError
 
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
@@ -34,6 +36,22 @@ def write(path: Path, fill: Callable[[Path], None]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file."""
     write(path, lambda temporary: _write_text(temporary, text))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file for people to read."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path, damaged: Callable[[Path, object], OpenCILError]) -> dict[str, Any]:
+    """Read a JSON file's mapping; ``damaged`` makes the error for one that has none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not a mapping")
+        return content
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from None
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:

@@ -129,10 +129,11 @@ KNOWS = {
     "errors": set(),
     "atomic_files": {"errors"},
     "config": COMMON | {"data", "engine", "configs"},
-    "report": COMMON | {"evaluation", "published", "config"},
+    "study": COMMON,
+    "report": COMMON | {"evaluation", "published", "config", "study"},
     "published": set(),
     "configs": set(),
-    "runs": COMMON | {"config", "data", "nets", "engine", "cil", "detectors", "evaluation"},
+    "runs": COMMON | {"config", "study", "data", "nets", "engine", "cil", "detectors", "evaluation"},
 }
 
 

@@ -10,7 +10,7 @@ from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures import Choice, Figure
-    from opencil.runs.study import Study
+    from opencil.study.study import Study
 
 
 def choice_of(detectors: str | None) -> "Choice":

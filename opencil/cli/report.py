@@ -16,7 +16,7 @@ from opencil.errors import BadInput, unknown
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.layout import Table
     from opencil.report.tables import Kind
-    from opencil.runs.study import Study
+    from opencil.study.study import Study
 
 
 _EVERY = 10.0  # seconds between two pages of --watch
@@ -94,7 +94,7 @@ def report(
     """
     from opencil.report.tables import tables
     from opencil.runs.files import write_text
-    from opencil.runs.study import read_study
+    from opencil.runs.reading import read_study
 
     folders = runs or [Path("runs")]
     if figure_detectors is not None and not (watch or html or figures or out):
@@ -205,7 +205,7 @@ def write(
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS
     from opencil.runs.files import write_text
-    from opencil.runs.study import write_study
+    from opencil.study.study import write_study
 
     write_study(study, folder)
     made = [table for kind in KINDS for table in tables_of(kind)]

@@ -17,7 +17,7 @@ from opencil.evaluation.protocol import Measurement, measure
 from opencil.nets.model import Classifier
 from opencil.runs.cache import OutputsCache
 from opencil.runs.plan import RunSpec
-from opencil.runs.store import COLUMNS
+from opencil.study.rows import COLUMNS
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from opencil.runs.plan import RunSpec, plan
 from opencil.runs.store import RunFolder
 from opencil.runs.stored import StoredRun
 from opencil.runs.tuning import tune
+from opencil.study.rows import write_rows
 from opencil.validation import parse_size
 
 
@@ -306,7 +307,7 @@ class _Run:
                 if isinstance(rows, BadInput):
                     self.problems.setdefault(name, f"step {step.number}: {rows}")
                     continue
-                files.write_rows(stored.detector_rows(name), rows)
+                write_rows(stored.detector_rows(name), rows)
                 yield Evaluated(self.spec, step.number, step.steps, name)
 
     def _tune(

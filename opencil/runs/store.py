@@ -19,7 +19,7 @@
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +34,8 @@ from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
 from opencil.runs.plan import RunSpec, defaults
+from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
-
-#: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
-#: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
-COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
-_TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class StepFolder:
         model = self.path / "model.safetensors"
         files.write_tensors(model, weights)
         files.write_tensors(self.path / "memory.safetensors", memory.tensors())
-        files.write_rows(self.path / "accuracy.parquet", accuracy)
+        write_rows(self.path / "accuracy.parquet", accuracy)
         files.write_json(self.path / "step.json", {**info, "weights_sha256": files.digest(model)})
         self.checkpoint.unlink(missing_ok=True)
 
@@ -269,40 +265,7 @@ def read_rows(root: str | Path) -> pd.DataFrame:
     steps = [step for run in find_runs(Path(root)) for step in run.trained()]
     if not steps:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
-    return read_tables([path for step in steps for path in step.tables()])
-
-
-def read_tables(
-    paths: list[Path], damaged: Callable[[Path, object], OpenCILError] = files.damaged
-) -> pd.DataFrame:
-    """The rows of some files, one after the other: read by Arrow, three times as fast as by pandas."""
-    import pyarrow as pa
-
-    schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
-    tables = [_read_table(path, schema, damaged) for path in paths]
-    rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *tables]).to_pandas()
-    return rows
-
-
-def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenCILError]) -> Any:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    if not path.exists():
-        raise damaged(path, "it is missing")
-    try:
-        # Tables are small and many: a thread or a buffer of its own takes longer than reading one.
-        with ParquetFile(path, pre_buffer=False) as file:
-            table = file.read(use_threads=False)
-        if table.column_names != COLUMNS:
-            raise damaged(path, f"its columns are {', '.join(table.column_names)}")
-        if not table.schema.equals(schema):
-            table = table.cast(schema)
-    except (OSError, ValueError, ArrowException) as error:
-        raise damaged(path, error) from None
-    if any(column.null_count for column in table.columns):
-        raise damaged(path, "values are missing in it")
-    return table
+    return read_tables([path for step in steps for path in step.tables()], files.damaged)
 
 
 def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:

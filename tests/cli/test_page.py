@@ -17,7 +17,7 @@ import opencil
 from opencil.cli import app
 from opencil.cli import page as cli_page
 from opencil.config import Config
-from opencil.runs.study import read_study
+from opencil.runs.reading import read_study
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from opencil.cli import app
 from opencil.published import OOD
-from opencil.runs.store import COLUMNS
-from opencil.runs.study import Study, read_study, write_study
+from opencil.runs.reading import read_study
+from opencil.study.rows import COLUMNS
+from opencil.study.study import Study, write_study
 
 RUN = "digits/k2/icarl/seed0"
 SHORT = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu", "--detector", "energy,msp,relation"]

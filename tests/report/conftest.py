@@ -10,7 +10,7 @@ import pytest
 from opencil.published import OOD as PAPER_OOD
 from opencil.published import published_results
 from opencil.registry import DETECTORS
-from opencil.runs.store import COLUMNS
+from opencil.study.rows import COLUMNS
 
 METRICS = ("auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive")
 OOD = {"n1": "near", "f1": "far", "f2": "far", "f3": "far"}

@@ -17,7 +17,7 @@ import yaml
 from opencil.evaluation.metric import metric_of, metrics
 from opencil.report.figures import figures
 from opencil.report.page import page
-from opencil.runs.store import COLUMNS
+from opencil.study.rows import COLUMNS
 
 Rows = Callable[..., pd.DataFrame]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--"

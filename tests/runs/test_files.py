@@ -9,6 +9,7 @@ import torch
 
 from opencil import BadInput, OpenCILError
 from opencil.runs import files
+from opencil.study.rows import write_rows
 
 
 def test_a_file_appears_complete_and_alone(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_json_comes_back(tmp_path: Path) -> None:
 
 def test_rows_come_back(tmp_path: Path) -> None:
     rows = pd.DataFrame({"a": [1, 2], "b": ["x", ""], "c": [0.1, 1 / 3]})
-    files.write_rows(tmp_path / "a.parquet", rows)
+    write_rows(tmp_path / "a.parquet", rows)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a.parquet"), rows)
 
 

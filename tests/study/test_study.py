@@ -12,7 +12,8 @@ import pytest
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config
-from opencil.runs.study import Study, read_study, write_study
+from opencil.runs.reading import read_study
+from opencil.study.study import Study, write_study
 
 RUN = Path("digits/k2/icarl/seed0")
 
@@ -82,7 +83,7 @@ def test_a_run_that_has_only_begun(finished: Path) -> None:
     assert (run["trained"], run["steps"]) == (0, 4), "8 classes, 2 a step"
     assert run["detectors"] == {"energy": 0, "msp": 0, "relation": 0}
     assert study.rows.empty
-    assert list(study.rows.columns) == list(opencil.runs.store.COLUMNS)
+    assert list(study.rows.columns) == list(opencil.study.rows.COLUMNS)
 
 
 def test_steps_to_come_of_a_dataset_that_is_not_known_here(finished: Path) -> None:

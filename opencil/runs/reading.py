@@ -1,0 +1,91 @@
+"""What a folder of runs holds, as a study: the rows of all runs with a record of each."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opencil.errors import BadInput
+from opencil.registry import DATASETS
+from opencil.runs import files
+from opencil.runs.store import RunFolder, find_runs
+from opencil.study.records import IDENTITY, USABLE, RunRecord, trouble
+from opencil.study.rows import read_tables
+from opencil.study.study import ROWS, RUNS, Study, read_published, showable_rows, together, unusable
+
+
+def read_study(path: str | Path, *more: str | Path) -> Study:
+    """The study of all runs below a folder, or of published ones; of several folders together.
+
+    Runs that are not finished, or not even begun, are there with what they have.
+    """
+    paths = [Path(one) for one in (path, *more)]
+    return together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
+
+
+def _read(root: Path) -> list[Study]:
+    if found := find_runs(root):
+        records, tables = zip(*(_read_run(folder) for folder in found), strict=True)
+        return [Study(showable_rows(pd.concat(tables, ignore_index=True), root), list(records))]
+    if published := read_published(root):
+        return published
+    raise BadInput(
+        f"there are no runs below {root}, nor published ones ({ROWS}, {RUNS}): 'opencil run' makes some"
+    )
+
+
+def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
+    config, steps = folder.stored(), folder.trained()
+    infos = [step.info() for step in steps]
+    rows = read_tables([path for step in steps for path in step.tables()], files.damaged)
+    of_rows = rows[list(IDENTITY)].drop_duplicates()
+    if len(of_rows) > 1:
+        raise files.damaged(folder.path / "step01", "its rows are of several runs")
+    if len(of_rows):
+        benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
+        k, seed = int(k), int(seed)
+    else:
+        benchmark, k, cil, seed = _identity(config, folder.path)
+    evaluated = [path.stem for step in steps for path in step.tables()[1:]]
+    names = dict.fromkeys([*config.get("detector", {}), *evaluated])
+    record = RunRecord(
+        benchmark=benchmark,
+        k=k,
+        cil=cil,
+        seed=seed,
+        steps=infos[0]["steps"] if infos else _expected_steps(config),
+        trained=len(steps),
+        seconds=[info.get("seconds", {}) for info in infos],
+        detectors={name: evaluated.count(name) for name in names},
+        config=config,
+        environment=_json(folder.path / "environment.json"),
+        data=_json(folder.path / "data.json").get("datasets", []),
+    )
+    if problem := trouble(record):
+        raise unusable(folder.path, problem)
+    return record, rows
+
+
+def _identity(config: dict[str, Any], path: Path) -> tuple[str, int, str, int]:
+    """Which run a config is of, before there are rows that say it."""
+    try:
+        benchmark = config["benchmark"]
+        k = benchmark["classes_per_step"][0]
+        found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
+    except (KeyError, IndexError, TypeError, StopIteration):
+        found = (None,) * 4
+    if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
+        raise files.damaged(path / "config.yml", "it does not say which run it is of")
+    return found
+
+
+def _expected_steps(config: dict[str, Any]) -> int | None:
+    """Steps of a run that has finished none, where its dataset says how many classes it has."""
+    benchmark = config["benchmark"]
+    name = benchmark.get("id")
+    classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None
+    return -(-classes // benchmark["classes_per_step"][0]) if classes else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return files.read_json(path) if path.exists() else {}

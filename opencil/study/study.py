@@ -1,0 +1,92 @@
+"""A study: the rows of some runs with what is known about the runs, from their folders or as published.
+
+A published study is a folder with two files, ``rows.parquet`` and ``runs.json``; ``opencil report RUNS --out
+FOLDER`` writes it. Everything that a report shows comes from these two.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from opencil.atomic_files import read_json, write_json
+from opencil.errors import BadInput, OpenCILError
+from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
+from opencil.study.rows import read_tables, write_rows
+
+_FORMAT = 1
+#: The two files of a published study.
+ROWS, RUNS = "rows.parquet", "runs.json"
+_NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows, and a record of each run that they come from or will come from."""
+
+    rows: pd.DataFrame
+    runs: list[RunRecord]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has all its steps, and every detector all of theirs."""
+        return all(
+            run["trained"] == run["steps"] and all(n == run["steps"] for n in run["detectors"].values())
+            for run in self.runs
+        )
+
+
+def together(studies: Iterable[Study], places: str) -> Study:
+    """Several studies as one; a run may be in one of them only. ``places`` says where they come from."""
+    parts = list(studies)
+    runs = [run for study in parts for run in study.runs]
+    counts = Counter(map(identity, runs))
+    if twice := [run for run, count in counts.items() if count > 1]:
+        raise BadInput(
+            f"run {name_of(*twice[0])} is there {counts[twice[0]]} times below {places}: report such folders "
+            "apart, or their rows would count as one run's"
+        )
+    return Study(pd.concat([study.rows for study in parts], ignore_index=True), runs)
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Write a study so that ``read_study`` gives it back, each of its two files whole or absent."""
+    write_rows(folder / ROWS, study.rows)
+    write_json(folder / RUNS, {"format": _FORMAT, "runs": study.runs})
+
+
+def read_published(root: Path) -> list[Study]:
+    """Every published study at or below a folder."""
+    found = sorted(path.parent for path in root.rglob(RUNS) if (path.parent / ROWS).exists())
+    return [_read_published(folder) for folder in found]
+
+
+def _read_published(folder: Path) -> Study:
+    rows = read_tables([folder / ROWS], unusable)
+    path = folder / RUNS
+    content = read_json(path, unusable)
+    runs = content.get("runs")
+    if content.get("format") != _FORMAT or not isinstance(runs, list):
+        raise unusable(path, f"format {_FORMAT} with a list of runs is needed")
+    for run in runs:
+        if problem := trouble(run):
+            raise unusable(path, problem)
+    named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
+    if strange := set(named) - set(map(identity, runs)):
+        raise unusable(path, f"the rows have a run {name_of(*min(strange))} that is not among its runs")
+    return Study(showable_rows(rows, folder / ROWS), runs)
+
+
+def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
+    """Rows whose names can be shown."""
+    for column in _NAMES:
+        if strange := [name for name in rows[column].unique() if not showable(name)]:
+            raise unusable(source, f"its rows have a {column} named {strange[0]!r}, with control characters")
+    return rows
+
+
+def unusable(path: Path, error: object) -> OpenCILError:
+    """The error for a file that cannot be used, and cannot be computed again by deleting it."""
+    return OpenCILError(f"{path} cannot be used ({error}): bring it back, or make it again from the runs")
