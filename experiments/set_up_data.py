@@ -3,7 +3,7 @@
     python experiments/set_up_data.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
 
 For every stored step, detectors are set up on T_t^train+ (the paper's words and our default), on the memory
-after the step (`benchmark.setup: memory`), and on that memory with 100 test images (the paper's code; for
+after the step (`setup: memory`), and on that memory with 100 test images (the paper's code; for
 NNGuide that takes one augmented batch, which is not done here). The table has their mean AUC over the OOD
 sets. Nothing is chosen by it: it shows where a difference comes from.
 """

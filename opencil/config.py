@@ -2,7 +2,7 @@
 
 A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
 file, the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*``
-stands for every method.
+stands for every method that has the value.
 """
 
 import os
@@ -20,9 +20,20 @@ from opencil.data.memory import quota
 from opencil.data.own_dataset import OwnDataset
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
-from opencil.validation import Bound, Count, NonNegative, Values, Whole, build, merge, parse_size, plain
+from opencil.validation import (
+    Bound,
+    Count,
+    NonNegative,
+    Values,
+    Whole,
+    build,
+    merge,
+    names_of,
+    parse_size,
+    plain,
+)
 
 T = TypeVar("T")
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
@@ -43,7 +54,6 @@ class BenchmarkConfig(Values):
     classes_per_step: tuple[Count, ...]
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
-    setup: Literal["train+", "memory"] = "train+"
     datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
 
     def __post_init__(self) -> None:
@@ -227,12 +237,12 @@ def resolve(
             f"{', '.join(config.cil)} sees no images of old classes again, and {', '.join(config.detector)} "
             "draw on them: choose post-hoc detectors, or a CIL method with a memory"
         )
-    needing = [name for name in config.detector if DETECTORS.entry(name).make.needs_setup]  # type: ignore[attr-defined]
-    for method in config.cil if config.benchmark.setup == "memory" and needing else ():
+    on_memory = [name for name, values in config.detector.items() if values.get("setup") == "memory"]
+    for method in config.cil if on_memory else ():
         if not LEARNERS.entry(method).make.remembers:  # type: ignore[attr-defined]
             raise BadInput(
-                f"benchmark.setup = 'memory' is not allowed with {method}, which keeps no memory, and "
-                f"{', '.join(needing)}, which would be set up on it: choose 'train+', or other methods"
+                f"detector.{on_memory[0]}.setup = 'memory' is not allowed with {method}, which keeps no "
+                "memory: choose 'train+', or other methods"
             )
     return config
 
@@ -246,6 +256,11 @@ def _methods(
 ) -> dict[str, dict[str, Any]]:
     """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
     sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
+    somewhere = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
+    for value in [v for section in sections for v in section.get("*", {}) if v not in somewhere]:
+        raise BadInput(
+            f"{key}.*.{value} is unknown: no {registry.kind} has it{nearest(str(value), somewhere)}"
+        )
     for name in [
         n for section in (dict.fromkeys(chosen), *sections) for n in section if n not in ("*", "all")
     ]:
@@ -261,7 +276,9 @@ def _methods(
         values = plain(build(cls, {}, where=f"{key}.{name}"))  # type: ignore[arg-type]
         # A labelled method, ber@nter, begins with what is said of ber.
         keys = dict.fromkeys(("*", name.partition("@")[0], name))
-        for values_here in (section.get(n, {}) for section in sections for n in keys):
+        for n, values_here in ((n, section.get(n, {})) for section in sections for n in keys):
+            if n == "*":  # for the methods that have the value
+                values_here = {v: values_here[v] for v in values_here if v in names_of(cls)}
             if values_here:
                 values = plain(build(cls, merge(values, values_here), where=f"{key}.{name}"))  # type: ignore[arg-type]
         made[name] = values
@@ -320,6 +337,11 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             value = {"name": value}
         elif key == "seed" and not isinstance(value, dict):
             value = {"runs": value}
+        if key == "benchmark" and isinstance(value, dict) and "setup" in value:
+            raise BadInput(
+                "benchmark.setup is a value of each detector now: detector.NAME.setup, or detector.*.setup "
+                f"for all that are set up on images, say --set 'detector.*.setup={value['setup']}'"
+            )
         if not isinstance(value, dict):
             raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
         for listed in {"benchmark": ("classes_per_step",), "seed": ("runs",)}.get(key, ()):

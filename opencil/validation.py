@@ -81,6 +81,11 @@ def plain(value: Any) -> dict[str, Any]:
     return listed
 
 
+def names_of(cls: Any) -> set[str]:
+    """Names of the values that a dataclass is made of, init-only ones included."""
+    return _keys(cls, [])
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``over`` laid on ``base``, mappings key by key, all else replaced; neither is changed."""
     merged = dict(base)

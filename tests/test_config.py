@@ -106,7 +106,6 @@ def test_printed_yml_holds_every_value() -> None:
         "classes_per_step",
         "batch_size",
         "ood_order",
-        "setup",
         "datasets",
     }
     schedule = {"epochs", "lr", "decay", "milestones", "factor", "momentum", "weight_decay"}
@@ -379,7 +378,9 @@ REFUSED = [
     ("benchmark.far=[noise, digits-held-out]", ["near and far", "digits-held-out", "twice"]),
     ("benchmark.backbone=resnet7", ["benchmark.backbone", "'resnet7'", "resnet32", "did you mean 'resnet8'"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
-    ("benchmark.setup=train", ["benchmark.setup", "train", "train+", "memory"]),
+    ("benchmark.setup=memory", ["benchmark.setup", "each detector now", "'detector.*.setup=memory'"]),
+    ("detector.*.setup=train", ["detector.klm.setup", "train", "train+", "memory"]),
+    ("detector.*.setups=memory", ["detector.*.setups", "no detector has it", "did you mean 'setup'"]),
     ("benchmark.transform.std=[0.1, 0.1]", ["benchmark.transform.std"]),
     ("benchmark.transform.std=[0, 1, 1]", ["benchmark.transform.std[0]", "0", "greater than 0"]),
     ("seed.runs=-1", ["seed.runs[0]", "-1", "greater than or equal to 0"]),

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -14,6 +14,8 @@ from opencil.errors import BadInput
 from opencil.validation import Values
 
 Reads = Literal["logits", "features", "head", "images", "labels"]
+#: Images of a run that a detector is set up on: those that the step learned from, or the memory after it.
+Setup = Literal["train+", "memory"]
 
 
 @dataclass
@@ -58,6 +60,12 @@ class Detector(Values, ABC):
     def reads_to_set_up(self) -> frozenset[Reads]:
         """What ``fit`` must be given: the head is not read before samples are scored."""
         return self.reads - {"head"} if self.setup_reads is None else self.setup_reads
+
+    @property
+    def set_up_on(self) -> Setup:
+        """The images of a run that it is set up on: its value ``setup`` where it has one."""
+        setup: Setup = getattr(self, "setup", "train+")
+        return setup
 
     @property
     def ready(self) -> bool:
@@ -193,7 +201,12 @@ class LogitDetector(Detector):
 
 @dataclass
 class SetUpDetector(Detector):
-    """A detector that reads features and logits, and is set up on training samples."""
+    """A detector that is set up on training samples, and reads features and logits unless it says otherwise.
+
+    In a run, its value ``setup`` says which samples those are; a subclass may have another default.
+    """
+
+    setup: Setup = field(default="train+", kw_only=True)
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     needs_setup: ClassVar[bool] = True

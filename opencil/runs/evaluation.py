@@ -1,7 +1,8 @@
 """The evaluation of a run's steps: outputs once, or from the cache, then the rows of every detector."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import pandas as pd
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import Images
 from opencil.data.stream import Step, Stream
-from opencil.detectors.detector import Detector
+from opencil.detectors.detector import Detector, Setup
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement, measure
@@ -38,14 +39,14 @@ class Evaluation:
         model: Classifier,
         weights: str,
         step: Step,
-        setup: Tensor,
+        setup: Callable[[Setup], Tensor],
         detectors: Mapping[str, Detector],
         computed: Outputs | None = None,
     ) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
         """Rows of each detector on a step's model, as they are found, or why it has none.
 
-        ``weights`` is the digest of the model's weights; ``setup`` indexes the training images that detectors
-        are set up on; ``computed`` are the outputs of the test images, where they are at hand.
+        ``weights`` is the digest of the model's weights; ``setup`` gives the indices of the training images
+        that detectors are set up on; ``computed`` are the outputs of the test images, where they are at hand.
         """
 
         def outputs(images: Images, indices: Tensor, computed: Outputs | None = None) -> Outputs:
@@ -58,12 +59,12 @@ class Evaluation:
             name: outputs(o.images, self.spec.ood_seen(name, len(o.images), step))
             for name, o in self.data.ood.items()
         }
-        needed = not all(detector.ready for detector in detectors.values())
-        of_setup = outputs(self.stream.train, setup) if needed else None
+        of_setup = cache(lambda which: outputs(self.stream.train, setup(which)))
         tasks = torch.arange(step.seen, device=test.logits.device) // self.stream.per_step + 1
         for name, detector in detectors.items():
             try:
-                yield name, self.rows(step, name, measure(detector, of_setup, test, ood, tasks))
+                learned_from = None if detector.ready else of_setup(detector.set_up_on)
+                yield name, self.rows(step, name, measure(detector, learned_from, test, ood, tasks))
             except BadInput as error:  # one detector's trouble is not the others'
                 yield name, error
 

@@ -11,7 +11,7 @@ from opencil.data.stream import Step, ood_subset
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.seeding import derive
 from opencil.registry import DETECTORS, LEARNERS
-from opencil.validation import plain
+from opencil.validation import names_of, plain
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,19 @@ def defaults(record: dict[str, Any]) -> dict[str, Any]:
         section: {name: plain(registry.create(name)) for name in record[section]}
         for section, registry in methods.items()
     }
+
+
+def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
+    """A stored record with its values where they are now: ``benchmark.setup`` was one for all detectors."""
+    benchmark, detectors = dict(record["benchmark"]), record["detector"]
+    setup = benchmark.pop("setup", "train+")
+    if setup != "train+":
+        having = {name for name in DETECTORS.names() if "setup" in names_of(DETECTORS.entry(name).make)}
+        detectors = {
+            name: {"setup": setup} | values if name.partition("@")[0] in having else values
+            for name, values in detectors.items()
+        }
+    return record | {"benchmark": benchmark, "detector": detectors}
 
 
 def plan(config: Config) -> list[RunSpec]:

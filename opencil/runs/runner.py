@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -302,7 +302,7 @@ class _Run:
         with stored.timed("tuning"):
             yield from self._tune(step, model, weights, detectors)
         with stored.timed("evaluation"):
-            model, setup = self.setting.settled(model), self.stored.setup(step)
+            model, setup = self.setting.settled(model), partial(self.stored.setup, step)
             for name, rows in self.evaluation.detect(model, weights, step, setup, detectors, self.test):
                 if isinstance(rows, BadInput):
                     self.problems.setdefault(name, f"step {step.number}: {rows}")

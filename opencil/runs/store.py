@@ -33,7 +33,7 @@ from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import files
-from opencil.runs.plan import RunSpec, defaults
+from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -247,7 +247,7 @@ class RunFolder:
             isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
         ):
             raise files.damaged(path, "it lacks a section")
-        return record
+        return in_todays_terms(record)
 
 
 def find_runs(root: Path) -> list[RunFolder]:

@@ -9,7 +9,7 @@ from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
-from opencil.detectors.detector import Detector
+from opencil.detectors.detector import Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.detectors.finetune.views import Source
 from opencil.engine.arithmetic import Arithmetic
@@ -99,11 +99,9 @@ class StoredRun:
         """Indices of T_t^train+, the images that a step learns from."""
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
 
-    def setup(self, step: Step) -> Tensor:
-        """Indices of the images that detectors are set up on: T_t^train+, or the memory after the step."""
-        if self.spec.benchmark.setup == "memory":
-            return self.memory(step.number).indices
-        return self.train_plus(step)
+    def setup(self, step: Step, which: Setup) -> Tensor:
+        """Indices of the images that a detector is set up on: T_t^train+, or the memory after the step."""
+        return self.memory(step.number).indices if which == "memory" else self.train_plus(step)
 
     def source(self, step: Step, model: Model) -> Source:
         """What the extra heads of a step's model are tuned on."""
@@ -135,5 +133,6 @@ class StoredRun:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
             read_head(detector, self.source(step, model), stored.head(name))
         elif not detector.ready:
-            detector.fit(forward(model, self.stream.train, self.data.transform, self.setup(step)))
+            setup = self.setup(step, detector.set_up_on)
+            detector.fit(forward(model, self.stream.train, self.data.transform, setup))
         return detector

@@ -98,10 +98,8 @@ def test_detectors_are_set_up_on_training_images(
 
     @opencil.register_detector("probe")
     @dataclass
-    class Probe(opencil.LogitDetector):
+    class Probe(opencil.SetUpDetector):
         """Notes what it is set up on."""
-
-        needs_setup: ClassVar[bool] = True
 
         def set_up(self, outputs: opencil.Outputs) -> None:
             assert outputs.labels is not None
@@ -110,7 +108,7 @@ def test_detectors_are_set_up_on_training_images(
         def scores(self, outputs: opencil.Outputs) -> Tensor:
             return outputs.logits[:, 0]
 
-    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=3", f"benchmark.setup={setup}"]
+    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=3", f"detector.probe.setup={setup}"]
     run_all(tiny(tmp_path, *settings, detector=["probe", "msp"]))
     stream = opencil.benchmark("digits").stream(3)
     assert [step.seen for step in stream] == [3, 6, 8], "the last step takes the remainder"
@@ -119,17 +117,17 @@ def test_detectors_are_set_up_on_training_images(
 
 def test_a_method_without_a_memory_cannot_be_set_up_on_it(tmp_path: Path, tiny: Make) -> None:
     with pytest.raises(
-        opencil.BadInput, match="not allowed with finetune, which keeps no memory, and relation"
+        opencil.BadInput, match=r"relation\.setup = 'memory' is not allowed with finetune, which keeps no"
     ):
-        tiny(tmp_path, "benchmark.setup=memory", cil="finetune", detector=["msp", "relation"])
-    tiny(tmp_path, "benchmark.setup=memory", cil="finetune", detector="msp")  # needs no set-up
+        tiny(tmp_path, "detector.*.setup=memory", cil="finetune", detector=["msp", "relation"])
+    tiny(tmp_path, "detector.*.setup=memory", cil="finetune", detector="msp")  # needs no set-up
 
 
 def test_a_detector_that_cannot_be_evaluated_does_not_stop_the_others(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
     """NNGuide wants 100 set-up samples, and the memory has 80."""
-    events = run_all(tiny(tmp_path, "benchmark.setup=memory", detector=["nnguide", "relation"]))
+    events = run_all(tiny(tmp_path, "detector.*.setup=memory", detector=["nnguide", "relation"]))
     assert isinstance(events[-1], opencil.runs.runner.Failed)
     assert "nnguide has no rows: step 1: NNGuide needs at least 100 samples" in str(events[-1].error)
     rows = opencil.read_rows(tmp_path)
@@ -185,6 +183,21 @@ def test_one_forward_pass_serves_all_detectors(
     kept = [80 // step.old * step.old if step.old else 0 for step in stream]
     setup = sum(len(step.train) + memory for step, memory in zip(stream, kept, strict=True))
     assert images_seen() == sum(len(step.test) for step in stream) + ood + setup
+
+
+def test_each_set_of_set_up_images_passes_once(
+    finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
+) -> None:
+    """Two detectors on train+, one on the memory, which has room for 80 images."""
+    forget(finished)
+    names = ["msp", "relation", "relation@memory", "klm@memory"]
+    labelled = [f"detector.{name}.setup=memory" for name in names[2:]]
+    run_all(tiny(finished, "place.outputs_limit=0", *labelled, detector=names))
+    stream = opencil.benchmark("digits").stream(2)
+    ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
+    kept = [80 // seen * seen if seen else 0 for seen in (0, 2, 4, 6, 8)]
+    train_plus = sum(len(step.train) + kept[step.number - 1] for step in stream)
+    assert images_seen() == sum(len(step.test) for step in stream) + ood + train_plus + sum(kept)
 
 
 def test_a_detector_that_is_added_later_needs_no_forward_pass(

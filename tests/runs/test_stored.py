@@ -68,11 +68,27 @@ def test_a_value_that_is_new_counts_as_its_default(tmp_path: Path, tiny: Make, r
     run_all(config)
     path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
     record = read_yaml(path)
-    del record["training"]["compile"], record["detector"]["ber"]["init"], record["benchmark"]["setup"]
+    del record["training"]["compile"], record["detector"]["ber"]["init"]
     path.write_text(dump_yaml(record))
     assert len(run_all(config)) == 1
     with pytest.raises(OpenCILError, match=r"detector.ber.init: 'copy' in the stored run, 'fresh' now"):
         run_all(tiny(tmp_path, *SETTINGS, "detector.ber.init=fresh", detector=["ber"]))
+
+
+def test_a_run_of_when_the_set_up_was_the_benchmarks(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
+    """Its value counts for the detectors that have one now; tuners were always trained on train+."""
+    config = tiny(tmp_path, *SETTINGS, "detector.*.setup=memory", detector=["msp", "relation", "ber"])
+    run_all(config)
+    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
+    record = read_yaml(path)
+    record["benchmark"]["setup"] = record["detector"]["relation"].pop("setup")
+    path.write_text(dump_yaml(record))
+    assert len(run_all(config)) == 1
+    opened = open_run(path.parent)
+    assert opened.spec.detectors["relation"]["setup"] == "memory"
+    assert "setup" not in opened.spec.detectors["msp"] | opened.spec.detectors["ber"]
+    with pytest.raises(OpenCILError, match=r"relation.setup: 'memory' in the stored run, 'train\+' now"):
+        run_all(tiny(tmp_path, *SETTINGS, detector=["relation", "ber"]))
 
 
 def test_other_images_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

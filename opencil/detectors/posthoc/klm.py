@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -20,11 +20,10 @@ _TINY = torch.finfo(torch.float32).tiny
     paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132"),
 )
 @dataclass
-class KLM(Detector):
+class KLM(SetUpDetector):
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
-    needs_setup: ClassVar[bool] = True
 
     def set_up(self, outputs: Outputs) -> None:
         """log q_c [C, C]; q_c is one-hot where no image is predicted as c.

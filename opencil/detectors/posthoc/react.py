@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
@@ -17,13 +17,12 @@ from opencil.validation import Bound
     paper=Paper("ReAct: Out-of-distribution Detection With Rectified Activations", 2021, "2111.12797"),
 )
 @dataclass
-class ReAct(Detector):
+class ReAct(SetUpDetector):
     """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(f, q)))."""
 
     percentile: Annotated[float, Bound(ge=0, le=100)] = 90.0
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
-    needs_setup: ClassVar[bool] = True
 
     def set_up(self, outputs: Outputs) -> None:
         """Q: the percentile of all feature values together, interpolated linearly."""
