@@ -162,7 +162,7 @@ class Learner(Values, ABC):
                 continue
             resume = None
             if checkpoint and number == checkpoint.stage:
-                resume = checkpoint.restore(task.model, stage.module, stage.schedule.epochs)
+                resume = checkpoint.restore(task.model, stage.module, stage.schedule)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             training = train(
                 stage, setting.images, setting.transform, setting.batch_size, seed, setting.arithmetic, resume

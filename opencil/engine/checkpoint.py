@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.loop import Progress, Resume
+from opencil.engine.optimiser import State, kept
+from opencil.engine.schedule import Schedule
 from opencil.errors import OpenCILError
 
 
@@ -20,7 +22,7 @@ class Checkpoint:
     stage: int
     epoch: int
     weights: dict[str, Tensor]
-    momentum: list[Tensor]
+    state: State  #: of the optimiser
     #: The weights after each stage before this one.
     ended: list[dict[str, Tensor]] = field(default_factory=list)
 
@@ -29,14 +31,12 @@ class Checkpoint:
         cls, module: nn.Module, progress: Progress, ended: list[dict[str, Tensor]] | None = None
     ) -> "Checkpoint":
         """The state at the end of an epoch."""
-        return cls(
-            progress.stage_number, progress.epoch, module.state_dict(), progress.momentum(), ended or []
-        )
+        return cls(progress.stage_number, progress.epoch, module.state_dict(), progress.state(), ended or [])
 
     @property
     def finite(self) -> bool:
         """Whether training can go on from it."""
-        tensors = (*self.weights.values(), *self.momentum)
+        tensors = (*self.weights.values(), *self.state.values())
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -44,19 +44,20 @@ class Checkpoint:
         return (
             {"position": torch.tensor([self.stage, self.epoch])}
             | {f"model.{name}": tensor for name, tensor in self.weights.items()}
-            | {f"momentum.{i:05d}": tensor for i, tensor in enumerate(self.momentum)}
+            | {f"optimiser.{name}": tensor for name, tensor in self.state.items()}
             | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
         )
 
-    def restore(self, module: nn.Module, trained: nn.Module, epochs: int) -> Resume:
-        """Put the weights back into the module, a part of which is trained: they and the buffers must fit."""
-        if self.epoch > epochs:
-            raise BadCheckpoint(f"it is of epoch {self.epoch}, and there are {epochs}")
-        shapes = [p.shape for p in trained.parameters() if p.requires_grad]
+    def restore(self, module: nn.Module, trained: nn.Module, schedule: Schedule) -> Resume:
+        """Put the weights back into the module, a part of which is trained: all must fit."""
+        if self.epoch > schedule.epochs:
+            raise BadCheckpoint(f"it is of epoch {self.epoch}, and there are {schedule.epochs}")
         _load(module, self.weights)
-        if [m.shape for m in self.momentum] != shapes:
-            raise BadCheckpoint("its momentum is of other parameters")
-        return Resume(self.epoch, self.momentum)
+        parameters = [p for p in trained.parameters() if p.requires_grad]
+        shapes = {name: blank.shape for name, _, _, blank in kept(schedule, parameters)}
+        if {name: tensor.shape for name, tensor in self.state.items()} != shapes:
+            raise BadCheckpoint(f"its optimiser is not {schedule.optimiser}, or is one of other parameters")
+        return Resume(self.epoch, self.state)
 
     def restore_end(self, module: nn.Module, stage: int) -> None:
         """Put back the weights that the module had after a stage."""
@@ -74,7 +75,9 @@ class Checkpoint:
             return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
 
         ended = [under(f"ended.{i}.") for i in range(stage)]
-        return cls(stage, epoch, under("model."), list(under("momentum.").values()), ended)
+        # SGD was the only optimiser once, and its buffers went by their number alone.
+        before = {f"{number}.momentum_buffer": tensor for number, tensor in under("momentum.").items()}
+        return cls(stage, epoch, under("model."), before | under("optimiser."), ended)
 
 
 def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:

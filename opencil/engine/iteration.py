@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.optimiser import State, create, kept
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import fused_backbones
 
@@ -40,13 +41,8 @@ class Iteration:
         # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.
         self._lr = torch.tensor(schedule.lr, device=device) if self._on_gpu else schedule.lr
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.SGD(
-            self.parameters,
-            lr=self._lr,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-            fused=self._on_gpu,
-        )
+        self._schedule = schedule
+        self._optimiser = create(schedule, self.parameters, self._lr, self._on_gpu)
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -73,15 +69,17 @@ class Iteration:
         self._graph.replay()
         return self._output
 
-    def momentum(self) -> list[Tensor]:
-        """The optimiser's buffers, in the order of ``parameters``; zeros before the first step."""
-        return [self._optimiser.state[p].get("momentum_buffer", torch.zeros_like(p)) for p in self.parameters]
+    def state(self) -> State:
+        """What the optimiser keeps; of a parameter that has had no step yet, what it begins with."""
+        return {
+            name: self._optimiser.state[parameter].get(key, blank)
+            for name, parameter, key, blank in kept(self._schedule, self.parameters)
+        }
 
-    @torch.no_grad()
-    def restore_momentum(self, buffers: list[Tensor]) -> None:
-        """Go on with stored buffers."""
-        for parameter, buffer in zip(self.parameters, buffers, strict=True):
-            self._optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter).copy_(buffer)
+    def restore(self, state: State) -> None:
+        """Go on with what the optimiser of another iteration kept."""
+        for name, parameter, key, blank in kept(self._schedule, self.parameters):
+            self._optimiser.state[parameter][key] = blank.copy_(state[name])
 
     def _step(self, *inputs: Tensor) -> Tensor:
         with self._arithmetic.active():

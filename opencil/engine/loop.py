@@ -11,6 +11,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import Feed, ImageFeed, augmented
 from opencil.engine.iteration import Iteration
+from opencil.engine.optimiser import State
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 
@@ -38,8 +39,8 @@ class Stage:
 class Progress:
     """Where a stage is after one more iteration; ``loss`` stays on the device until somebody reads it.
 
-    ``total`` is the sum of the epoch's losses so far, on the device too; ``momentum`` gives the optimiser's
-    buffers, for a checkpoint at the end of an epoch; ``stage_number`` counts a step's stages.
+    ``total`` is the sum of the epoch's losses so far, on the device too; ``state`` gives what the optimiser
+    keeps, for a checkpoint at the end of an epoch; ``stage_number`` counts a step's stages.
     """
 
     stage: str
@@ -50,7 +51,7 @@ class Progress:
     lr: float
     loss: Tensor
     total: Tensor
-    momentum: Callable[[], list[Tensor]]
+    state: Callable[[], State]
     stage_number: int = 0
 
     @property
@@ -66,10 +67,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where to take a stage up again: epochs done, and the optimiser's buffers after them."""
+    """Where to take a stage up again: epochs done, and what the optimiser keeps after them."""
 
     epoch: int
-    momentum: list[Tensor]
+    state: State
 
 
 def train(
@@ -103,9 +104,11 @@ def optimise(
     ``loss`` is a scalar of the tensors of one iteration. The host waits for the device once an epoch, to see
     whether the loss is finite.
     """
+    if not any(p.requires_grad for p in module.parameters()):
+        raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator)
     if resume:
-        iterate.restore_momentum(resume.momentum)
+        iterate.restore(resume.state)
     module.train()
     for epoch in range(resume.epoch if resume else 0, schedule.epochs):
         lr = schedule.lr_at(epoch)
@@ -120,7 +123,7 @@ def optimise(
                     f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
                 )
             yield Progress(
-                name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, total, iterate.momentum
+                name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, total, iterate.state
             )
     if not all(torch.isfinite(p).all() for p in iterate.parameters):  # the last update has no loss to show it
         lr = schedule.lr_at(schedule.epochs - 1)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_a_checkpoint_of_a_stage_that_is_not_there_is_refused(setting: Setting, 
     task = begun(Keeps(), setting, stream)
     weights = task.model.state_dict()
     with pytest.raises(BadCheckpoint, match="it is of stage 2, and there are 2"):
-        list(Keeps().learn(task, Checkpoint(2, 1, weights, [], [weights, weights])))
+        list(Keeps().learn(task, Checkpoint(2, 1, weights, {}, [weights, weights])))
 
 
 @pytest.mark.parametrize("position", [[0.0, 1.0], [-1, 1], [0, 0], [0, -3], [0], [[0, 1]]])
@@ -91,10 +92,61 @@ def test_an_epoch_that_a_stage_does_not_have_is_refused(setting: Setting, stream
     task = begun(Keeps(), setting, stream)
     epochs = Keeps().schedule.epochs
     with pytest.raises(BadCheckpoint, match=f"it is of epoch {epochs + 1}, and there are {epochs}"):
-        list(Keeps().learn(task, Checkpoint(0, epochs + 1, task.model.state_dict(), [])))
+        list(Keeps().learn(task, Checkpoint(0, epochs + 1, task.model.state_dict(), {})))
 
 
 def test_a_state_that_is_not_finite_is_known_as_such(setting: Setting, stream: Stream) -> None:
     weights = begun(Keeps(), setting, stream).model.state_dict()
-    assert Checkpoint(0, 1, weights, [], []).finite
-    assert not Checkpoint(0, 1, weights, [torch.tensor([1.0, torch.nan])], []).finite
+    assert Checkpoint(0, 1, weights, {}, []).finite
+    assert not Checkpoint(0, 1, weights, {"00000.step": torch.tensor([1.0, torch.nan])}, []).finite
+
+
+def stored_after_one_epoch(learner: Learner, setting: Setting, stream: Stream) -> dict[str, Tensor]:
+    task = begun(learner, setting, stream)
+    progress = next(p for p in learner.learn(task) if p.epoch_ends)
+    taken = Checkpoint.take(task.model, progress, task.ended).tensors()
+    return {key: tensor.clone() for key, tensor in taken.items()}
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_any_optimiser_goes_on_as_if_it_had_not_stopped(
+    optimiser: Literal["adam", "adamw"], setting: Setting, stream: Stream
+) -> None:
+    learner = Keeps(Schedule(epochs=3, lr=0.01, optimiser=optimiser, weight_decay=0.1, warmup=1))
+    whole, task = (begun(learner, setting, stream) for _ in range(2))
+    list(learner.learn(whole))
+    checkpoint = Checkpoint.from_tensors(stored_after_one_epoch(learner, setting, stream))
+    list(learner.learn(task, checkpoint))
+    expected = whole.model.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
+    checkpoint.state["00000.step"].zero_()
+    other = begun(learner, setting, stream)
+    list(learner.learn(other, checkpoint))
+    assert not all(torch.equal(t, expected[key]) for key, t in other.model.state_dict().items())
+
+
+def test_a_checkpoint_from_when_there_was_sgd_alone_still_goes_on(setting: Setting, stream: Stream) -> None:
+    """Its keys were momentum.00000 and so on."""
+    whole, task = (begun(Keeps(), setting, stream) for _ in range(2))
+    list(Keeps().learn(whole))
+    stored = stored_after_one_epoch(Keeps(), setting, stream)
+    buffers = [key for key in stored if key.startswith("optimiser.")]
+    old = {f"momentum.{key.split('.')[1]}": stored.pop(key) for key in buffers}
+    assert len(old) == len(list(task.model.parameters()))
+    list(Keeps().learn(task, Checkpoint.from_tensors(stored | old)))
+    expected = whole.model.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
+
+
+@pytest.mark.parametrize("then", ["sgd", "adam"])
+def test_a_checkpoint_of_another_optimiser_is_refused(
+    then: Literal["sgd", "adam"], setting: Setting, stream: Stream
+) -> None:
+    now: Literal["sgd", "adam"] = "adam" if then == "sgd" else "sgd"
+    before, after = (Keeps(Schedule(epochs=2, lr=0.01, optimiser=kind)) for kind in (then, now))
+    checkpoint = Checkpoint.from_tensors(stored_after_one_epoch(before, setting, stream))
+    with pytest.raises(BadCheckpoint, match=f"its optimiser is not {now}, or is one of other parameters"):
+        list(after.learn(begun(after, setting, stream), checkpoint))
+    checkpoint.state.popitem()
+    with pytest.raises(BadCheckpoint, match=f"its optimiser is not {then}, or is one of other parameters"):
+        list(before.learn(begun(before, setting, stream), checkpoint))

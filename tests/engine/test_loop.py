@@ -17,7 +17,9 @@ from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.feed import epoch_order
 from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
+from opencil.engine.optimiser import kept
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 from opencil.nets.model import Model
 
 Batch = tuple[Tensor, Tensor]
@@ -190,6 +192,12 @@ def test_only_the_modules_trainable_parameters_change(
     assert not torch.equal(model.head.weight, head)
 
 
+def test_a_stage_with_nothing_to_train_is_refused(images: ImageSet, model: Model, plain: Transform) -> None:
+    model.requires_grad_(False)
+    with pytest.raises(BadInput, match="stage 'train' has nothing to train: no parameter"):
+        run(model, images, plain, Schedule(epochs=1))
+
+
 def test_the_module_trains_in_training_mode_and_is_left_in_eval_mode(
     images: ImageSet, model: Model, plain: Transform
 ) -> None:
@@ -249,10 +257,10 @@ def test_weights_that_the_last_update_spoils_are_found_out(
     stage = Stage("train", model, loss, Schedule(epochs=2), torch.arange(10))
     resume = None
     if resumed:
-        parameters = list(model.parameters())
         with torch.no_grad():
-            parameters[-1].fill_(math.nan)
-        resume = Resume(2, [torch.zeros_like(p) for p in parameters])
+            model.head.bias.fill_(math.nan)
+        blank = kept(stage.schedule, list(model.parameters()))
+        resume = Resume(2, {tensor.name: tensor.blank for tensor in blank})
     with pytest.raises(Diverged, match="weights are not finite after stage 'train'"):
         list(train(stage, images, plain, 4, SEED, resume=resume))
     assert len(updates) == (0 if resumed else 6)

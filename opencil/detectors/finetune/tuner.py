@@ -153,8 +153,8 @@ class Tuning:
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train, yielding after each iteration."""
-        epochs = self.tuner.schedule.epochs
-        resume = checkpoint.restore(self.extra, self.extra, epochs) if checkpoint else None
+        schedule = self.tuner.schedule
+        resume = checkpoint.restore(self.extra, self.extra, schedule) if checkpoint else None
         name = type(self.tuner).__name__
 
         def loss(*tensors: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Tuning:
 
         # Full float32: energies are squared, and all but the backbone, which rounds as it did in training, is
         # too small to be worth less.
-        yield from optimise(name, self.extra, loss, self.tuner.schedule, self._feed, FULL, resume)
+        yield from optimise(name, self.extra, loss, schedule, self._feed, FULL, resume)
 
 
 class _TuningFeed(Feed):
