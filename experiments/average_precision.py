@@ -15,12 +15,12 @@ from stored_steps import study_steps
 
 import opencil
 from opencil.engine.seeding import generator
-from opencil.runs.files import read_json
+from opencil.runs.file_formats import read_json
 
 DETECTORS = ("energy", "msp")
 
 
-def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
     """AP of each detector under each number of images at a step, by OOD set."""
     model, transform = run.model(step.number), run.data.transform
 

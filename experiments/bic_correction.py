@@ -32,14 +32,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def accuracy(run: opencil.StoredRun, model: opencil.Model, step: opencil.Step) -> float:
+def accuracy(run: opencil.Run, model: opencil.Model, step: opencil.Step) -> float:
     """On the test images of the classes seen so far."""
     outputs = opencil.forward(model, run.stream.test, run.data.transform, step.test)
     assert outputs.labels is not None
     return 100 * float((outputs.logits.argmax(dim=1) == outputs.labels).double().mean())
 
 
-def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
     """Accuracy under each correction at a step."""
     if not isinstance(run.learner, BiC):
         raise opencil.BadInput(f"{run.spec} has no corrections: a run of bic is needed")

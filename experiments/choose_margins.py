@@ -81,7 +81,7 @@ def energies(source: Source, model: opencil.Model) -> dict[str, float]:
     return {name: float(energy(model.classify(features)).mean()) for name, features in of.items()}
 
 
-def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
     """AUC of each choice at a step; the energies there are printed."""
     with own_stream(run.stream.train.device):
         auc, levels = judged(run, step)
@@ -89,7 +89,7 @@ def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
     return (100 * pd.Series(auc)).round(2).rename_axis("choice").reset_index(name="auc")
 
 
-def judged(run: opencil.StoredRun, step: opencil.Step) -> tuple[dict[str, float], dict[str, float]]:
+def judged(run: opencil.Run, step: opencil.Step) -> tuple[dict[str, float], dict[str, float]]:
     """AUC of each choice at a step, and mean energies."""
     model, transform = run.model(step.number), run.data.transform
     later = (run.stream.train.labels >= step.seen).nonzero().flatten().cpu()

@@ -25,7 +25,7 @@ def joined(a: opencil.Outputs, b: opencil.Outputs) -> opencil.Outputs:
     return opencil.Outputs(features, logits, classify=a.classify)
 
 
-def study(run: opencil.StoredRun, step: opencil.Step) -> pd.DataFrame:
+def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
     """AUC of each detector under each set-up at a step, by OOD set."""
     model, transform, spec = run.model(step.number), run.data.transform, run.spec
     remembered = run.memory(step.number).indices

@@ -7,7 +7,7 @@ import pandas as pd
 
 import opencil
 
-Study = Callable[[opencil.StoredRun, opencil.Step], pd.DataFrame]
+Study = Callable[[opencil.Run, opencil.Step], pd.DataFrame]
 
 
 def numbers(text: str) -> list[int]:
@@ -32,7 +32,7 @@ def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.Data
     try:
         for path in flags.runs:
             run = opencil.open_run(path, flags.data_root, flags.device)
-            stored = [int(step.info()["step"]) for step in run.folder.trained()]
+            stored = [step.number for step in run.trained_steps]
             if missing := set(flags.steps or ()) - set(stored):
                 raise opencil.BadInput(f"{path} has steps {stored}, and not {sorted(missing)}")
             for number in flags.steps or stored[steps]:

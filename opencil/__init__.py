@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
     from opencil.runs.reading import read_study
+    from opencil.runs.run import Run, open_run
     from opencil.runs.runner import execute
     from opencil.runs.store import read_rows
-    from opencil.runs.stored import StoredRun, open_run
     from opencil.study.study import Study
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
@@ -66,11 +66,11 @@ list_metrics = METRICS.names
 #: Names whose modules need more than torch and numpy.
 _LATER = {
     "Config": "opencil.config",
-    "StoredRun": "opencil.runs.stored",
+    "Run": "opencil.runs.run",
     "benchmark": "opencil.runs.loading",
     "execute": "opencil.runs.runner",
     "list_benchmarks": "opencil.config",
-    "open_run": "opencil.runs.stored",
+    "open_run": "opencil.runs.run",
     "published_results": "opencil.published",
     "Study": "opencil.study.study",
     "read_rows": "opencil.runs.store",
@@ -110,11 +110,11 @@ __all__ = [
     "OpenCILError",
     "Outputs",
     "Paper",
+    "Run",
     "Schedule",
     "SetUpDetector",
     "Stage",
     "Step",
-    "StoredRun",
     "Stream",
     "StreamedImages",
     "Study",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opencil.cil.learner import Learner, Task, replay_and_distil
 from opencil.data.memory import Memory
-from opencil.engine.forward import Outputs, forward
+from opencil.engine.forward import Outputs
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.registry import Paper, register_learner
@@ -34,10 +34,7 @@ class ICaRL(Learner):
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
         """The method's own way to classify: the class whose exemplars' mean feature is nearest."""
-        setting = task.setting
-        exemplars = F.normalize(
-            forward(task.model, setting.images, setting.transform, memory.indices).features
-        )
+        exemplars = F.normalize(task.outputs(memory.indices).features)
         parts = torch.split(exemplars, [len(indices) for indices in memory.per_class])
         means = F.normalize(torch.stack([part.mean(dim=0) for part in parts]))
         # Of unit vectors the nearest has the largest product.

@@ -30,7 +30,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Setting:
-    """What stays the same over a run's steps; ``images`` are the training images of all classes."""
+    """A run as its learner sees it: what stays the same over the steps.
+
+    ``images`` are the training images of all classes.
+    """
 
     images: Images
     test_images: Images
@@ -52,7 +55,7 @@ class Setting:
         layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
         return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
-    def settled(self, model: Model) -> Model:
+    def contiguous(self, model: Model) -> Model:
         """A trained model in the memory layout that full float32 is fastest in, which is another."""
         return model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
@@ -69,6 +72,7 @@ class Task:
     train_plus: Tensor  #: indices of T_t^train+, the images to learn from
     #: The model's weights after each stage so far.
     ended: list[dict[str, Tensor]] = field(default_factory=list)
+    computed: Outputs | None = None  #: of the trained model on ``train_plus``, once there are any
 
     @property
     def first(self) -> bool:
@@ -79,6 +83,12 @@ class Task:
     def teacher(self) -> Any:
         """A copy of the previous model, frozen and in eval mode, made when it is first asked for; or None."""
         return None if self.first else copy.deepcopy(self.previous).eval().requires_grad_(False)
+
+    def outputs(self, indices: Tensor) -> Outputs:
+        """Outputs of the trained model on some training images, out of ``computed`` where they are there."""
+        images = self.setting.images
+        known = None if self.computed is None else self.computed.of(images, indices)
+        return forward(self.model, images, self.setting.transform, indices) if known is None else known
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ class Learner(Values, ABC):
         """The memory after a step: the new classes herded by the trained model's features."""
         if not self.remembers:
             return task.memory
-        outputs = forward(task.model, task.setting.images, task.setting.transform, task.step.train)
+        outputs = task.outputs(task.step.train)
         assert outputs.labels is not None
         labels = outputs.labels.cpu()
         candidates = []

@@ -36,8 +36,8 @@ def write_page(
     study: "Study", path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
 ) -> None:
     """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
+    from opencil.atomic_files import write_text
     from opencil.report.page import known_differences, page
-    from opencil.runs.files import write_text
 
     differences = known_differences(study.rows, study.runs)
     text = page(study.rows, study.runs, figures=figures, differences=differences, refresh=refresh)

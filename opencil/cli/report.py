@@ -92,8 +92,8 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
+    from opencil.atomic_files import write_text
     from opencil.report.tables import tables
-    from opencil.runs.files import write_text
     from opencil.runs.reading import read_study
 
     folders = runs or [Path("runs")]
@@ -200,11 +200,11 @@ def write(
     study: "Study", folder: Path, tables_of: "Callable[[Kind], list[Table]]", baseline: str | None = None
 ) -> None:
     """Write a study and every table that can be made of it into a folder."""
+    from opencil.atomic_files import write_text
     from opencil.report.compare import COMPARED, comparison_tables
     from opencil.report.layout import ENDINGS
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS
-    from opencil.runs.files import write_text
     from opencil.study.study import write_study
 
     write_study(study, folder)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,21 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def of(self, images: Images, indices: Tensor) -> "Outputs | None":
+        """Outputs of some images of a set, chosen by index; None where they are not all among these."""
+        if self.inputs is None or self.inputs.images is not images or self.inputs.indices is None:
+            return None
+        known, order = self.inputs.indices.sort()
+        places = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
+        if not torch.equal(known[places], indices):
+            return None
+        rows = order[places].to(self.logits.device)
+        labels = None if self.labels is None else self.labels[rows]
+        inputs = replace(self.inputs, indices=indices)
+        return replace(
+            self, features=self.features[rows], logits=self.logits[rows], labels=labels, inputs=inputs
+        )
 
 
 def forward(

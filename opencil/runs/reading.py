@@ -7,7 +7,7 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.runs.store import RunFolder, find_runs
 from opencil.study.records import IDENTITY, USABLE, RunRecord, trouble
 from opencil.study.rows import read_tables
@@ -37,10 +37,10 @@ def _read(root: Path) -> list[Study]:
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
     config, steps = folder.stored(), folder.trained()
     infos = [step.info() for step in steps]
-    rows = read_tables([path for step in steps for path in step.tables()], files.damaged)
+    rows = read_tables([path for step in steps for path in step.tables()], file_formats.damaged)
     of_rows = rows[list(IDENTITY)].drop_duplicates()
     if len(of_rows) > 1:
-        raise files.damaged(folder.path / "step01", "its rows are of several runs")
+        raise file_formats.damaged(folder.path / "step01", "its rows are of several runs")
     if len(of_rows):
         benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
         k, seed = int(k), int(seed)
@@ -75,7 +75,7 @@ def _identity(config: dict[str, Any], path: Path) -> tuple[str, int, str, int]:
     except (KeyError, IndexError, TypeError, StopIteration):
         found = (None,) * 4
     if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
-        raise files.damaged(path / "config.yml", "it does not say which run it is of")
+        raise file_formats.damaged(path / "config.yml", "it does not say which run it is of")
     return found
 
 
@@ -88,4 +88,4 @@ def _expected_steps(config: dict[str, Any]) -> int | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return files.read_json(path) if path.exists() else {}
+    return file_formats.read_json(path) if path.exists() else {}

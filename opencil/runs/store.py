@@ -18,7 +18,6 @@
 
 import json
 import shlex
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from torch import Tensor
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
@@ -52,38 +51,43 @@ class StepFolder:
     def info(self) -> dict[str, Any]:
         """What is noted of a stored step: number, steps, seconds by kind of work, digest of the weights."""
         path = self.path / "step.json"
-        info = files.read_json(path)
+        info = file_formats.read_json(path)
         if not isinstance(info.get("steps"), int):
-            raise files.damaged(path, "it does not say how many steps there are")
+            raise file_formats.damaged(path, "it does not say how many steps there are")
         return info
 
     def save(
         self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]
-    ) -> None:
-        """Store a trained step; the mark that it is there comes last."""
-        model = self.path / "model.safetensors"
-        files.write_tensors(model, weights)
-        files.write_tensors(self.path / "memory.safetensors", memory.tensors())
+    ) -> dict[str, Any]:
+        """Store a trained step; the mark that it is there comes last. Given back is the info as noted."""
+        info = info | {"weights_sha256": file_formats.write_tensors(self.model, weights)}
+        file_formats.write_tensors(self.path / "memory.safetensors", memory.tensors())
         write_rows(self.path / "accuracy.parquet", accuracy)
-        files.write_json(self.path / "step.json", {**info, "weights_sha256": files.digest(model)})
+        self.save_info(info)
         self.checkpoint.unlink(missing_ok=True)
+        return info
 
-    def weights(self) -> dict[str, Tensor]:
-        """θ_t's tensors, unless the file has changed since it was written."""
-        path = self.path / "model.safetensors"
-        tensors = files.read_tensors(path)
-        if files.digest(path) != self.info().get("weights_sha256"):
-            raise files.damaged(path, "its checksum differs from the recorded one")
-        return tensors
+    def save_info(self, info: dict[str, Any]) -> None:
+        """Note what ``info`` is to read."""
+        file_formats.write_json(self.path / "step.json", info)
+
+    @property
+    def model(self) -> Path:
+        """The file of θ_t."""
+        return self.path / "model.safetensors"
+
+    def weights(self, sha256: str) -> dict[str, Tensor]:
+        """θ_t's tensors, unless the file has another checksum than when it was written."""
+        return file_formats.read_tensors(self.model, sha256)
 
     def memory(self, size: int) -> Memory:
         """The memory after the step."""
         path = self.path / "memory.safetensors"
-        tensors = files.read_tensors(path)
+        tensors = file_formats.read_tensors(path)
         try:
             return Memory.from_tensors(size, tensors)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise files.damaged(path, f"not a memory: {error}") from None
+            raise file_formats.damaged(path, f"not a memory: {error}") from None
 
     @property
     def checkpoint(self) -> Path:
@@ -92,28 +96,16 @@ class StepFolder:
 
     def save_checkpoint(self, tensors: dict[str, Tensor], seconds: float) -> None:
         """Store a step in the middle of its training, and how long it took to get there."""
-        files.write_tensors(self.checkpoint, tensors, {"seconds": str(seconds)})
+        file_formats.write_tensors(self.checkpoint, tensors, {"seconds": str(seconds)})
 
     @property
     def checkpoint_seconds(self) -> float:
         """How long the training took up to its checkpoint; 0 without one, or where it does not say."""
         try:
-            seconds = float((files.metadata(self.checkpoint) or {}).get("seconds", 0))
+            seconds = float((file_formats.metadata(self.checkpoint) or {}).get("seconds", 0))
         except ValueError:
             return 0.0
         return seconds if 0 <= seconds < float("inf") else 0.0
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Note how long a block's work on a stored step takes, in addition to what it took before."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:  # also when it is left early: the work that is done stays done
-            info = self.info()
-            noted = info.get("seconds", {})
-            seconds = noted | {what: noted.get(what, 0.0) + time.monotonic() - started}
-            files.write_json(self.path / "step.json", info | {"seconds": seconds})
 
     def head(self, name: str) -> Path:
         """The file of a fine-tuning detector's head."""
@@ -193,19 +185,19 @@ class RunFolder:
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
         """Leave the config of a run that is to come, unless the run is there already."""
         if not (self.path / "config.yml").exists():
-            files.write_text(self.path / "config.yml", dump_yaml(spec.record()))
+            file_formats.write_text(self.path / "config.yml", dump_yaml(spec.record()))
             self.note(environment)
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
         """Record what writes here, and the most memory that a process on this kind of GPU needed so far."""
         path = self.path / "environment.json"
         try:
-            before = files.read_json(path)
+            before = file_formats.read_json(path)
         except OpenCILError:  # no file, or none that can be read: it is about to be written
             before = {}
         known = before.get("peak_memory_mib", 0) if before.get("device") == environment["device"] else 0
         peak = max(peak_memory_mib, known if isinstance(known, int) else 0)
-        files.write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
+        file_formats.write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
@@ -220,13 +212,13 @@ class RunFolder:
             ) from None
         try:
             self.check(spec)
-            files.remove_temporary(self.path)
+            file_formats.remove_temporary(self.path)
             stored = self.stored()
             kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
             detectors = {**kept, **spec.detectors}
             record = {**spec.record(), "detector": detectors}
             if record != stored:
-                files.write_text(self.path / "config.yml", dump_yaml(record))
+                file_formats.write_text(self.path / "config.yml", dump_yaml(record))
             yield
         finally:
             lock.release()
@@ -246,7 +238,7 @@ class RunFolder:
         if not all(
             isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
         ):
-            raise files.damaged(path, "it lacks a section")
+            raise file_formats.damaged(path, "it lacks a section")
         return in_todays_terms(record)
 
 
@@ -265,7 +257,7 @@ def read_rows(root: str | Path) -> pd.DataFrame:
     steps = [step for run in find_runs(Path(root)) for step in run.trained()]
     if not steps:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
-    return read_tables([path for step in steps for path in step.tables()], files.damaged)
+    return read_tables([path for step in steps for path in step.tables()], file_formats.damaged)
 
 
 def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from opencil.detectors.finetune.views import Source
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.runs.store import StepFolder
 from opencil.validation import plain
 
@@ -31,7 +31,7 @@ def tune(
     running: dict[str, _Tuning] = {}
     problems: dict[str, OpenCILError] = {}
     for name, tuner in tuners.items():
-        if files.metadata(stored.head(name)) == identities[name]:
+        if file_formats.metadata(stored.head(name)) == identities[name]:
             read_head(tuner, source, stored.head(name))
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
@@ -81,19 +81,19 @@ class _Tuning:
                 if progress.epoch_ends and time.monotonic() - self._saved >= self._seconds:
                     taken = Checkpoint.take(tuning.extra, progress)
                     if taken.finite:  # else the last good one stays
-                        files.write_tensors(self._checkpoint, taken.tensors(), self._identity)
+                        file_formats.write_tensors(self._checkpoint, taken.tensors(), self._identity)
                     self._saved = time.monotonic()
                 yield replace(progress, stage=f"tune {self._name}")
         except BadCheckpoint as error:
-            raise files.damaged(self._checkpoint, error) from None
-        files.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
+            raise file_formats.damaged(self._checkpoint, error) from None
+        file_formats.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
         self._checkpoint.unlink(missing_ok=True)
         tuner.use(tuning.extra.head)
 
     def _stored_checkpoint(self) -> Checkpoint | None:
-        if files.metadata(self._checkpoint) != self._identity:  # absent, or of other values
+        if file_formats.metadata(self._checkpoint) != self._identity:  # absent, or of other values
             return None
-        return Checkpoint.from_tensors(files.read_tensors(self._checkpoint))
+        return Checkpoint.from_tensors(file_formats.read_tensors(self._checkpoint))
 
 
 def _identity(tuner: Tuner, source: Source, weights: str) -> dict[str, str]:
@@ -106,9 +106,9 @@ def read_head(tuner: Tuner, source: Source, path: Path) -> None:
     """Give a tuner the head that is stored for it."""
     head = source.extra_head()
     try:
-        head.load_state_dict(files.read_tensors(path), strict=True)
+        head.load_state_dict(file_formats.read_tensors(path), strict=True)
     except RuntimeError as error:
-        raise files.damaged(path, error) from None
+        raise file_formats.damaged(path, error) from None
     if not all(bool(torch.isfinite(p).all()) for p in head.parameters()):
-        raise files.damaged(path, "it holds numbers that are not finite")
+        raise file_formats.damaged(path, "it holds numbers that are not finite")
     tuner.use(head)

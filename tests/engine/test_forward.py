@@ -31,6 +31,23 @@ def test_chosen_images_come_in_their_order(images: ImageSet, model: Model, plain
     assert some.labels.tolist() == images.labels[chosen].tolist()
 
 
+def test_outputs_of_some_of_the_images(images: ImageSet, model: Model, plain: Transform) -> None:
+    computed = forward(model, images, plain, torch.tensor([7, 2, 9, 4]))
+    some = computed.of(images, torch.tensor([4, 7, 7]))
+    assert some is not None
+    assert torch.equal(some.features, computed.features[[3, 0, 0]])
+    assert torch.equal(some.logits, computed.logits[[3, 0, 0]])
+    assert some.labels is not None
+    assert some.labels.tolist() == images.labels[[4, 7, 7]].tolist()
+    assert some.inputs is not None
+    assert some.inputs.labels is not None
+    assert torch.equal(some.inputs.labels, some.labels)
+    assert computed.of(images, torch.tensor([4, 3])) is None, "3 has not been computed"
+    assert computed.of(images, torch.tensor([10])) is None
+    other = ImageSet(images.name, images.images, images.labels)
+    assert computed.of(other, torch.tensor([4])) is None
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 512])
 def test_the_batch_size_does_not_matter(
     images: ImageSet, model: Model, plain: Transform, batch_size: int

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import opencil
 from opencil.config import Config
-from opencil.runs.files import metadata
+from opencil.runs.file_formats import metadata
 from opencil.runs.runner import Event, Failed, Finished, Training
 
 Make = Callable[..., Config]

@@ -107,20 +107,20 @@ KILLED = {
         when="isinstance(event, Evaluated) and (event.step, event.detector) == (2, 'energy')"
     ),
     "in the middle of writing the weights of step 2": """
-def save(tensors, path, metadata=None, save=files.save_file):
-    save(tensors, path, metadata)
+def fill(path, content, fill=file_formats._fill):
+    fill(path, content)
     if "step02" in str(path):
         os.truncate(path, os.path.getsize(path) // 2)
         die()
-files.save_file = save
+file_formats._fill = fill
 """
     + WATCH.format(when="False"),
     "between the weights of step 2 and its mark": """
-def write(path, text, write=files.write_text):
+def write(path, text, write=file_formats.write_text):
     if path.name == "step.json" and path.parent.name == "step02":
         die()
     write(path, text)
-files.write_text = write
+file_formats.write_text = write
 """
     + WATCH.format(when="False"),
 }
@@ -236,10 +236,9 @@ def test_the_accuracy_matrix_is_that_of_the_stored_models(finished: Path) -> Non
     stream = opencil.benchmark("digits").stream(2)
     rows = opencil.read_rows(finished)
     stored = rows[rows["metric"] == "accuracy"].set_index(["step", "task"])["value"]
+    run = opencil.open_run(finished / RUN)
     for step in stream:
-        model = opencil.Model(opencil.create_backbone("resnet8"), step.seen)
-        model.load_state_dict(RunFolder(finished / RUN).step(step.number).weights())
-        model.eval()
+        model = run.model(step.number)
         right: dict[int, list[bool]] = {task: [] for task in range(step.number + 1)}
         with torch.no_grad():
             for i in step.test.tolist():
@@ -257,8 +256,7 @@ def test_the_accuracy_of_nearest_means(finished: Path) -> None:
     stream = data.stream(2)
     rows = opencil.read_rows(finished)
     folder, step = RunFolder(finished / RUN).step(4), stream[3]
-    model = opencil.Model(opencil.create_backbone("resnet8"), 8)
-    model.load_state_dict(folder.weights())
+    model = opencil.open_run(finished / RUN).model(4)
 
     def directions(images: opencil.ImageSet, indices: torch.Tensor) -> torch.Tensor:
         features = opencil.forward(model, images, data.transform, indices).features.double()

@@ -1,10 +1,12 @@
-"""The evaluation of a run's steps: the images that are read, the rows, and the cache behind them."""
+"""A run's steps: the images and files that are read, each once, the rows, and the cache behind them."""
 
+import io
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -15,6 +17,7 @@ import opencil
 from opencil.config import Config
 from opencil.detectors.detector import Reads
 from opencil.nets.resnet import ResNet
+from opencil.runs import file_formats
 from opencil.runs.runner import Event, Finished
 from opencil.runs.store import RunFolder
 
@@ -148,8 +151,7 @@ def test_rows_are_what_evaluate_gives_for_the_stored_model(
     data = opencil.benchmark("digits")
     stream = data.stream(2)
     folder = RunFolder(finished / RUN)
-    model = opencil.Model(opencil.create_backbone("resnet8"), 8)
-    model.load_state_dict(folder.step(4).weights())
+    model = opencil.open_run(finished / RUN).model(4)
     train_plus = torch.cat([stream[3].train, folder.step(3).memory(80).indices])
     by_hand = opencil.evaluate(
         model,
@@ -167,6 +169,76 @@ def test_rows_are_what_evaluate_gives_for_the_stored_model(
     (accuracy,) = by_hand.loc[by_hand["metric"] == "accuracy", "value"]
     of_model = rows[(rows["step"] == 4) & (rows["metric"] == "accuracy") & (rows["task"] == 0)]
     assert of_model["value"].item() == pytest.approx(accuracy, abs=1e-12)
+
+
+# --- nothing twice ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file of weights or notes has been read since, and how often weights were hashed."""
+    counts: Counter[str] = Counter()
+    opened, header, hashed = io.open, file_formats.safe_open, file_formats.checksum
+
+    def count(path: object) -> None:
+        if Path(str(path)).name in ("model.safetensors", "step.json"):
+            counts["/".join(Path(str(path)).parts[-2:])] += 1
+
+    def open_counted(path: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if "r" in mode:
+            count(path)
+        return opened(path, mode, *rest, **named)
+
+    def header_counted(path: Any, **named: Any) -> Any:
+        count(path)
+        return header(path, **named)
+
+    def hash_counted(content: bytes) -> str:
+        counts["hashed"] += len(content) > 50_000  # a tiny model, but no memory and no head
+        return hashed(content)
+
+    monkeypatch.setattr(io, "open", open_counted)
+    monkeypatch.setattr(file_formats, "safe_open", header_counted)
+    monkeypatch.setattr(file_formats, "checksum", hash_counted)
+    return counts
+
+
+def test_a_run_reads_nothing_that_it_has_in_memory(
+    tmp_path: Path, tiny: Make, run_all: RunAll, files_read: Counter[str]
+) -> None:
+    """Training, tuning and evaluating four steps; then going on with the last of them missing."""
+    settings = ["cil.icarl.epochs=1", "detector.logitnorm.schedule.epochs=1"]
+    config = tiny(tmp_path, *settings, detector=["msp", "relation", "logitnorm"])
+    assert isinstance(run_all(config)[-1], Finished)
+    assert files_read == {"hashed": 4}
+    files_read.clear()
+    shutil.rmtree(tmp_path / RUN / "step04")
+    (tmp_path / RUN / "step03" / "detectors" / "relation.parquet").unlink()
+    assert isinstance(run_all(config)[-1], Finished)
+    assert files_read == {
+        "step01/step.json": 2,  # the first time to see how many steps make a finished run
+        "step02/step.json": 1,
+        "step03/step.json": 1,
+        "step03/model.safetensors": 1,
+        "hashed": 2,
+    }
+
+
+def test_new_images_pass_the_trained_network_once(
+    tmp_path: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For herding, iCaRL's means and the set-up of detectors together; one step has no teacher."""
+    seen, inner = [0], ResNet.forward
+
+    def forward(self: ResNet, images: Tensor) -> Tensor:
+        seen[0] += 0 if self.training else len(images)
+        return inner(self, images)
+
+    monkeypatch.setattr(ResNet, "forward", forward)
+    config = tiny(tmp_path, "benchmark.classes_per_step=8", "cil.icarl.epochs=1")
+    assert isinstance(run_all(config)[-1], Finished)
+    (step,) = opencil.benchmark("digits").stream(8)
+    assert seen[0] == len(step.train) + len(step.test) + 500 + 520 + 354
 
 
 # --- the cache -------------------------------------------------------------------------------------

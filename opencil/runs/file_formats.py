@@ -1,10 +1,11 @@
-"""A run's files: tensors and tables on top of the whole-or-absent writing of ``opencil.atomic_files``."""
+"""The formats of a run's files: JSON, tensors and tables, written by ``atomic_files``: whole or absent."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from opencil.atomic_files import digest, remove_temporary, write, write_json, write_text
@@ -32,10 +33,11 @@ def damaged(path: Path, error: object) -> OpenCILError:
     )
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors."""
-    plain = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
-    write(path, lambda temporary: save_file(plain, temporary, metadata))
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> str:
+    """Write tensors as safetensors; the file's checksum."""
+    content = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata)
+    write(path, lambda temporary: _fill(temporary, content))
+    return checksum(content)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -43,12 +45,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return _read_json(path, damaged)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read safetensors."""
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Read safetensors, of a file that has a checksum."""
     try:
-        return load_file(path)
+        content = path.read_bytes()
+        tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
+    if sha256 is not None and checksum(content) != sha256:
+        raise damaged(path, "its checksum differs from the recorded one")
+    return tensors
+
+
+def checksum(content: bytes) -> str:
+    """SHA-256 of a file's content, as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def metadata(path: Path) -> dict[str, str] | None:
@@ -60,3 +71,7 @@ def metadata(path: Path) -> dict[str, str] | None:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

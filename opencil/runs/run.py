@@ -1,7 +1,14 @@
-"""A stored run to work with: its models, its memories, its detectors, on its data."""
+"""One run: what is asked, where it lies, its data, and the models, memories and detectors of its steps."""
 
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from opencil.cil.learner import Learner, Setting
@@ -13,19 +20,19 @@ from opencil.detectors.detector import Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.detectors.finetune.views import Source
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.forward import Inputs, forward
+from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
 from opencil.registry import DETECTORS, LEARNERS
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
-from opencil.runs.store import RunFolder, StepFolder
+from opencil.runs.store import RunFolder, StepFolder, read_rows
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
 
-def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "StoredRun":
+def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
     """The run in a folder such as ``runs/digits/k2/icarl/seed0``, with its data loaded on a device."""
     folder = RunFolder(Path(path))
     record = folder.stored()
@@ -42,14 +49,37 @@ def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu"
     )
     place = PlaceConfig(data_root=data_root, device=device)
     config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
-    run = StoredRun(spec, folder, load(config))
-    for step in folder.trained():
-        run.check_images(int(step.info()["step"]))
+    run = Run(spec, folder, load(config))
+    for step in run.trained_steps:
+        run.check_images(step.number)
     return run
 
 
-class StoredRun:
-    """What a run's folder gives, with the data that it is about: ``stream`` has its steps."""
+@dataclass(frozen=True)
+class TrainedStep:
+    """A stored step whose model is in memory too, with what its ``step.json`` says.
+
+    ``outputs`` are those of the model that have been computed already.
+    """
+
+    step: Step
+    model: Model
+    info: dict[str, Any]
+    outputs: list[Outputs] = field(default_factory=list)
+
+    @property
+    def weights(self) -> str:
+        """Checksum of the model's weights."""
+        return str(self.info["weights_sha256"])
+
+
+class Run:
+    """One run, under way or opened again: ``spec`` says what is asked, ``folder`` where it lies.
+
+    ``stream`` has its steps, counted from 1. What a step left (model, memory, notes) is in memory just after
+    its training; else it is read from the folder, once. ``opencil.runs.advance`` trains and evaluates what is
+    missing.
+    """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
         self.spec, self.folder, self.data = spec, folder, data
@@ -65,33 +95,80 @@ class StoredRun:
             data_seed=spec.seeds.data_order,
             arithmetic=spec.training,
         )
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
+        self._latest: TrainedStep | None = None
+
+    @property
+    def trained_steps(self) -> list[Step]:
+        """The steps whose models are stored."""
+        return [step for step in self.stream if self.folder.step(step.number).trained]
+
+    def info(self, number: int) -> dict[str, Any]:
+        """What is noted of a stored step: see ``StepFolder.info``."""
+        if number not in self._infos:
+            self._infos[number] = self._stored(number).info()
+        return self._infos[number]
 
     def check_images(self, number: int) -> None:
         """Refuse other images than a step was trained on: the memory is indices into them."""
-        if self.folder.step(number).info().get("images") != self.stream.train.fingerprint:
+        if self.info(number).get("images") != self.stream.train.fingerprint:
             raise OpenCILError(
                 f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
                 f"bring them back, or delete {self.folder.path} to begin anew"
             )
 
     def model(self, number: int) -> Model:
-        """θ of a stored step, counted from 1."""
-        stored = self._step(number)
-        model = self.learner.load(self.setting, self.stream[number - 1])
-        try:
-            model.load_state_dict(stored.weights(), strict=True)
-        except RuntimeError as error:
-            raise files.damaged(stored.path / "model.safetensors", error) from None
-        return model
+        """θ of a stored step, a copy to do anything with."""
+        return self.setting.placed(copy.deepcopy(self.trained(number).model))
 
     def memory(self, number: int) -> Memory:
         """The memory after a stored step; empty before the first."""
-        size = self.spec.benchmark.memory
-        return self._step(number).memory(size) if number else Memory(size)
+        if number not in self._memories:
+            self._memories[number] = self._stored(number).memory(self.spec.benchmark.memory)
+        return self._memories[number]
 
-    def _step(self, number: int) -> StepFolder:
+    def rows(self) -> pd.DataFrame:
+        """The rows of all that has been evaluated so far."""
+        return read_rows(self.folder.path)
+
+    def trained(self, number: int) -> TrainedStep:
+        """A stored step with its model: the latest one asked for, or trained, is kept in memory."""
+        if self._latest is None or self._latest.step.number != number:
+            stored, step = self._stored(number), self.stream[number - 1]
+            weights = stored.weights(str(self.info(number).get("weights_sha256")))
+            try:
+                model = self.loaded(step, weights)
+            except RuntimeError as error:
+                raise file_formats.damaged(stored.model, error) from None
+            self._latest = TrainedStep(step, model, self.info(number))
+        return self._latest
+
+    def loaded(self, step: Step, weights: dict[str, Tensor]) -> Model:
+        """The model that a step's weights, as they are stored, are of."""
+        model = self.learner.load(self.setting, step)
+        model.load_state_dict(weights, strict=True)
+        return model
+
+    def keep(self, trained: TrainedStep, memory: Memory) -> None:
+        """Take a step that has just been stored, so that it need not be read."""
+        self._latest, number = trained, trained.step.number
+        self._infos[number], self._memories[number] = trained.info, memory
+
+    @contextmanager
+    def timed(self, step: Step, what: str) -> Iterator[None]:
+        """Note how long a block's work on a stored step takes, in addition to what it took before."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:  # also when it is left early: the work that is done stays done
+            seconds = self.info(step.number).setdefault("seconds", {})
+            seconds[what] = seconds.get(what, 0.0) + time.monotonic() - started
+            self._stored(step.number).save_info(self.info(step.number))
+
+    def _stored(self, number: int) -> StepFolder:
         if not 1 <= number <= len(self.stream) or not self.folder.step(number).trained:
-            stored = ", ".join(str(step.info()["step"]) for step in self.folder.trained()) or "none"
+            stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
         return self.folder.step(number)
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from opencil.engine.forward import Inputs, Outputs, outputs_of
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.validation import plain
 
 _NAMES = ("features", "logits")
@@ -68,10 +68,10 @@ class OutputsCache:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
-            files.remove_temporary(self.folder)
+            file_formats.remove_temporary(self.folder)
             path.unlink(missing_ok=True)
             self._make_room(len(content))
-            files.write(path, lambda temporary: _fill(temporary, content))
+            file_formats.write(path, lambda temporary: _fill(temporary, content))
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""

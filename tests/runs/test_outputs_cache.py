@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from opencil import BadInput, ImageSet, Inputs, Outputs, Transform
 from opencil.data.digits import Noise
-from opencil.runs.cache import OutputsCache
+from opencil.runs.outputs_cache import OutputsCache
 from opencil.validation import parse_size
 
 TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), crop=8)

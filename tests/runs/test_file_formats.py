@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opencil import BadInput, OpenCILError
-from opencil.runs import files
+from opencil.runs import file_formats
 from opencil.study.rows import write_rows
 
 
@@ -20,7 +20,7 @@ def test_a_file_appears_complete_and_alone(tmp_path: Path) -> None:
         assert not path.exists(), "nothing stands under the name before it is complete"
         temporary.write_text("whole")
 
-    files.write(path, fill)
+    file_formats.write(path, fill)
     assert path.read_text() == "whole"
     assert list(path.parent.iterdir()) == [path]
 
@@ -30,7 +30,7 @@ def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
     flush, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("flush"), flush(handle)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
-    files.write_text(tmp_path / "a.txt", "x")
+    file_formats.write_text(tmp_path / "a.txt", "x")
     assert order == ["flush", "rename", "flush"], "the file, its name, the folder"
 
 
@@ -39,21 +39,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     path = tmp_path / "a.txt"
-    files.write_text(path, "old")
+    file_formats.write_text(path, "old")
 
     def fill(temporary: Path) -> None:
         temporary.write_text("ne")
         raise error("disk full")
 
     with pytest.raises(error):
-        files.write(path, fill)
+        file_formats.write(path, fill)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_fill_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        files.write(tmp_path / "a.txt", lambda temporary: None)
+        file_formats.write(tmp_path / "a.txt", lambda temporary: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,8 +63,8 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     target.write_text("old")
     link.symlink_to(Path("deep") / "a.txt")
     dangling.symlink_to(Path("deep") / "new.txt")
-    files.write_text(link, "new")
-    files.write_text(dangling, "newer")
+    file_formats.write_text(link, "new")
+    file_formats.write_text(dangling, "newer")
     assert link.is_symlink()
     assert dangling.is_symlink()
     assert target.read_text() == "new"
@@ -82,23 +82,23 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: str, what: str, l
     if linked:
         name.symlink_to(path)
     with pytest.raises(BadInput, match=f"{name} is no file but {what}"):
-        files.write_text(name, "x")
+        file_formats.write_text(name, "x")
     assert path.stat().st_mode == kind
     assert name.is_symlink() == linked
 
 
 def test_tensors_come_back(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6).view(2, 3).T, "b": torch.tensor(2.5)}
-    files.write_tensors(tmp_path / "t.safetensors", tensors)
-    back = files.read_tensors(tmp_path / "t.safetensors")
+    file_formats.write_tensors(tmp_path / "t.safetensors", tensors)
+    back = file_formats.read_tensors(tmp_path / "t.safetensors")
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
 def test_json_comes_back(tmp_path: Path) -> None:
     content = {"a": [1, 2.5, None], "b": {"c": "ü"}}
-    files.write_json(tmp_path / "a.json", content)
-    assert files.read_json(tmp_path / "a.json") == content
+    file_formats.write_json(tmp_path / "a.json", content)
+    assert file_formats.read_json(tmp_path / "a.json") == content
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "step.json"
     path.write_bytes(content)
     with pytest.raises(OpenCILError, match="delete the folder") as raised:
-        files.read_json(path)
+        file_formats.read_json(path)
     assert str(path) in str(raised.value)
 
 
@@ -122,14 +122,14 @@ def test_damaged_tensors_are_named(tmp_path: Path, content: bytes | None) -> Non
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(OpenCILError, match="delete the folder") as raised:
-        files.read_tensors(path)
+        file_formats.read_tensors(path)
     assert str(path) in str(raised.value)
 
 
 def test_digest_is_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert files.digest(tmp_path / "a") == known
+    assert file_formats.digest(tmp_path / "a") == known
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -137,6 +137,6 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     leftover.parent.mkdir(parents=True)
     keep.write_text("x")
     leftover.write_text("x")
-    files.remove_temporary(tmp_path)
+    file_formats.remove_temporary(tmp_path)
     assert keep.exists()
     assert not leftover.exists()

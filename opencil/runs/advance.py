@@ -1,0 +1,190 @@
+"""What is missing of a run: train a step, compute its outputs once, evaluate every detector, go on."""
+
+import time
+from collections.abc import Generator, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from opencil.data.images import Images
+from opencil.data.stream import Step
+from opencil.detectors.detector import Detector
+from opencil.detectors.finetune.tuner import Tuner
+from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
+from opencil.engine.forward import Inputs, Outputs, forward
+from opencil.engine.loop import Diverged
+from opencil.errors import BadInput, OpenCILError
+from opencil.evaluation.metrics import accuracy
+from opencil.evaluation.protocol import Measurement, measure
+from opencil.registry import DETECTORS
+from opencil.runs import file_formats
+from opencil.runs.events import Evaluated, Event, Training
+from opencil.runs.outputs_cache import OutputsCache
+from opencil.runs.run import Run, TrainedStep
+from opencil.runs.tuning import tune
+from opencil.study.rows import COLUMNS, write_rows
+
+
+def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator[Event]:
+    """Train and evaluate what is missing, step by step; the run's folder must be held, see ``opened``."""
+    problems: dict[str, str] = {}
+    for step in run.stream:
+        stored = run.folder.step(step.number)
+        missing = [name for name in run.spec.detectors if not stored.detector_rows(name).exists()]
+        if stored.trained:
+            run.check_images(step.number)
+            stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
+        else:
+            yield from _train(run, step, checkpoint_seconds)
+        if missing:
+            yield from _evaluate(run, step, missing, kept, checkpoint_seconds, problems)
+    if problems:
+        reasons: dict[str, list[str]] = {}
+        for name, why in problems.items():
+            reasons.setdefault(why, []).append(name)
+        raise OpenCILError(
+            "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
+        )
+
+
+def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
+    """Train and store a step; the run keeps its model, with the outputs that are computed on the way."""
+    stored, setting, learner = run.folder.step(step.number), run.setting, run.learner
+    saved = time.monotonic()
+    started = saved - stored.checkpoint_seconds  # as if the training had never stopped
+    previous = setting.placed(run.trained(step.number - 1).model) if step.number > 1 else None
+    task = learner.begin(setting, step, run.memory(step.number - 1), previous)
+    try:
+        checkpoint = None
+        if stored.checkpoint.exists():
+            checkpoint = Checkpoint.from_tensors(file_formats.read_tensors(stored.checkpoint))
+        for progress in learner.learn(task, checkpoint):
+            if progress.epoch_ends and time.monotonic() - saved >= checkpoint_seconds:
+                taken = Checkpoint.take(task.model, progress, task.ended)
+                if taken.finite:  # else the last good one stays
+                    stored.save_checkpoint(taken.tensors(), time.monotonic() - started)
+                saved = time.monotonic()
+            yield Training(run.spec, step.number, step.steps, progress)
+    except BadCheckpoint as error:
+        raise file_formats.damaged(stored.checkpoint, error) from None
+    # From here on as it will be when it is read again, so that a run that goes on does so with the same.
+    task.model = setting.contiguous(run.loaded(step, task.model.state_dict()))
+    if learner.remembers:
+        task.computed = forward(task.model, setting.images, setting.transform, task.train_plus)
+    memory = learner.remember(task)
+    test = forward(task.model, setting.test_images, setting.transform, step.test)
+    if not torch.isfinite(test.logits).all():
+        raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
+    assert test.labels is not None
+    others = learner.other_predictions(task, memory, test)
+    found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
+    info: dict[str, Any] = {
+        "step": step.number,
+        "steps": step.steps,
+        "classes": step.seen,
+        "seconds": {"training": time.monotonic() - started},
+        "images": run.stream.train.fingerprint,
+        "precision": setting.arithmetic.on(setting.images.device),
+    }
+    info |= stored.save(task.model.state_dict(), memory, rows_of(run, step, "", found), info)
+    computed = [test] if task.computed is None else [test, task.computed]
+    run.keep(TrainedStep(step, task.model, info, computed), memory)
+
+
+def _evaluate(
+    run: Run,
+    step: Step,
+    names: list[str],
+    kept: OutputsCache,
+    checkpoint_seconds: float,
+    problems: dict[str, str],
+) -> Iterator[Event]:
+    """Rows of some detectors on a step; why one has none is added to ``problems``, if it is the first."""
+    trained, stored = run.trained(step.number), run.folder.step(step.number)
+    detectors: dict[str, Detector] = {n: DETECTORS.create(n, **run.spec.detectors[n]) for n in names}
+    with run.timed(step, "tuning"):
+        for name, error in (yield from _tune(run, trained, detectors, checkpoint_seconds)).items():
+            problems.setdefault(name, f"step {step.number}: {error}")
+            del detectors[name]
+    with run.timed(step, "evaluation"):
+        for name, rows in _detect(run, trained, detectors, kept):
+            if isinstance(rows, BadInput):
+                problems.setdefault(name, f"step {step.number}: {rows}")
+                continue
+            write_rows(stored.detector_rows(name), rows)
+            yield Evaluated(run.spec, step.number, step.steps, name)
+    trained.outputs.clear()  # the model is needed for the next step, they are not
+
+
+def _tune(
+    run: Run, trained: TrainedStep, detectors: Mapping[str, Detector], checkpoint_seconds: float
+) -> Generator[Event, None, dict[str, OpenCILError]]:
+    """Give the fine-tuning detectors their heads; what is returned are the errors of those without one."""
+    tuners = {name: detector for name, detector in detectors.items() if isinstance(detector, Tuner)}
+    if not tuners:
+        return {}
+    step = trained.step
+    try:
+        source = run.source(step, run.setting.placed(trained.model))
+    except BadInput as refusal:
+        return dict.fromkeys(tuners, refusal)
+    tuning = tune(tuners, source, trained.weights, run.folder.step(step.number), checkpoint_seconds)
+    while True:
+        try:
+            progress = next(tuning)
+        except StopIteration as end:
+            problems: dict[str, OpenCILError] = end.value
+            return problems
+        yield Training(run.spec, step.number, step.steps, progress)
+
+
+def _detect(
+    run: Run, trained: TrainedStep, detectors: Mapping[str, Detector], kept: OutputsCache
+) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
+    """Rows of each detector on a step's model, as they are found, or why it has none."""
+    step, spec, stream = trained.step, run.spec, run.stream
+    model = run.setting.contiguous(trained.model)
+
+    def outputs(images: Images, indices: Tensor) -> Outputs:
+        # The method's values decide with the weights what its model computes.
+        identity = f"{trained.weights} {spec.cil} {spec.values}"
+        at_hand = (computed.of(images, indices) for computed in trained.outputs)
+        computed = next((outputs for outputs in at_hand if outputs is not None), None)
+        return kept.outputs(identity, Inputs(model, images, run.data.transform, indices), computed)
+
+    test = outputs(stream.test, step.test)
+    ood = {
+        name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in run.data.ood.items()
+    }
+    of_setup = cache(lambda which: outputs(stream.train, run.setup(step, which)))
+    tasks = torch.arange(step.seen, device=test.logits.device) // stream.per_step + 1
+    for name, detector in detectors.items():
+        try:
+            learned_from = None if detector.ready else of_setup(detector.set_up_on)
+            yield name, rows_of(run, step, name, measure(detector, learned_from, test, ood, tasks))
+        except BadInput as error:  # one detector's trouble is not the others'
+            yield name, error
+
+
+def rows_of(run: Run, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:
+    """Rows of measurements; ``detector`` is empty where they are of the CIL model itself."""
+    spec = run.spec
+    distance = {"": ""} | {name: ood.distance for name, ood in run.data.ood.items()}
+    head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
+    return pd.DataFrame(
+        [(*head, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in found], columns=COLUMNS
+    )
+
+
+def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:
+    """Accuracies by metric, on all seen classes (task 0) and each step's: a row of the accuracy matrix."""
+    found = []
+    for metric, guess in predicted.items():
+        found.append(Measurement("", metric, accuracy(guess, labels)))
+        for task, of_task in enumerate(step.tasks, start=1):
+            rows = (labels >= of_task.start) & (labels < of_task.stop)
+            found.append(Measurement("", metric, accuracy(guess[rows], labels[rows]), task))
+    return found

@@ -1,0 +1,46 @@
+"""What happens in runs, told to whoever iterates over them."""
+
+from dataclasses import dataclass
+
+from opencil.engine.loop import Progress
+from opencil.errors import OpenCILError
+from opencil.runs.plan import RunSpec
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened in a run."""
+
+    run: RunSpec
+
+
+@dataclass(frozen=True)
+class Training(Event):
+    """One more training iteration of a step is done."""
+
+    step: int
+    steps: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """A detector's rows of a step are stored."""
+
+    step: int
+    steps: int
+    detector: str
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """A run is complete; ``already`` says that nothing was left to do."""
+
+    already: bool
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """A run stopped with an error; what it had stored stays, and other runs go on."""
+
+    error: OpenCILError
