@@ -106,11 +106,11 @@ def command(root: Path, out: Path) -> None:
 
 
 def measure(root: Path, out: Path) -> None:
-    from opencil.cli.page import write_page
     from opencil.report.compare import COMPARED, comparison_tables
     from opencil.report.figures import figures
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
+    from opencil.report.writing import write_page
     from opencil.runs.reading import read_study
     from opencil.study.study import write_study
 

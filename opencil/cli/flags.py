@@ -79,8 +79,8 @@ def _config_from_flags(
     return resolve(
         read_yaml(config) if config else None,
         flags=flags,
-        cil=_names("--cil", cil),
-        detector=_names("--detector", detector),
+        cil=names("--cil", cil),
+        detector=names("--detector", detector),
         settings=settings or (),
     )
 
@@ -99,13 +99,14 @@ def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
     return guarded(call)
 
 
-def _names(flag: str, text: str | None) -> list[str] | None:
+def names(flag: str, text: str | None) -> list[str] | None:
+    """The names that a flag has, without repetitions; None where the flag is not there."""
     if text is None:
         return None
-    names = text.replace(",", " ").split()
-    if not names:
-        raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them, or all")
-    return names
+    found = text.replace(",", " ").split()
+    if not found:
+        raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them")
+    return list(dict.fromkeys(found))
 
 
 def _numbers(flag: str, text: str) -> list[int]:

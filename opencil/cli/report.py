@@ -1,7 +1,6 @@
 """``opencil report``: what stored or published runs have come to, from their rows alone."""
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,19 +8,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli import page as cli_page
+from opencil.cli.flags import names
 from opencil.cli.guard import guarded
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
+    from opencil.report.figures import Figure
     from opencil.report.layout import Table
     from opencil.report.tables import Kind
     from opencil.study.study import Study
 
 
 _EVERY = 10.0  # seconds between two pages of --watch
-_WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
-_NOTHING = "no detector has been evaluated yet"
 
 
 @guarded
@@ -93,7 +91,7 @@ def report(
     Everything is computed from rows; nothing is trained or evaluated again.
     """
     from opencil.atomic_files import write_text
-    from opencil.report.tables import tables
+    from opencil.report.writing import chosen_tables, write_page, write_report
     from opencil.runs.reading import read_study
 
     folders = runs or [Path("runs")]
@@ -106,9 +104,12 @@ def report(
     if extra and not (out or "summary" in kinds):
         raise BadInput("--extra has no use without the summary: add --table summary, or --out")
     say = partial(typer.echo, err=form != "terminal")  # not among figures that go to another program
+    choice = names("--figure-detectors", figure_detectors) or []
     if watch:
-        page, choice = html or folders[0] / "report.html", cli_page.choice_of(figure_detectors)
-        study = cli_page.watch(lambda: read_study(*folders), page, choice, every or _EVERY, say)
+        from opencil.report.watching import watch as keep_writing
+
+        page = html or folders[0] / "report.html"
+        study = keep_writing(lambda: read_study(*folders), page, choice, every or _EVERY, say)
         if study.rows.empty:
             return
     else:
@@ -119,11 +120,11 @@ def report(
             f"{'the run has no' if one else f'none of the {len(study.runs)} runs has a'} finished step yet: "
             "there is nothing to show"
         )
-    drawn = cli_page.draw(study, figure_detectors) if (html and not watch) or figures or out else []
-    tables_of = cache(
-        lambda kind: tables(kind, study.rows, study.runs, extra)
-    )  # shown and written: made once
-    made = _chosen(study, tables_of, kinds, compare is not None, ranked, baseline)
+    html = None if watch else html
+    drawn = _drawn(study, choice) if html or figures or out else []
+    made = chosen_tables(
+        study, kinds, paper=compare is not None, statistics=ranked, baseline=baseline, extra=extra
+    )
     if form == "terminal":
         show(Console(), made)
     else:
@@ -131,18 +132,22 @@ def report(
     if save:
         write_text(save, "\n".join(one.markdown() for one in made))
         say(f"report: {save}")
-    for folder in filter(None, (figures, out and out / "figures")):
-        for figure in drawn:
-            figure.save(folder)
     if figures:
+        for figure in drawn:
+            figure.save(figures)
         say(f"{len(drawn)} figures: {figures}")
-    if html and not watch:
-        cli_page.write_page(study, html, drawn)
+    if html:
+        write_page(study, html, drawn)
         say(f"report: {html}")
     if out:
-        write(study, out, tables_of, baseline)
-        cli_page.write_page(study, out / "index.html", drawn)
+        write_report(study, out, drawn, baseline, extra)
         say(f"report: {out}")
+
+
+def _drawn(study: "Study", detectors: list[str]) -> "list[Figure]":
+    from opencil.report.figures import Choice, figures
+
+    return list(figures(study.rows, Choice(tuple(detectors))))
 
 
 def _kinds(text: str | None) -> "list[Kind]":
@@ -150,71 +155,11 @@ def _kinds(text: str | None) -> "list[Kind]":
     from opencil.report.tables import KINDS
 
     known = {str(kind): kind for kind in KINDS}
-    names = list(KINDS) if text == "all" else (text or "").replace(",", " ").split()
-    if text is not None and not names:
-        raise BadInput(f"--table {text!r} names nothing: allowed are {', '.join(KINDS)}, or all")
-    for name in names:
+    wanted = list(KINDS) if text == "all" else names("--table", text) or []
+    for name in wanted:
         if name not in known:
             raise unknown("table", name, known)
-    return [known[name] for name in dict.fromkeys(names)]
-
-
-def _chosen(
-    study: "Study",
-    tables_of: "Callable[[Kind], list[Table]]",
-    kinds: "list[Kind]",
-    paper: bool,
-    statistics: bool,
-    baseline: str | None,
-) -> "list[Table]":
-    """The tables that flags ask for."""
-    from opencil.report.compare import COMPARED, comparison_tables, incomparable
-    from opencil.report.statistics import statistics_tables
-    from opencil.report.tables import KINDS
-
-    made: list[Table] = []
-    every = set(kinds) == set(KINDS)  # that is: as far as there are any
-    for kind in kinds:
-        of_kind = tables_of(kind)
-        if not of_kind and not every:
-            raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
-        made += of_kind
-    if paper:
-        compared: list[Kind] = [kind for kind in kinds if kind in COMPARED] or ["main"]
-        beside = comparison_tables(study.rows, study.runs, compared)
-        if not beside:
-            raise incomparable(study.rows, study.runs)
-        made += beside
-    if statistics:
-        ranked = statistics_tables(study.rows, study.runs, baseline)
-        if not ranked:
-            raise BadInput(
-                "there is nothing to compare by statistics: at least two detectors that are finished on the "
-                "same runs, steps and OOD datasets are needed"
-            )
-        made += ranked
-    return made
-
-
-def write(
-    study: "Study", folder: Path, tables_of: "Callable[[Kind], list[Table]]", baseline: str | None = None
-) -> None:
-    """Write a study and every table that can be made of it into a folder."""
-    from opencil.atomic_files import write_text
-    from opencil.report.compare import COMPARED, comparison_tables
-    from opencil.report.layout import ENDINGS
-    from opencil.report.statistics import statistics_tables
-    from opencil.report.tables import KINDS
-    from opencil.study.study import write_study
-
-    write_study(study, folder)
-    made = [table for kind in KINDS for table in tables_of(kind)]
-    made += comparison_tables(study.rows, study.runs, list(COMPARED))
-    made += statistics_tables(study.rows, study.runs, baseline)
-    for table in made:
-        for kind, ending in ENDINGS.items():
-            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
-    write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
+    return [known[name] for name in dict.fromkeys(wanted)]
 
 
 def show(screen: Console, tables: "list[Table]") -> None:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
-from opencil.cli import page as cli_page
 from opencil.config import Config
+from opencil.report import watching
 from opencil.runs.reading import read_study
 
 RUN = "digits/k2/icarl/seed0"
@@ -107,7 +107,7 @@ def test_watching_ends_when_all_is_done(half: Path, tmp_path: Path, monkeypatch:
         pages.append((seconds, content(half / "report.html")))
         shutil.move(tmp_path / "aside" / f"step0{len(pages) + 2}", half / RUN)
 
-    monkeypatch.setattr(cli_page.time, "sleep", sleep)
+    monkeypatch.setattr(watching.time, "sleep", sleep)
     result = call(half, "--watch", "--every", "3")
     assert result.exit_code == 0, result.stderr
     assert [(seconds, page["refresh"], page["runs"][0]["trained"]) for seconds, page in pages] == [
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_read_again(
             for step in (3, 4):
                 shutil.move(tmp_path / "aside" / f"step0{step}", half / RUN)
 
-    monkeypatch.setattr(cli_page.time, "sleep", sleep)
+    monkeypatch.setattr(watching.time, "sleep", sleep)
     result = call(half, "--watch")
     assert (result.exit_code, result.stderr, ticks) == (0, "", 3)
     said = [line for line in result.stdout.splitlines() if "read last" in line]
@@ -156,7 +156,7 @@ def test_runs_that_are_gone_when_watching_ends(half: Path, monkeypatch: pytest.M
         shutil.rmtree(half)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_page.time, "sleep", gone)
+    monkeypatch.setattr(watching.time, "sleep", gone)
     result = call(half, "--watch", "--html", page)
     assert result.exit_code == 0, result.stderr
     assert "what could be read last" in result.stdout
@@ -170,7 +170,7 @@ def test_a_page_does_not_load_itself_for_ever(
     def wrong(seconds: float) -> None:
         raise KeyboardInterrupt if broken else OSError("no time")
 
-    monkeypatch.setattr(cli_page.time, "sleep", wrong)
+    monkeypatch.setattr(watching.time, "sleep", wrong)
     result = call(half, "--watch", *broken)
     assert result.exit_code == (2 if broken else 1)
     assert ("did you mean 'msp'" if broken else "no time") in result.stderr
@@ -181,7 +181,7 @@ def test_watching_can_be_ended(half: Path, tmp_path: Path, monkeypatch: pytest.M
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_page.time, "sleep", interrupted)
+    monkeypatch.setattr(watching.time, "sleep", interrupted)
     result = call(half, "--watch", "--html", tmp_path / "page.html")
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"stopped watching: {tmp_path / 'page.html'}" in result.stdout
@@ -195,7 +195,7 @@ def test_watching_from_the_very_beginning(half: Path, monkeypatch: pytest.Monkey
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_page.time, "sleep", interrupted)
+    monkeypatch.setattr(watching.time, "sleep", interrupted)
     result = call(half, "--watch")
     assert (result.exit_code, result.stderr) == (0, "")
     page = content(half / "report.html")
@@ -232,4 +232,4 @@ def test_a_grid_is_known_as_soon_as_it_starts(tiny: Callable[..., Config], tmp_p
     ]
     assert all(run["detectors"] == {"msp": 0, "energy": 0} for run in study.runs)
     assert not study.finished
-    assert cli_page.progress(study) == "0 of 12 steps trained, 0 of 24 evaluations"
+    assert watching.progress(study) == "0 of 12 steps trained, 0 of 24 evaluations"

@@ -1,0 +1,87 @@
+"""What a report comes to: the tables that are asked for, the page, and a folder of everything."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opencil.atomic_files import write_text
+from opencil.errors import BadInput
+from opencil.report.compare import COMPARED, comparison_tables, incomparable
+from opencil.report.layout import ENDINGS, Table
+from opencil.report.statistics import statistics_tables
+from opencil.report.tables import KINDS, Kind, tables
+from opencil.study.study import Study, write_study
+
+if TYPE_CHECKING:  # Matplotlib: only where something is drawn
+    from opencil.report.figures import Figure
+
+_WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
+_NOTHING = "no detector has been evaluated yet"
+
+
+def chosen_tables(
+    study: Study,
+    kinds: Sequence[Kind],
+    *,
+    paper: bool = False,
+    statistics: bool = False,
+    baseline: str | None = None,
+    extra: bool = False,
+) -> list[Table]:
+    """Tables of some kinds, beside the paper's figures, with statistics; there is an error for what is empty.
+
+    All kinds together are asked for as far as there are any.
+    """
+    made: list[Table] = []
+    for kind in kinds:
+        of_kind = tables(kind, study.rows, study.runs, extra)
+        if not of_kind and set(kinds) != set(KINDS):
+            raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
+        made += of_kind
+    if paper:
+        compared = [kind for kind in kinds if kind in COMPARED] or ["main"]
+        beside = comparison_tables(study.rows, study.runs, compared)
+        if not beside:
+            raise incomparable(study.rows, study.runs)
+        made += beside
+    if statistics:
+        ranked = statistics_tables(study.rows, study.runs, baseline)
+        if not ranked:
+            raise BadInput(
+                "there is nothing to compare by statistics: at least two detectors that are finished on the "
+                "same runs, steps and OOD datasets are needed"
+            )
+        made += ranked
+    return made
+
+
+def write_page(
+    study: Study, path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
+) -> None:
+    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
+    from opencil.report.page import known_differences, page
+
+    differences = known_differences(study.rows, study.runs)
+    text = page(study.rows, study.runs, figures=figures, differences=differences, refresh=refresh)
+    write_text(path, text)
+
+
+def write_report(
+    study: Study,
+    folder: Path,
+    figures: "Sequence[Figure]",
+    baseline: str | None = None,
+    extra: bool = False,
+) -> None:
+    """Write a study into a folder with all that can be made of it: tables, figures, the page."""
+    write_study(study, folder)
+    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs, extra)]
+    made += comparison_tables(study.rows, study.runs, list(COMPARED))
+    made += statistics_tables(study.rows, study.runs, baseline)
+    for table in made:
+        for kind, ending in ENDINGS.items():
+            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
+    write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
+    for figure in figures:
+        figure.save(folder / "figures")
+    write_page(study, folder / "index.html", figures)
