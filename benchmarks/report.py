@@ -120,14 +120,14 @@ def measure(root: Path, out: Path) -> None:
     with timed("write rows.parquet, runs.json"):
         write_study(study, out)
     with timed("all tables, three formats"):
-        made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs)]
+        made = [table for kind in KINDS for table in tables(kind, study)]
         for table in made:
             for kind in ("markdown", "csv", "latex"):
                 table.text(kind)
     with timed("comparison with the paper"):
-        made += comparison_tables(study.rows, study.runs, list(COMPARED))
+        made += comparison_tables(study, list(COMPARED))
     with timed("statistics"):
-        made += statistics_tables(study.rows, study.runs)
+        made += statistics_tables(study)
     with timed("figures, PNG and SVG"):
         drawn = list(figures(study.rows))
         for figure in drawn:

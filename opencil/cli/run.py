@@ -48,8 +48,9 @@ def run(config: "Config") -> None:
     rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
     if rows is not None:
         from opencil.report.tables import summaries
+        from opencil.study.study import Study
 
-        show(screen, summaries(rows[rows["detector"].isin(["", *config.detector])]))
+        show(screen, summaries(Study(rows[rows["detector"].isin(["", *config.detector])])))
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
         raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")

@@ -1,6 +1,6 @@
 """Ours beside the paper's figures: cell by cell, and how far the two agree."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import families, labelled, sort_detectors
 from opencil.report.results import Results, of_dataset, results
 from opencil.report.tables import Kind
+from opencil.study.study import Study
 
 #: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
 COMPARED: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -28,17 +29,14 @@ _FLAGGED = (
 _CELL = ["cil", "detector", "metric", "place"]
 
 
-def comparison_tables(
-    rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]], kinds: Sequence[Kind] = ("main",)
-) -> list[Table]:
+def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[Table]:
     """For each benchmark and k that the paper has: ours beside the paper's, then how far they agree."""
-    records = list(runs)
     made: list[Table] = []
-    for found in results(rows, records):
+    for found in results(study):
         cells = compare(found)
         if cells.empty:
             continue
-        data = data_notes(found, records)
+        data = data_notes(found)
         compared = [table for kind in kinds for table in _of_kind(found, cells, kind, data)]
         if compared and (flagged := _contradictions(found, cells)):
             compared.append(flagged)
@@ -46,11 +44,11 @@ def comparison_tables(
     return made
 
 
-def incomparable(rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]]) -> BadInput:
-    """The error for rows of which nothing can be compared: not yet, or not at all."""
+def incomparable(study: Study) -> BadInput:
+    """The error for a study of which nothing can be compared: not yet, or not at all."""
     figures = published_results()[["id_dataset", "classes_per_step"]].drop_duplicates()
     in_paper = set(figures.itertuples(index=False, name=None))
-    waiting = [found for found in results(rows, list(runs)) if (found.benchmark, found.k) in in_paper]
+    waiting = [found for found in results(study) if (found.benchmark, found.k) in in_paper]
     if waiting:
         strangers = "the paper has none of these detectors on these CIL methods"
         why = [f"{found.title} ({'; '.join(found.unfinished()) or strangers})" for found in waiting]
@@ -59,7 +57,7 @@ def incomparable(rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]]) -> BadIn
         )
     sizes = figures.sort_values("classes_per_step").groupby("id_dataset")["classes_per_step"]
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
-    ours = sorted(set(zip(rows["benchmark"], rows["k"], strict=True)))
+    ours = sorted(set(zip(study.rows["benchmark"], study.rows["k"], strict=True)))
     named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in ours)
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
 
@@ -360,9 +358,8 @@ def _number(value: float | None) -> float | None:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def data_notes(found: Results, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def data_notes(found: Results) -> list[str]:
     """Which datasets differ from the paper's, by what the runs noted about the images they read."""
-    of_these = [run for run in runs if (run["benchmark"], run["k"]) == (found.benchmark, found.k)]
     notes = []
     paper = OOD.get(found.benchmark, {})
     theirs = {name for names in paper.values() for name in names}
@@ -370,9 +367,8 @@ def data_notes(found: Results, runs: Iterable[Mapping[str, Any]]) -> list[str]:
         notes.append(f"OOD datasets of the paper that these runs lack: {', '.join(lacking)}.")
     if added := sorted(set(found.datasets) - theirs):
         notes.append(f"OOD datasets that the paper does not have: {', '.join(added)}.")
-    recorded = {
-        (d["name"], d["split"], d["images"], d["paper"], d["files"]) for run in of_these for d in run["data"]
-    }
+    read = [d for run in found.runs for d in run["data"]]
+    recorded = {(d["name"], d["split"], d["images"], d["paper"], d["files"]) for d in read}
     if not recorded:
         return [*notes, "Data: these runs did not note which images they read."]
     other = sorted((n, s, i, p) for n, s, i, p, _ in recorded if p is not None and i != p)

@@ -26,6 +26,8 @@ from opencil.report.compare import data_notes
 from opencil.report.figures import Figure
 from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
 from opencil.report.results import Results, results
+from opencil.study.records import RunRecord
+from opencil.study.study import Study
 
 _SCALE = 1000  # stored numbers are thousandths of a percent
 #: Where the defaults are the paper's words and not its released code's, or better than either.
@@ -42,8 +44,7 @@ _POLICY = "default-src 'none'; img-src blob:; style-src 'unsafe-inline'; script-
 
 
 def page(
-    rows: pd.DataFrame,
-    runs: Sequence[Mapping[str, Any]],
+    study: Study,
     *,
     figures: Iterable[Figure] = (),
     differences: Sequence[str] = (),
@@ -52,11 +53,12 @@ def page(
 ) -> str:
     """The page as text.
 
-    ``runs`` are records as a ``Study`` has them; ``differences`` are sentences on how these results differ
+    ``differences`` are sentences on how these results differ
     from the paper's; with ``refresh`` the page loads itself anew every so many seconds.
     """
+    rows, runs = study.rows, study.runs
     counted: dict[Any, Results] = {
-        (found.benchmark, found.k): found for found in results(rows, runs, metrics=["auc"])
+        (found.benchmark, found.k): found for found in results(study, metrics=["auc"])
     }
     data = {
         "scale": _SCALE,
@@ -80,12 +82,12 @@ def page(
     )
 
 
-def known_differences(rows: pd.DataFrame, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def known_differences(study: Study) -> list[str]:
     """How results differ from the paper's: in their data, by what the runs noted; and by design."""
     notes: dict[str, None] = {}
-    for found in results(rows, runs, metrics=["auc"]):
+    for found in results(study, metrics=["auc"]):
         if found.benchmark in OOD:
-            notes |= {f"{found.title}: {note}": None for note in data_notes(found, runs)}
+            notes |= {f"{found.title}: {note}": None for note in data_notes(found)}
         else:
             notes[
                 f"The paper has no results on {found.benchmark}: there is nothing to compare these with."
@@ -103,9 +105,9 @@ def _json(data: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _record(run: Mapping[str, Any], config: int) -> dict[str, Any]:
+def _record(run: RunRecord, config: int) -> dict[str, Any]:
     shown = ("benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment")
-    return {key: run[key] for key in shown} | {"config": config}
+    return {key: value for key, value in run.items() if key in shown} | {"config": config}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

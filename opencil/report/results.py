@@ -1,16 +1,17 @@
 """What a set of runs has come to: for each benchmark and k, the averages of its finished runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from statistics import fmean, stdev
-from typing import Any
 
 import pandas as pd
 
 from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+from opencil.study.records import RunRecord
+from opencil.study.study import Study
 from opencil.validation import flat
 
 #: What the paper's tables show.
@@ -62,7 +63,7 @@ class Results:
     averages: dict[tuple[str, str, str, str], Average]  #: by CIL method, detector, metric, place
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
     behind: list[Behind]
-    mixed: dict[str, list[str]]  #: what runs of a CIL method differ in beside seeds: keys of their configs
+    runs: list[RunRecord]
 
     @property
     def title(self) -> str:
@@ -139,7 +140,7 @@ class Results:
         """A note on runs that count as seeds of one method but were made under different configs."""
         parts = [
             f"{cil} ({', '.join(keys[:_NAMED])}{f' and {len(keys) - _NAMED} more' * (len(keys) > _NAMED)})"
-            for cil, keys in self.mixed.items()
+            for cil, keys in _mixed(self.runs).items()
         ]
         return (
             [f"Runs of one method that differ in more than their seeds: {'; '.join(parts)}."] if parts else []
@@ -177,18 +178,14 @@ class Results:
         return ", ".join(names) or "the model"
 
 
-def results(
-    rows: pd.DataFrame,
-    runs: Iterable[Mapping[str, Any]] = (),
-    metrics: Iterable[str] = PAPER,
-) -> list[Results]:
-    """The results of rows, for each benchmark and k; ``runs`` (a study's records) say what is still to come.
+def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Results]:
+    """The results of a study, for each benchmark and k; its records say what is still to come.
 
     Only runs that are finished are averaged: after half of the steps, which are the easier half, a method
     would look better than it is.
     """
+    rows = study.rows
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]
-    records = list(runs)
     there = shown[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
     keys = sorted((str(name), int(k)) for name, k in there)
     return [
@@ -196,13 +193,13 @@ def results(
             name,
             k,
             shown[(shown["benchmark"] == name) & (shown["k"] == k)],
-            [run for run in records if (run["benchmark"], run["k"]) == (name, k)],
+            [run for run in study.runs if (run["benchmark"], run["k"]) == (name, k)],
         )
         for name, k in keys
     ]
 
 
-def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[Mapping[str, Any]]) -> Results:
+def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[RunRecord]) -> Results:
     measured = of_datasets(rows)
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     datasets = sort_datasets(benchmark, dict(distances))
@@ -239,7 +236,7 @@ def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[Mapping[str,
         averages=averages,
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
         behind=behind,
-        mixed=_mixed(runs),
+        runs=runs,
     )
 
 
@@ -254,7 +251,7 @@ def partial_datasets(rows: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def _mixed(runs: list[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _mixed(runs: list[RunRecord]) -> dict[str, list[str]]:
     """For each CIL method, the keys under which its runs' configs differ: seeds may, and sets of detectors.
 
     A key that only some configs have is no difference: the others are of before it existed, or of another
@@ -287,7 +284,7 @@ def _items(series: "pd.Series[int]") -> Iterable[tuple[tuple[str, int, str], int
     return zip(series.index, series, strict=True)
 
 
-def _planned(runs: list[Mapping[str, Any]]) -> pd.MultiIndex:
+def _planned(runs: list[RunRecord]) -> pd.MultiIndex:
     """What will be there in the end."""
     keys = [(run["cil"], run["seed"], name) for run in runs for name in ["", *run["detectors"]]]
     return pd.MultiIndex.from_frame(pd.DataFrame(keys, columns=_METHOD))

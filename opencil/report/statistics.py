@@ -6,7 +6,6 @@ of each other (its steps share a history, its OOD images are nested): the interv
 are too narrow for what another training would give.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import Any
@@ -21,6 +20,7 @@ from opencil.report.averages import of_datasets
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import labelled
 from opencil.report.results import Results, results
+from opencil.study.study import Study
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -131,21 +131,20 @@ def bootstrap(
     return [Interval(*map(float, three)) for three in zip(differences.mean(axis=0), low, high, strict=True)]
 
 
-def statistics_tables(
-    rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]] = (), baseline: str | None = None
-) -> list[Table]:
+def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
 
-    ``runs`` are a study's records, which say what is still to come: only what is finished counts. Names with
-    a label do not: variants of one method would be ranked as methods. ``baseline`` is the detector to differ
-    from; by default the best. Where not all detectors have at least two cells in common, there is no table.
+    Only what is finished counts. Names with a label do not: variants of one method would be ranked as
+    methods. ``baseline`` is the detector to differ from; by default the best. Where not all detectors have at
+    least two cells in common, there is no table.
     """
+    rows = study.rows
     known = {str(name) for name in rows["detector"].unique() if name and not labelled(name)}
     if baseline is not None and baseline not in known:
         raise unknown("detector", baseline, known)
     plain = rows[rows["detector"].isin(known)]
     made = []
-    for found in results(rows, runs):
+    for found in results(study):
         finished = of_datasets(found.finished(plain))
         for metric in ("auc", "fpr"):
             cells = cell_matrix(finished, metric)

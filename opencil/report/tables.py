@@ -1,6 +1,6 @@
 """The paper's tables, of any set of runs: main, near and far, per dataset, ablation; and a plain summary."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from opencil.report.results import (
     partial_datasets,
     results,
 )
+from opencil.study.records import RunRecord
+from opencil.study.study import Study
 from opencil.validation import flat
 
 Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
@@ -39,26 +41,22 @@ _LABELLED = (
 )
 
 
-def tables(
-    kind: Kind, rows: pd.DataFrame, runs: Iterable[Mapping[str, Any]] = (), extra: bool = False
-) -> list[Table]:
+def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
     """All tables of a kind, one for each benchmark and k (and CIL method, where that is a table each).
 
     There is none before a detector has been evaluated; the summary then has accuracy alone.
 
-    ``runs`` are a study's records, which say what is still to come. ``extra`` adds the flipped conventions
-    of FPR and AP to the summary.
+    ``extra`` adds the flipped conventions of FPR and AP to the summary.
     """
     if kind == "summary":
-        return summaries(rows, extra, runs)
-    records = list(runs)
+        return summaries(study, extra)
     makers: dict[Kind, Callable[[Results], list[Table]]] = {
         "main": main_tables,
         "distance": distance_tables,
         "dataset": dataset_tables,
-        "ablation": lambda found: ablation_tables(found, records),
+        "ablation": ablation_tables,
     }
-    evaluated = [found for found in results(rows, records) if found.datasets]
+    evaluated = [found for found in results(study) if found.datasets]
     return [table for found in evaluated for table in makers[kind](found)]
 
 
@@ -93,7 +91,7 @@ def dataset_tables(found: Results) -> list[Table]:
     return made
 
 
-def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> list[Table]:
+def ablation_tables(found: Results) -> list[Table]:
     """AUC and FPR on each OOD dataset of one detector under several values: those with labels."""
     made = []
     for own in dict.fromkeys(method(name) for name in found.detectors if labelled(name)):
@@ -105,7 +103,7 @@ def ablation_tables(found: Results, runs: Iterable[Mapping[str, Any]] = ()) -> l
             if not any(map(labelled, names)):
                 continue
             lines = _ranked([_line(found, name, columns) for name in names], keys, variants=True)
-            values = _differing_values(names, own, runs)
+            values = _differing_values(names, own, found.runs)
             notes = [*found.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
             title = f"{found.title}, {cil}: ablation of {own}"
             made.append(
@@ -121,7 +119,7 @@ def ablation_lines(found: Results, own: str) -> list[str]:
     return [name for name in [*[UNTUNED] * tuned, *variants, own] if name in found.detectors]
 
 
-def _differing_values(names: list[str], own: str, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list[str]:
     """What a method's variants differ in, as far as runs recorded it."""
     variants: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -215,17 +213,18 @@ def _ranked(lines: list[list[Cell]], keys: list[Key], variants: bool = False) ->
 # --- summary ---------------------------------------------------------------------------------------
 
 
-def summaries(rows: pd.DataFrame, extra: bool = False, runs: Iterable[Mapping[str, Any]] = ()) -> list[Table]:
+def summaries(study: Study, extra: bool = False) -> list[Table]:
     """For each benchmark and k: the CIL models themselves, then the detectors on them, finished or not.
 
-    ``extra`` adds the flipped conventions of FPR and AP; ``runs`` are a study's records.
+    ``extra`` adds the flipped conventions of FPR and AP.
     """
+    rows = study.rows
     metrics = [*PAPER, *(FLIPPED if extra else ()), *_asked_for(rows)]
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     averages = dict(list(over_seeds(shown).groupby(["benchmark", "k"])))
     made = []
-    for found in results(rows, runs, metrics=["auc"]):
+    for found in results(study, metrics=["auc"]):
         key = (found.benchmark, found.k)
         made.append(
             _models(f"accuracy-{found.name}", f"{found.title}: accuracy", models[key], found.mixture())

@@ -34,18 +34,18 @@ def chosen_tables(
     """
     made: list[Table] = []
     for kind in kinds:
-        of_kind = tables(kind, study.rows, study.runs, extra)
+        of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind
     if paper:
         compared = [kind for kind in kinds if kind in COMPARED] or ["main"]
-        beside = comparison_tables(study.rows, study.runs, compared)
+        beside = comparison_tables(study, compared)
         if not beside:
-            raise incomparable(study.rows, study.runs)
+            raise incomparable(study)
         made += beside
     if statistics:
-        ranked = statistics_tables(study.rows, study.runs, baseline)
+        ranked = statistics_tables(study, baseline)
         if not ranked:
             raise BadInput(
                 "there is nothing to compare by statistics: at least two detectors that are finished on the "
@@ -61,8 +61,8 @@ def write_page(
     """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
     from opencil.report.page import known_differences, page
 
-    differences = known_differences(study.rows, study.runs)
-    text = page(study.rows, study.runs, figures=figures, differences=differences, refresh=refresh)
+    differences = known_differences(study)
+    text = page(study, figures=figures, differences=differences, refresh=refresh)
     write_text(path, text)
 
 
@@ -75,9 +75,9 @@ def write_report(
 ) -> None:
     """Write a study into a folder with all that can be made of it: tables, figures, the page."""
     write_study(study, folder)
-    made = [table for kind in KINDS for table in tables(kind, study.rows, study.runs, extra)]
-    made += comparison_tables(study.rows, study.runs, list(COMPARED))
-    made += statistics_tables(study.rows, study.runs, baseline)
+    made = [table for kind in KINDS for table in tables(kind, study, extra)]
+    made += comparison_tables(study, list(COMPARED))
+    made += statistics_tables(study, baseline)
     for table in made:
         for kind, ending in ENDINGS.items():
             write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))

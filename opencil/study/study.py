@@ -6,7 +6,7 @@ FOLDER`` writes it. Everything that a report shows comes from these two.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +27,7 @@ class Study:
     """Rows, and a record of each run that they come from or will come from."""
 
     rows: pd.DataFrame
-    runs: list[RunRecord]
+    runs: list[RunRecord] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:

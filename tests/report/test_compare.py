@@ -14,6 +14,7 @@ from opencil.report.compare import agreement, compare, comparison_tables, data_n
 from opencil.report.layout import Table
 from opencil.report.results import results
 from opencil.report.tables import Kind, tables
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -33,13 +34,13 @@ def cifar(made_up: Rows) -> Rows:
 
 
 def of(rows: pd.DataFrame) -> pd.DataFrame:
-    (found,) = results(rows)
+    (found,) = results(Study(rows))
     return compare(found)
 
 
 def test_cells_are_ours_the_papers_and_the_difference(cifar: Rows) -> None:
     rows = cifar()
-    (found,) = results(rows)
+    (found,) = results(Study(rows))
     cells = compare(found)
     published = published_results()
     here = published[(published["id_dataset"] == "cifar100") & (published["classes_per_step"] == 10)]
@@ -127,7 +128,7 @@ def lines(table: Table) -> dict[str, list[str]]:
 
 def test_three_columns_side_by_side(cifar: Rows) -> None:
     rows = pd.concat([cifar(), cifar(cil="wa")])
-    table, agreed, *_ = comparison_tables(rows, [])
+    table, agreed, *_ = comparison_tables(Study(rows))
     assert table.title == "cifar100, 10 classes per step: ours beside the paper's"
     groups = [f"{cil} {metric}" for cil in ("icarl", "wa") for metric in ("AUC↑", "FPR↓")]
     assert [c.heading for c in table.columns[1:]] == [
@@ -147,7 +148,7 @@ def test_three_columns_side_by_side(cifar: Rows) -> None:
 
 
 def test_averages_are_over_the_detectors_that_count(cifar: Rows) -> None:
-    table, *_ = comparison_tables(cifar(detectors=("msp", "energy", "mine")), [])
+    table, *_ = comparison_tables(Study(cifar(detectors=("msp", "energy", "mine"))))
     assert "mine" not in lines(table), "the paper does not have it"
     assert lines(table)["Average"][1] == f"{(67.77 + 70.35) / 2:.2f}"
     ours, paper, difference = (float(text.partition(" ±")[0]) for text in lines(table)["Average"][:3])
@@ -157,8 +158,8 @@ def test_averages_are_over_the_detectors_that_count(cifar: Rows) -> None:
 def test_averages_have_deviations_and_there_is_one_over_all(cifar: Rows, families: None) -> None:
     names = ("msp", "energy", "vos", "ber")
     rows = cifar(detectors=names)
-    table, *_ = comparison_tables(rows, [])
-    (main,) = tables("main", rows)
+    table, *_ = comparison_tables(Study(rows))
+    (main,) = tables("main", Study(rows))
     assert [cells[0].text for cells in table.lines if cells[0].text.startswith("Average")] == [
         *["Average"] * 2,
         "Average (All)",
@@ -170,7 +171,7 @@ def test_averages_have_deviations_and_there_is_one_over_all(cifar: Rows, familie
     line = lines(table)["Average (All)"]
     paper = [lines(table)[name][1] for name in names]
     assert float(line[1]) == pytest.approx(sum(map(float, paper)) / 4, abs=0.006)
-    one, *_ = comparison_tables(cifar(), [])
+    one, *_ = comparison_tables(Study(cifar()))
     assert "Average (All)" not in lines(one)
 
 
@@ -180,17 +181,17 @@ def test_averages_over_other_datasets_do_not_count(cifar: Rows) -> None:
     cells = of(rows)
     counted = cells[cells["difference"].notna() & (cells["detector"] != "")]
     assert set(counted["place"]) == {"far", *(f"dataset {name}" for name in ood)}
-    table, agreed, *_ = comparison_tables(rows, [])
+    table, agreed, *_ = comparison_tables(Study(rows))
     assert lines(table)["energy"][1:3] == ["70.35", "–"]
     assert lines(agreed)["icarl"][0] == "0"
     said = "Ours is over other OOD datasets than the paper's, so it does not count: all."
     assert said in table.notes
     assert said in agreed.notes
-    far, *_ = comparison_tables(rows, [], ["distance"])
+    far, *_ = comparison_tables(Study(rows), ["distance"])
     assert any(note.endswith("so it does not count: near.") for note in far.notes)
-    assert not any("does not count" in note for note in comparison_tables(cifar(), [])[0].notes)
+    assert not any("does not count" in note for note in comparison_tables(Study(cifar()))[0].notes)
     extra = pd.concat([cifar(), cifar(cil="wa", ood=CIFAR | {"zoo": "far"})])
-    agreed = comparison_tables(extra, [])[1]
+    agreed = comparison_tables(Study(extra))[1]
     assert lines(agreed)["wa"][0] == "5", "the averages are over what all have, which is the paper's"
 
 
@@ -199,7 +200,7 @@ def test_flags_are_explained_where_there_are_some(cifar: Rows, families: None) -
     rows = pd.concat([cifar(cil=cil, detectors=("msp", "regmix")) for cil in ("icarl", "bic")])
 
     def explained(rows: pd.DataFrame, kind: Kind) -> list[bool]:
-        shown = [t for t in comparison_tables(rows, [], [kind]) if t.file.startswith("compare")]
+        shown = [t for t in comparison_tables(Study(rows), [kind]) if t.file.startswith("compare")]
         flagged = [any("†" in cell.text for cells in t.lines for cell in cells) for t in shown]
         assert [any(n.startswith("†") for n in t.notes) for t in shown] == flagged
         return flagged
@@ -210,7 +211,7 @@ def test_flags_are_explained_where_there_are_some(cifar: Rows, families: None) -
 
 
 def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows, families: None) -> None:
-    table, agreed, listed = comparison_tables(cifar(cil="bic", detectors=("msp", "regmix")), [])
+    table, agreed, listed = comparison_tables(Study(cifar(cil="bic", detectors=("msp", "regmix"))))
     assert lines(table)["regmix"][1:3] == ["71.43†", "–"]
     assert any(note.startswith("†") for note in table.notes)
     assert lines(agreed)["bic"][0] == "1"
@@ -221,7 +222,7 @@ def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows, families: 
 
 
 def test_near_and_far(cifar: Rows) -> None:
-    made = comparison_tables(cifar(), [], ["distance"])
+    made = comparison_tables(Study(cifar()), ["distance"])
     assert [t.file for t in made[:4]] == [
         *(f"compare-distance-{metric}-cifar100-k10" for metric in ("auc", "ap", "fpr")),
         "agreement-distance-cifar100-k10",
@@ -236,7 +237,7 @@ def test_near_and_far(cifar: Rows) -> None:
 
 
 def test_the_ablation_beside_the_papers(cifar: Rows, families: None) -> None:
-    table, *_ = comparison_tables(cifar(detectors=("ber", "ber@nter", "energy", "msp")), [], ["ablation"])
+    table, *_ = comparison_tables(Study(cifar(detectors=("ber", "ber@nter", "energy", "msp"))), ["ablation"])
     assert list(lines(table)) == ["CIL accuracy", "energy", "ber@nter", "ber"], "as in the paper"
     assert lines(table)["ber@nter"][1] == "71.31"
     assert any("Not in this table of the paper's: msp." in note for note in table.notes)
@@ -246,19 +247,19 @@ def test_the_ablation_beside_the_papers(cifar: Rows, families: None) -> None:
 def test_an_unfinished_cell_is_not_compared(cifar: Rows) -> None:
     rows = cifar(seeds=(0,))
     rows = rows[(rows["detector"] != "gen") | (rows["step"] < 2)]
-    table, agreed, *_ = comparison_tables(rows, [])
+    table, agreed, *_ = comparison_tables(Study(rows))
     assert lines(table)["gen"][:3] == ["–", "70.86", "–"]
     assert lines(agreed)["icarl"][0] == "4"
 
 
 def test_before_a_detector_has_been_evaluated_nothing_is_compared(cifar: Rows) -> None:
-    assert comparison_tables(cifar(detectors=()), []) == []
+    assert comparison_tables(Study(cifar(detectors=()))) == []
 
 
 def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
     rows = made_up()
-    assert comparison_tables(rows, []) == []
-    error = incomparable(rows, [])
+    assert comparison_tables(Study(rows)) == []
+    error = incomparable(Study(rows))
     assert isinstance(error, BadInput)
     assert "b with k = 2" in str(error)
     assert "cifar100 with k = 5, 10, 20" in str(error)
@@ -266,12 +267,12 @@ def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
 
 def test_what_is_not_finished_is_not_said_to_be_missing_in_the_paper(cifar: Rows, record: Record) -> None:
     run = record(benchmark="cifar100", k=10, steps=10, detectors=dict.fromkeys(PLAIN, 2))
-    assert comparison_tables(cifar(seeds=(0,)), [run]) == []
-    said = str(incomparable(cifar(seeds=(0,)), [run]))
+    assert comparison_tables(Study(cifar(seeds=(0,)), [run])) == []
+    said = str(incomparable(Study(cifar(seeds=(0,)), [run])))
     assert "has no figures" not in said
     assert "icarl seed 0, 2 of 10 steps (all detectors)" in said
     strangers = cifar(detectors=("mine", "yours"))
-    assert "none of these detectors" in str(incomparable(strangers, []))
+    assert "none of these detectors" in str(incomparable(Study(strangers)))
 
 
 # --- data ------------------------------------------------------------------------------------------
@@ -282,8 +283,8 @@ def data(name: str, images: int, paper: int | None, files: str = "", split: str 
 
 
 def notes(rows: pd.DataFrame, *runs: dict[str, Any]) -> str:
-    (found,) = results(rows)
-    return "\n".join(data_notes(found, runs))
+    (found,) = results(Study(rows, list(runs)))
+    return "\n".join(data_notes(found))
 
 
 def test_data_that_differ_are_named(cifar: Rows, record: Record) -> None:
@@ -322,5 +323,5 @@ def test_other_datasets_are_named(cifar: Rows) -> None:
 
 def test_notes_stand_under_the_comparison(cifar: Rows, record: Record) -> None:
     run = record(benchmark="cifar100", k=10, steps=2, data=[data("places365", 10_000, 33_773)])
-    for table in comparison_tables(cifar(), [run])[:2]:
+    for table in comparison_tables(Study(cifar(), [run]))[:2]:
         assert any("places365" in note for note in table.notes)

@@ -18,6 +18,7 @@ from opencil.evaluation.metric import metric_of, metrics
 from opencil.report.figures import figures
 from opencil.report.page import page
 from opencil.study.rows import COLUMNS
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--"
@@ -79,7 +80,7 @@ def test_the_page_holds_every_value(made_up: Rows) -> None:
     whole = rows[(rows["task"] == 0) & ((rows["detector"] != "") | (rows["metric"] == "accuracy"))]
     keys = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "metric"]
     expected = dict(zip(whole[keys].itertuples(index=False, name=None), whole["value"], strict=True))
-    found = values(content(page(rows, [run()])))
+    found = values(content(page(Study(rows, [run()]))))
     assert set(found) == set(expected)
     for place, value in expected.items():
         assert found[place] == pytest.approx(value, abs=5.1e-6)
@@ -88,7 +89,7 @@ def test_the_page_holds_every_value(made_up: Rows) -> None:
 def test_the_page_says_how_many_steps_there_will_be(made_up: Rows) -> None:
     rows = pd.concat([made_up(steps=3), made_up(k=5, steps=2)])
     runs = [run(steps=10, trained=3), run(seed=1, steps=None, trained=0)]
-    planned, known = content(page(rows, runs))["groups"]
+    planned, known = content(page(Study(rows, runs)))["groups"]
     assert (planned["planned"], planned["steps"]) == (10, [1, 2, 3])
     assert planned["needed"] == {m: 10 for m in planned["values"] if m != "auc_old"} | {"auc_old": 9}
     assert (known["planned"], known["needed"]["auc_old"]) == (2, 1)  # no record says more
@@ -99,20 +100,20 @@ def test_what_does_not_compare_is_named(made_up: Rows) -> None:
     configs = [{"cil": {"icarl": {"epochs": n}}, "seed": {"run": n}} for n in (1, 1, 2)]
     runs = [run(seed=seed, config=config) for seed, config in enumerate(configs)]
     rows = pd.concat([made_up(detectors=("msp", "msp@hot")), more])
-    (group,) = content(page(rows, runs))["groups"]
+    (group,) = content(page(Study(rows, runs)))["groups"]
     assert [(o["name"], o["shared"]) for o in group["oods"] if not o["shared"]] == [("f4", False)]
     assert [d["name"] for d in group["detectors"] if d["variant"]] == ["msp@hot"]
     uneven, mixed = group["notes"]
     assert "f4 (wa seed 0, wa seed 1, wa seed 2)" in uneven
     assert "icarl (cil.icarl.epochs)" in mixed
-    (plain,) = content(page(made_up(), [run(), run(seed=1)]))["groups"]
+    (plain,) = content(page(Study(made_up(), [run(), run(seed=1)])))["groups"]
     assert plain["notes"] == []
 
 
 def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> None:
     rows = made_up()
     own = rows[rows["metric"] == "auc"].assign(metric="of a plugin")
-    found = content(page(pd.concat([rows, own]), []))["metrics"]
+    found = content(page(Study(pd.concat([rows, own]))))["metrics"]
     assert list(found) == ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_old", "of a plugin"]
     assert {name for name, metric in found.items() if metric["lower"]} == {"fpr", "fpr_ood_positive"}
     assert found["auc"]["label"] == "AUC"
@@ -125,7 +126,7 @@ def test_runs_and_their_configs(made_up: Rows) -> None:
         run(config={"a": 1}),
         run(seed=1, trained=0, steps=None, seconds=[], config={"b": {"c": [2, 3]}}),
     ]
-    data = content(page(made_up(), runs, differences=["texture is smaller"], refresh=7))
+    data = content(page(Study(made_up(), runs), differences=["texture is smaller"], refresh=7))
     configs = [yaml.safe_load(data["configs"][r["config"]]) for r in data["runs"]]
     assert configs == [run["config"] for run in runs]
     assert [(r["seed"], r["trained"], r["steps"]) for r in data["runs"]] == [(0, 4, 4), (1, 0, None)]
@@ -136,7 +137,7 @@ def test_runs_and_their_configs(made_up: Rows) -> None:
 def test_figures_are_in_the_page(made_up: Rows) -> None:
     rows = made_up(seeds=(0,), steps=2)
     drawn = list(figures(rows))
-    found = content(page(rows, [run()], figures=drawn))["figures"]
+    found = content(page(Study(rows, [run()]), figures=drawn))["figures"]
     assert [(f["name"], f["cil"], f["caption"]) for f in found] == [(f.name, f.cil, f.caption) for f in drawn]
     for figure in found:
         assert figure["svg"].startswith("<svg")
@@ -145,7 +146,7 @@ def test_figures_are_in_the_page(made_up: Rows) -> None:
 
 
 def test_a_page_without_rows(made_up: Rows) -> None:
-    data = content(page(made_up()[:0], [run(trained=0, seconds=[], detectors={"msp": 0})], refresh=5))
+    data = content(page(Study(made_up()[:0], [run(trained=0, seconds=[], detectors={"msp": 0})]), refresh=5))
     assert (data["groups"], data["metrics"], len(data["runs"])) == ([], {}, 1)
 
 
@@ -154,8 +155,8 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
     rows.loc[rows["ood"] == "f1", "ood"] = EVIL
     rows.loc[rows["metric"] == "ap", "metric"] = EVIL
     runs = [run(benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config={EVIL: EVIL}, environment={EVIL: EVIL})]
-    plain = page(made_up(), [run()])
-    evil = page(rows, runs, figures=figures(rows), differences=[EVIL], title=EVIL)
+    plain = page(Study(made_up(), [run()]))
+    evil = page(Study(rows, runs), figures=figures(rows), differences=[EVIL], title=EVIL)
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     data = content(evil)
     assert data["groups"][0]["benchmark"] == EVIL
@@ -164,7 +165,7 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:
-    text = page(made_up(), [run()], figures=figures(made_up(seeds=(0,), steps=2)))
+    text = page(Study(made_up(), [run()]), figures=figures(made_up(seeds=(0,), steps=2)))
     elements = Elements(text).found
     assert not [(tag, a) for tag, a in elements if "src" in a or (tag == "link") or "onclick" in a]
     assert {a["href"] for tag, a in elements if tag == "a"} <= {
@@ -201,6 +202,6 @@ def whole_study() -> pd.DataFrame:
 def test_a_whole_study_is_less_than_5_megabytes(whole_study: pd.DataFrame) -> None:
     config = {f"key{i}": "value" for i in range(200)}
     runs = [run(cil=cil, seed=s, config=config) for cil in whole_study["cil"].unique() for s in range(3)]
-    text = page(whole_study, runs, figures=figures(whole_study))
+    text = page(Study(whole_study, runs), figures=figures(whole_study))
     assert len(content(text)["figures"]) == 2 + 4 * 5
     assert len(text.encode()) < 5_000_000

@@ -10,6 +10,7 @@ from opencil.report.compare import agreement, compare, comparison_tables
 from opencil.report.layout import Table
 from opencil.report.results import results
 from opencil.report.tables import tables
+from opencil.study.study import Study
 
 #: Parts of the six datasets of a track that are near and far.
 PARTS = {"cifar100": (2, 4), "imagenet1k": (4, 2)}
@@ -49,7 +50,7 @@ def test_the_papers_means_come_back(paper_rows: pd.DataFrame) -> None:
     """All 768 cells of the main tables, but for the forty: within the rounding of near and far."""
     printed = published_results().set_index([*CELL, "ood_split"])["value"]
     compared = 0
-    for table in tables("main", paper_rows):
+    for table in tables("main", Study(paper_rows)):
         for line in [line for block in table.blocks if block.title for line in block.lines]:
             for column, cell in zip(table.columns[1:], line[1:], strict=True):
                 place = (*track(table), column.group, line[0].text, LABELS[column.name])
@@ -69,7 +70,7 @@ def test_the_papers_averages_come_back(paper_rows: pd.DataFrame) -> None:
     expected = printed.set_index(keys)["value"].to_dict()
     spoilt = {(*cell[:3], cell[4]) for cell in CONTRADICTIONS}
     found = {}
-    for table in [*tables("main", paper_rows), *tables("distance", paper_rows)]:
+    for table in [*tables("main", Study(paper_rows)), *tables("distance", Study(paper_rows))]:
         feet = {block.title: block.foot[0] for block in table.blocks if block.foot}
         feet["all"] = table.blocks[-1].lines[0]
         assert [line[0].text for line in feet.values()] == ["Average", "Average", "Average (All)"]
@@ -91,7 +92,7 @@ def test_the_papers_averages_come_back(paper_rows: pd.DataFrame) -> None:
 
 
 def test_the_papers_accuracy_stands_on_top(paper_rows: pd.DataFrame) -> None:
-    table = next(t for t in tables("main", paper_rows) if track(t) == ("cifar100", 10))
+    table = next(t for t in tables("main", Study(paper_rows)) if track(t) == ("cifar100", 10))
     assert [cell.text for cell in table.lines[0]] == [
         "CIL accuracy", "60.08", "", "61.68", "", "65.88", "", "66.01", "",
     ]  # fmt: skip
@@ -99,7 +100,7 @@ def test_the_papers_accuracy_stands_on_top(paper_rows: pd.DataFrame) -> None:
 
 def test_the_papers_marks_come_back(paper_rows: pd.DataFrame) -> None:
     """Best, second and third of iCaRL's two columns at k = 10, as the paper prints them."""
-    table = next(t for t in tables("main", paper_rows) if track(t) == ("cifar100", 10))
+    table = next(t for t in tables("main", Study(paper_rows)) if track(t) == ("cifar100", 10))
     ranks = {line[0].text: (line[1].rank, line[2].rank) for line in table.lines if line[0].text}
     assert {name: rank for name, rank in ranks.items() if any(rank)} == {
         "ber": (1, 1),
@@ -111,7 +112,7 @@ def test_the_papers_marks_come_back(paper_rows: pd.DataFrame) -> None:
 
 def test_the_paper_agrees_with_itself(paper_rows: pd.DataFrame) -> None:
     flagged = 0
-    for found in results(paper_rows):
+    for found in results(Study(paper_rows)):
         cells = compare(found)
         split = cells[cells["place"].isin(["near", "far", "all"])]
         flagged += int(split["flagged"].sum())
@@ -129,7 +130,7 @@ def test_the_paper_agrees_with_itself(paper_rows: pd.DataFrame) -> None:
 
 
 def test_contradictions_are_listed_with_what_they_should_be(paper_rows: pd.DataFrame) -> None:
-    made = comparison_tables(paper_rows, [])
+    made = comparison_tables(Study(paper_rows))
     listed = {}
     for table in made:
         if "contradicts itself" in table.title:

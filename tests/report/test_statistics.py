@@ -21,6 +21,7 @@ from opencil.report.statistics import (
     rank_detectors,
     statistics_tables,
 )
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -105,7 +106,7 @@ def test_groups_have_names_however_many_there_are(
     monkeypatch.setattr(statistics, "nemenyi", lambda *_: 1.5)  # each is told apart but from its neighbours
     rows = made_up(detectors=tuple(f"d{i:02d}" for i in range(count + 1)), seeds=(0,), steps=1)
     rows["value"] = rows["detector"].str[1:].where(rows["detector"] != "", "0").astype(float)
-    names = [cells[2].text for cells in statistics_tables(rows)[0].lines]
+    names = [cells[2].text for cells in statistics_tables(Study(rows))[0].lines]
     if count == 26:
         assert names[:3] == ["a", "ab", "bc"]
         assert names[-2:] == ["yz", "z"]
@@ -177,7 +178,7 @@ def test_cells_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
     rows = made_up()
     rows = rows[~((rows["detector"] == "msp") & (rows["seed"] > 1))]
     assert set(cell_matrix(rows, "auc").index.get_level_values("seed")) == {0, 1}
-    notes = statistics_tables(rows)[0].notes
+    notes = statistics_tables(Study(rows))[0].notes
     assert (
         notes[0]
         == "Over 32 cells (CIL method × seed × step × OOD dataset) of 48: those that all detectors have."
@@ -189,32 +190,32 @@ def test_only_what_is_finished_counts(made_up: Rows, record: Record) -> None:
     late = rows[(rows["seed"] < 2) | (rows["step"] < 3)]
     late = late[(late["detector"] != "gen") | (late["step"] < 2)]
     for runs in ([], [record(seed=2, steps=4, detectors={"msp": 2, "energy": 2, "gen": 1})]):
-        table, *_ = statistics_tables(late, runs)
-        plain, *_ = statistics_tables(rows[(rows["seed"] < 2) & (rows["detector"] != "gen")])
+        table, *_ = statistics_tables(Study(late, runs))
+        plain, *_ = statistics_tables(Study(rows[(rows["seed"] < 2) & (rows["detector"] != "gen")]))
         assert table.blocks == plain.blocks
         (note,) = [note for note in table.notes if note.startswith("Not finished")]
         assert "icarl seed 0, 1 of 4 steps (gen)" in note
         assert "icarl seed 2, 2 of 4 steps (msp, energy)" in note
-    assert statistics_tables(rows, [record(steps=9)]) == []
-    table, *_ = statistics_tables(late, baseline="gen")
+    assert statistics_tables(Study(rows, [record(steps=9)])) == []
+    table, *_ = statistics_tables(Study(late), baseline="gen")
     assert any(note.startswith("gen is not finished here") for note in table.notes)
 
 
 def test_variants_are_not_ranked(made_up: Rows) -> None:
     rows = made_up(detectors=("msp", "energy", "gen"))
     variant = rows[(rows["detector"] == "gen") & (rows["seed"] == 0)].assign(detector="gen@cold")
-    table, *_ = statistics_tables(pd.concat([rows, variant]))
-    plain, *_ = statistics_tables(rows)
+    table, *_ = statistics_tables(Study(pd.concat([rows, variant])))
+    plain, *_ = statistics_tables(Study(rows))
     assert table.blocks == plain.blocks
     assert "Variants of a method are not ranked: gen@cold." in table.notes
     with pytest.raises(BadInput, match="'gen@cold' is unknown"):
-        statistics_tables(pd.concat([rows, variant]), baseline="gen@cold")
+        statistics_tables(Study(pd.concat([rows, variant])), baseline="gen@cold")
 
 
 def test_a_table_for_each_metric(made_up: Rows) -> None:
     rows = made_up(detectors=("msp", "energy", "gen"))
     rows.loc[(rows["detector"] == "gen") & (rows["metric"] == "auc"), "value"] += 1
-    auc, fpr = statistics_tables(rows)
+    auc, fpr = statistics_tables(Study(rows))
     assert auc.title == "b, 2 classes per step: detectors ranked by AUC↑"
     assert fpr.title.endswith("FPR↓")
     best, second, _ = auc.lines
@@ -231,24 +232,24 @@ def test_a_table_for_each_metric(made_up: Rows) -> None:
 def test_the_best_has_a_small_fpr(made_up: Rows) -> None:
     rows = made_up()
     rows.loc[(rows["detector"] == "msp") & (rows["metric"] == "fpr"), "value"] -= 1
-    assert statistics_tables(rows)[1].lines[0][0].text == "msp"
+    assert statistics_tables(Study(rows))[1].lines[0][0].text == "msp"
 
 
 def test_a_baseline_of_ones_own(made_up: Rows) -> None:
-    auc, _ = statistics_tables(made_up(detectors=("msp", "energy", "gen")), baseline="energy")
+    auc, _ = statistics_tables(Study(made_up(detectors=("msp", "energy", "gen"))), baseline="energy")
     for line in auc.lines:
         assert (line[4].text == "") == (line[0].text == "energy")
     assert any("Difference from energy" in note for note in auc.notes)
     with pytest.raises(BadInput, match="did you mean 'energy'"):
-        statistics_tables(made_up(), baseline="enrgy")
+        statistics_tables(Study(made_up()), baseline="enrgy")
 
 
 def test_one_detector_cannot_be_compared(made_up: Rows) -> None:
-    assert statistics_tables(made_up(detectors=("msp",))) == []
+    assert statistics_tables(Study(made_up(detectors=("msp",)))) == []
 
 
 def test_the_unit_and_its_limits_are_stated(made_up: Rows) -> None:
-    notes = "\n".join(statistics_tables(made_up())[0].notes)
+    notes = "\n".join(statistics_tables(Study(made_up()))[0].notes)
     for words in (
         "48 cells (CIL method × seed × step × OOD dataset)",
         "paired bootstrap",

@@ -10,6 +10,7 @@ import pytest
 from opencil.report.averages import continual, over_seeds
 from opencil.report.layout import Table
 from opencil.report.tables import summaries, tables
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -21,13 +22,13 @@ DETECTORS = ("msp", "energy", "vos", "ber")
 
 def detection(rows: pd.DataFrame, extra: bool = False) -> Table:
     """The second of the two tables of one benchmark and k."""
-    _, table = summaries(rows, extra)
+    _, table = summaries(Study(rows), extra)
     return table
 
 
 def models(rows: pd.DataFrame) -> Table:
     """The first of them."""
-    table, _ = summaries(rows)
+    table, _ = summaries(Study(rows))
     return table
 
 
@@ -81,7 +82,7 @@ def rows(made_up: Rows, families: None) -> pd.DataFrame:
 
 
 def test_main(rows: pd.DataFrame) -> None:
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     assert table.title == "b, 2 classes per step: main results"
     assert headings(table) == ["detector", "icarl AUC↑", "icarl FPR↓", "wa AUC↑", "wa FPR↓"]
     assert [(block.title, [cells[0].text for cells in block.lines]) for block in table.blocks] == [
@@ -99,7 +100,7 @@ def test_main(rows: pd.DataFrame) -> None:
 
 
 def test_distance(rows: pd.DataFrame) -> None:
-    made = tables("distance", rows)
+    made = tables("distance", Study(rows))
     assert [t.title.partition(": ")[2] for t in made] == [
         f"near and far OOD, {METRICS[m]}" for m in ("auc", "ap", "fpr")
     ]
@@ -113,7 +114,7 @@ def test_distance(rows: pd.DataFrame) -> None:
 
 
 def test_per_dataset(rows: pd.DataFrame) -> None:
-    made = tables("dataset", rows)
+    made = tables("dataset", Study(rows))
     assert [t.title for t in made] == [
         f"b, 2 classes per step, {cil}: OOD detection per dataset" for cil in ("icarl", "wa")
     ]
@@ -128,7 +129,7 @@ def test_per_dataset(rows: pd.DataFrame) -> None:
 
 def test_averages_of_blocks(rows: pd.DataFrame) -> None:
     """The mean of a column's values; its deviation is that of the seeds' means."""
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     auc = rows[(rows["metric"] == "auc") & (rows["cil"] == "icarl") & (rows["task"] == 0)]
     for block, names in (("post-hoc", DETECTORS[:2]), ("fine-tuning", DETECTORS[2:])):
         (foot,) = [b.foot[0] for b in table.blocks if b.title == block]
@@ -143,7 +144,7 @@ def test_averages_of_blocks(rows: pd.DataFrame) -> None:
 
 
 def test_one_family_needs_no_average_over_all(made_up: Rows) -> None:
-    (table,) = tables("main", made_up())
+    (table,) = tables("main", Study(made_up()))
     assert [cells[0].text for cells in table.lines] == ["CIL accuracy", "msp", "energy", "Average"]
 
 
@@ -152,7 +153,7 @@ def test_the_three_best_of_a_column_are_marked(made_up: Rows) -> None:
     values = {"msp": 0.5, "odin": 0.7, "energy": 0.90001, "gen": 0.9, "klm": 0.8}
     for name, value in values.items():
         rows.loc[(rows["detector"] == name) & rows["metric"].isin(["auc", "fpr"]), "value"] = value
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     ranks = {cells[0].text: (cells[1].rank, cells[2].rank) for cells in table.lines}
     # 90.001 and 90.000 look the same, so they rank the same; a small FPR is a good one.
     assert ranks == {
@@ -169,21 +170,21 @@ def test_the_three_best_of_a_column_are_marked(made_up: Rows) -> None:
 def test_every_table_defines_its_metrics(rows: pd.DataFrame) -> None:
     wanted = {"main": ("Accuracy:", "AUC:", "FPR:"), "dataset": ("AUC:", "FPR:"), "summary": ("AUC:", "AP:")}
     for kind, definitions in wanted.items():
-        for table in tables(kind, rows):
+        for table in tables(kind, Study(rows)):
             notes = "\n".join(table.notes)
             if "accuracy" not in table.title:
                 assert all(definition in notes for definition in definitions)
-    for table, metric in zip(tables("distance", rows), ("AUC:", "AP:", "FPR:"), strict=True):
+    for table, metric in zip(tables("distance", Study(rows)), ("AUC:", "AP:", "FPR:"), strict=True):
         assert metric in "\n".join(table.notes)
 
 
 def test_a_table_for_each_benchmark_and_step_size(made_up: Rows) -> None:
     rows = pd.concat([made_up(), made_up(k=10), made_up(benchmark="c", k=5)])
     parts = ["b, 2 classes per step", "b, 10 classes per step", "c, 5 classes per step"]
-    assert [t.title.partition(":")[0] for t in tables("main", rows)] == parts
-    assert len({t.file for kind in ("main", "distance", "dataset") for t in tables(kind, rows)}) == 3 * (
-        1 + 3 + 1
-    )
+    assert [t.title.partition(":")[0] for t in tables("main", Study(rows))] == parts
+    assert len(
+        {t.file for kind in ("main", "distance", "dataset") for t in tables(kind, Study(rows))}
+    ) == 3 * (1 + 3 + 1)
 
 
 # --- ablation --------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_ablation(made_up: Rows, families: None, record: Record) -> None:
     config = {"detector": {"ber": {"nter": True, "oter": True, "lr": 0.1}, "energy": {"temperature": 1.0}}}
     config["detector"]["ber@nter"] = {"nter": True, "oter": False, "lr": 0.1}
     config["detector"]["ber@oter"] = {"nter": False, "oter": True, "lr": 0.1}
-    (table,) = tables("ablation", rows, [record(config=config, detectors=dict.fromkeys(VARIANTS, 4))])
+    (table,) = tables("ablation", Study(rows, [record(config=config, detectors=dict.fromkeys(VARIANTS, 4))]))
     assert table.title == "b, 2 classes per step, icarl: ablation of ber"
     assert [cells[0] for cells in texts(table)] == ["energy", "ber@nter", "ber@oter", "ber"]
     for name in ("energy", "ber@nter"):
@@ -211,25 +212,25 @@ def test_an_ablation_is_of_the_cil_models_that_have_it(made_up: Rows, record: Re
     rows = pd.concat([made_up(detectors=("ber", "ber@slow")), made_up(cil="wa", detectors=("ber",))])
     schedule = {"lr": 0.1, "epochs": 10}
     config = {"detector": {"ber": {"schedule": schedule}, "ber@slow": {"schedule": schedule | {"lr": 0.01}}}}
-    (table,) = tables("ablation", rows, [record(config=config)])
+    (table,) = tables("ablation", Study(rows, [record(config=config)]))
     assert "icarl" in table.title
     assert "ber@slow: schedule.lr = 0.01." in table.notes
     assert "ber: schedule.lr = 0.1." in table.notes
 
 
 def test_an_ablation_of_a_post_hoc_detector_has_no_untuned_line(made_up: Rows) -> None:
-    (table,) = tables("ablation", made_up(detectors=("odin@cold", "energy", "odin")))
+    (table,) = tables("ablation", Study(made_up(detectors=("odin@cold", "energy", "odin"))))
     assert [cells[0] for cells in texts(table)] == ["odin@cold", "odin"]
 
 
 def test_without_labels_there_is_no_ablation(made_up: Rows) -> None:
-    assert tables("ablation", made_up()) == []
+    assert tables("ablation", Study(made_up())) == []
 
 
 def test_variants_are_lines_of_the_main_table_and_not_in_its_averages(made_up: Rows, families: None) -> None:
     rows = made_up(detectors=VARIANTS)
     plain = rows[~rows["detector"].str.contains("@")]
-    (table,), (without,) = tables("main", rows), tables("main", plain)
+    (table,), (without,) = tables("main", Study(rows)), tables("main", Study(plain))
     assert [cells[0].text for cells in table.blocks[2].lines] == ["ber", "ber@nter", "ber@oter"]
     assert table.blocks[2].foot == without.blocks[2].foot
     assert table.blocks[-1] == without.blocks[-1]
@@ -241,13 +242,13 @@ def test_variants_take_no_marks_from_methods(made_up: Rows, families: None) -> N
     rows = made_up(detectors=VARIANTS)
     rows.loc[rows["detector"].str.contains("@") & (rows["metric"] == "auc"), "value"] += 1
     for kind in ("main", "distance", "dataset"):
-        plain = tables(kind, rows[~rows["detector"].str.contains("@")])
-        for table, without in zip(tables(kind, rows), plain, strict=True):
+        plain = tables(kind, Study(rows[~rows["detector"].str.contains("@")]))
+        for table, without in zip(tables(kind, Study(rows)), plain, strict=True):
             ranks, expected = (
                 {cells[0].text: [cell.rank for cell in cells] for cells in t.lines} for t in (table, without)
             )
             assert ranks == expected | {name: [0] * len(table.columns) for name in ranks.keys() - expected}
-    (ablation,) = tables("ablation", rows)
+    (ablation,) = tables("ablation", Study(rows))
     best = [cells[0].text for cells in ablation.lines if cells[1].rank == 1]
     assert "@" in best[0], "there they are what is compared"
 
@@ -258,7 +259,7 @@ def test_variants_take_no_marks_from_methods(made_up: Rows, families: None) -> N
 def test_unfinished_cells_are_dashes_and_named(made_up: Rows) -> None:
     late = made_up(cil="wa", seeds=(0,))
     late = late[(late["detector"] != "msp") | (late["step"] < 3)]
-    (table,) = tables("main", pd.concat([made_up(seeds=(0,)), late]))
+    (table,) = tables("main", Study(pd.concat([made_up(seeds=(0,)), late])))
     assert line(table, "msp")["wa AUC↑"] == line(table, "msp")["wa FPR↓"] == "–"
     assert line(table, "energy")["wa AUC↑"] != "–"
     assert line(table, "Average")["wa AUC↑"] == "–", "over fewer detectors it would not compare"
@@ -269,7 +270,7 @@ def test_unfinished_cells_are_dashes_and_named(made_up: Rows) -> None:
 def test_an_unfinished_seed_does_not_count(made_up: Rows) -> None:
     rows = made_up()
     late = rows[(rows["seed"] < 2) | (rows["step"] < 2)]
-    (table,), (without,) = tables("main", late), tables("main", rows[rows["seed"] < 2])
+    (table,), (without,) = tables("main", Study(late)), tables("main", Study(rows[rows["seed"] < 2]))
     assert texts(table) == texts(without)
     assert any("icarl seed 2, 1 of 4 steps (all detectors)" in note for note in table.notes)
 
@@ -278,7 +279,7 @@ def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
     """Runs say what will be there: how many steps, which detectors, which CIL methods."""
     rows = made_up(seeds=(0,), steps=2)
     soon = record(cil="wa", trained=0, detectors={"msp": 0, "energy": 0, "gen": 0})
-    (table,) = tables("main", rows, [record(detectors={"msp": 2, "energy": 2, "gen": 0}), soon])
+    (table,) = tables("main", Study(rows, [record(detectors={"msp": 2, "energy": 2, "gen": 0}), soon]))
     assert {cell for cells in texts(table) for cell in cells[1:]} == {"–", ""}
     assert [cells[0] for cells in texts(table)] == ["CIL accuracy", "msp", "energy", "gen", "Average"]
     assert headings(table)[3:] == ["wa AUC↑", "wa FPR↓"]
@@ -290,14 +291,14 @@ def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
 
 def test_one_step_is_one_step(made_up: Rows, record: Record) -> None:
     runs = [record(steps=1, detectors={"msp": 1, "energy": 1, "gen": 0})]
-    (table,) = tables("main", made_up(seeds=(0,), steps=1), runs)
+    (table,) = tables("main", Study(made_up(seeds=(0,), steps=1), runs))
     assert "Not finished, so not counted: icarl seed 0, 0 of 1 step (gen)." in table.notes
 
 
 def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> None:
     rows = made_up(seeds=(0,))
     (table,) = tables(
-        "main", rows[~((rows["ood"] == "f1") & (rows["step"] == 3) & (rows["detector"] == "msp"))]
+        "main", Study(rows[~((rows["ood"] == "f1") & (rows["step"] == 3) & (rows["detector"] == "msp"))])
     )
     assert line(table, "msp")["icarl AUC↑"] == "–"
     assert any("3 of 4 steps (msp)" in note for note in table.notes)
@@ -306,21 +307,21 @@ def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> No
 def test_a_run_with_one_more_dataset_leaves_the_others_finished(made_up: Rows) -> None:
     more = made_up(cil="wa", seeds=(0,), ood=OOD | {"zoo": "near"}, entropy=5)
     rows = pd.concat([made_up(), more])
-    (table,), (without,) = tables("main", rows), tables("main", rows[rows["ood"] != "zoo"])
+    (table,), (without,) = tables("main", Study(rows)), tables("main", Study(rows[rows["ood"] != "zoo"]))
     assert texts(table) == texts(without), "averages are over what all have"
     assert not any("Not finished" in note for note in table.notes)
     assert "(near: n1; far: f1, f2, f3)" in table.notes[0]
     assert table.notes[1] == (
         "OOD datasets that only some runs have, so not in near, far and all: zoo (wa seed 0)."
     )
-    icarl, wa = tables("dataset", rows)
+    icarl, wa = tables("dataset", Study(rows))
     assert line(icarl, "msp")["near zoo AUC↑"] == "–"
     assert line(wa, "msp")["near zoo AUC↑"] == naive(more, "wa", "msp", "auc", ("zoo",))
 
 
 def test_runs_without_a_common_dataset_have_no_averages(made_up: Rows) -> None:
     rows = pd.concat([made_up(), made_up(cil="wa", ood={"zoo": "near"})])
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     assert {cell for cells in texts(table)[1:] for cell in cells[1:]} == {"–"}
     assert table.notes[0].startswith("Percent: mean over OOD datasets (none)")
     assert "zoo (wa seed 0, wa seed 1, wa seed 2)" in table.notes[1]
@@ -328,7 +329,7 @@ def test_runs_without_a_common_dataset_have_no_averages(made_up: Rows) -> None:
 
 def test_a_run_that_is_not_finished_does_not_take_datasets_from_others(made_up: Rows) -> None:
     late = made_up(cil="wa", seeds=(0,), steps=2, ood={"n1": "near"})
-    (table,) = tables("main", pd.concat([made_up(), late]))
+    (table,) = tables("main", Study(pd.concat([made_up(), late])))
     assert "(near: n1; far: f1, f2, f3)" in table.notes[0]
     assert not any("only some runs" in note for note in table.notes)
 
@@ -337,10 +338,10 @@ def test_an_average_of_detectors_is_that_of_the_values_shown(made_up: Rows) -> N
     """Where a detector has fewer seeds, the mean is over its own; the deviation over the common ones."""
     rows = made_up(seeds=(0, 1, 2))
     rows = rows[(rows["detector"] != "msp") | (rows["seed"] < 2)]
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     values = {cells[0].text: cells[1].value for cells in table.lines}
     assert values["Average"] == pytest.approx((values["msp"] + values["energy"]) / 2)
-    (common,) = tables("main", rows[rows["seed"] < 2])
+    (common,) = tables("main", Study(rows[rows["seed"] < 2]))
     assert [c[1].std for c in table.lines if c[0].text == "Average"] == [
         c[1].std for c in common.lines if c[0].text == "Average"
     ]
@@ -357,7 +358,9 @@ def test_runs_that_differ_in_more_than_seeds_are_named(made_up: Rows, record: Re
 
     def notes(*configs: dict[str, Any], kind: str = "main") -> list[str]:
         runs = [record(seed=seed, config=values) for seed, values in enumerate(configs)]
-        return [n for t in tables(kind, made_up(seeds=(0, 1)), runs) for n in t.notes if "more than" in n]
+        return [
+            n for t in tables(kind, Study(made_up(seeds=(0, 1)), runs)) for n in t.notes if "more than" in n
+        ]
 
     assert notes(config(0, 5, msp={}), config(1, 5, msp={}, energy={"t": 1})) == []
     said = "Runs of one method that differ in more than their seeds: icarl (cil.icarl.train.epochs)."
@@ -369,18 +372,20 @@ def test_runs_that_differ_in_more_than_seeds_are_named(made_up: Rows, record: Re
     other = config(1, 6) | {"cil": {"wa": {"train": {"epochs": 9}}}}
     runs = [record(config=config(0, 5)), record(cil="wa", config=other)]
     both = pd.concat([made_up(seeds=(0,)), made_up(cil="wa", seeds=(0,))])
-    assert not any("more than" in n for n in tables("main", both, runs)[0].notes), "other methods may differ"
+    assert not any("more than" in n for n in tables("main", Study(both, runs))[0].notes), (
+        "other methods may differ"
+    )
 
 
 def test_fewer_seeds_are_named(made_up: Rows) -> None:
-    (table,) = tables("main", pd.concat([made_up(), made_up(cil="wa", seeds=(0,))]))
+    (table,) = tables("main", Study(pd.concat([made_up(), made_up(cil="wa", seeds=(0,))])))
     assert "±" in line(table, "msp")["icarl AUC↑"]
     assert "±" not in line(table, "msp")["wa AUC↑"]
     assert "Over fewer seeds, so with care: wa, 1 of 3 (all detectors)." in table.notes
 
 
 def test_finished_runs_have_nothing_to_say(rows: pd.DataFrame) -> None:
-    (table,) = tables("main", rows)
+    (table,) = tables("main", Study(rows))
     assert not [note for note in table.notes if "finished" in note or "fewer" in note]
     assert table.notes[0] == (
         "Percent: mean over OOD datasets (near: n1; far: f1, f2, f3), then over 4 steps, then over 3 seeds "
@@ -391,9 +396,11 @@ def test_finished_runs_have_nothing_to_say(rows: pd.DataFrame) -> None:
 def test_before_a_detector_has_been_evaluated_there_is_accuracy_alone(made_up: Rows, record: Record) -> None:
     rows = made_up(detectors=(), seeds=(0,), steps=2)
     runs = [record(detectors={"msp": 0})]
-    assert [table.title for table in tables("summary", rows, runs)] == ["b, 2 classes per step: accuracy"]
+    assert [table.title for table in tables("summary", Study(rows, runs))] == [
+        "b, 2 classes per step: accuracy"
+    ]
     for kind in ("main", "distance", "dataset", "ablation"):
-        assert tables(kind, rows, runs) == []
+        assert tables(kind, Study(rows, runs)) == []
 
 
 # --- summary of OOD detection ----------------------------------------------------------------------
@@ -436,12 +443,12 @@ def test_rows_of_one_task_and_metrics_that_begin_later_have_no_say(made_up: Rows
     plain = rows[(rows["task"] == 0) & (rows["metric"] != "auc_old")]
     assert len(plain) < len(rows)
     assert detection(rows) == detection(plain)
-    assert tables("main", rows) == tables("main", plain)
+    assert tables("main", Study(rows)) == tables("main", Study(plain))
 
 
 def test_two_tables_for_each_benchmark_and_step_size(made_up: Rows) -> None:
     rows = pd.concat([made_up(), made_up(k=10), made_up(benchmark="c", k=5)])
-    assert [table.title for table in summaries(rows)] == [
+    assert [table.title for table in summaries(Study(rows))] == [
         f"{part}: {about}"
         for part in ("b, 2 classes per step", "b, 10 classes per step", "c, 5 classes per step")
         for about in ("accuracy", "OOD detection")

@@ -11,6 +11,7 @@ import pytest
 from opencil.report.averages import datasets_over_steps, over_seeds, spread
 from opencil.report.figures import figures
 from opencil.report.page import page
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -40,7 +41,7 @@ def write(rows: pd.DataFrame, record: Record, tmp_path: Path) -> Callable[..., P
         runs[0] |= {"environment": {"torch": WORSE, "device": "cpu"}}
         path = tmp_path / "with space & ünïcode" / "page.html"
         path.parent.mkdir()
-        text = page(rows, runs, differences=[EVIL], title=f"Results {EVIL}", **values)
+        text = page(Study(rows, runs), differences=[EVIL], title=f"Results {EVIL}", **values)
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -275,11 +276,11 @@ def test_a_page_that_is_watched_loads_itself_anew(
 ) -> None:
     path = tmp_path / "page.html"
     waiting = record(trained=0, seconds=[], detectors={"msp": 0})
-    path.write_text(page(rows[:0], [waiting], refresh=0.2), encoding="utf-8")
+    path.write_text(page(Study(rows[:0], [waiting]), refresh=0.2), encoding="utf-8")
     quiet.open(path)
     assert "1 no step yet" in quiet.evaluate("document.getElementById('status').innerText")
     assert not quiet.evaluate("document.getElementById('leaderboard').checkVisibility()")
-    path.write_text(page(rows, [record()]), encoding="utf-8")
+    path.write_text(page(Study(rows, [record()])), encoding="utf-8")
     while "1 done" not in quiet.evaluate("document.getElementById('status')?.innerText ?? ''"):
         quiet.await_load(quiet.loads)
     assert len(board(quiet)) == 15
@@ -291,7 +292,7 @@ def test_unfinished_runs_have_no_rank_and_say_so(
     some = rows[(rows["k"] == 5) & ~((rows["cil"] == "wa") & (rows["step"] > 2))]
     some = some[~((some["cil"] == "joint") & (some["seed"] == 2) & (some["step"] > 3))]
     path = tmp_path / "page.html"
-    path.write_text(page(some, [record()]), encoding="utf-8")
+    path.write_text(page(Study(some, [record()])), encoding="utf-8")
     quiet.open(path)
     by_cil = {line[1]: line for line in board(quiet) if line[2] == "msp"}
     assert by_cil["wa"][0] == "–"
@@ -308,7 +309,7 @@ def show(quiet: Any, tmp_path: Path) -> Callable[..., Any]:
 
     def opened(rows: pd.DataFrame, runs: list[dict[str, Any]], width: int = 1280, **values: Any) -> Any:
         path = tmp_path / "page.html"
-        path.write_text(page(rows, runs, **values), encoding="utf-8")
+        path.write_text(page(Study(rows, runs), **values), encoding="utf-8")
         quiet.open(path, width)
         return quiet
 
