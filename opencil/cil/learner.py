@@ -175,7 +175,14 @@ class Learner(Values, ABC):
                 resume = checkpoint.restore(task.model, stage.module, stage.schedule)
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             training = train(
-                stage, setting.images, setting.transform, setting.batch_size, seed, setting.arithmetic, resume
+                stage,
+                setting.images,
+                setting.transform,
+                setting.batch_size,
+                seed,
+                setting.arithmetic,
+                resume,
+                old=task.step.old,
             )
             try:
                 for progress in training:

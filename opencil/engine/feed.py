@@ -1,7 +1,9 @@
 """Where a training's batches come from."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from inspect import Parameter
 
 import torch
 from torch import Tensor
@@ -9,6 +11,14 @@ from torch import Tensor
 from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform, moved
 from opencil.engine.seeding import generator
+from opencil.errors import BadInput, nearest
+
+#: What a loss gets beyond images and labels when it names it, and what that is.
+EXTRAS = {
+    "index": "the images' indices in the training set, int64 [B]",
+    "from_memory": "whether they are of classes of earlier steps, bool [B]",
+    "second_view": "the images again, augmented otherwise [B, 3, H, W]",
+}
 
 
 class Feed(ABC):
@@ -30,7 +40,8 @@ class Feed(ABC):
 class ImageFeed(Feed):
     """Training images in random order with the choices that augment them: what ``augmented`` losses take.
 
-    Every batch has the same size: an epoch's ragged tail is filled from the next permutation.
+    Every batch has the same size: an epoch's ragged tail is filled from the next permutation. ``extras`` are
+    those that the loss asks for.
     """
 
     def __init__(
@@ -40,30 +51,71 @@ class ImageFeed(Feed):
         indices: Tensor,
         batch_size: int,
         seed: tuple[int | str, ...],
+        extras: frozenset[str] = frozenset(),
     ) -> None:
         self._images, self._transform, self._indices, self._seed = images, transform, indices, seed
+        self._extras = extras
         self._batch = min(batch_size, len(indices))
         self.device = images.device
         self.iterations = -(-len(indices) // self._batch)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
-        """Bytes [B, 3, H, W], labels [B], and how each image is cropped and flipped."""
+        """Bytes [B, 3, H, W], labels [B], how each image is cropped and flipped; then what is asked for."""
         length = self._batch * self.iterations
         order = moved(self._indices[epoch_order(len(self._indices), length, number, self._seed)], self.device)
-        draw = self._transform.draw(length, self._images.side, generator(*self._seed, "augment", number))
-        draw, labels = draw.to(self.device), self._images.labels[order]
+        tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
+        if "second_view" in self._extras:
+            tensors += self._draw(length, "second view", number)
+        if "index" in self._extras:
+            tensors.append(order)
         for i, pixels in enumerate(self._images.batches(order, self._batch)):
             rows = slice(i * self._batch, (i + 1) * self._batch)
-            yield pixels, labels[rows], *draw[rows].tensors
+            yield pixels, *(tensor[rows] for tensor in tensors)
+
+    def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
+        numbers = generator(*self._seed, purpose, number)
+        return self._transform.draw(length, self._images.side, numbers).to(self.device).tensors
 
 
-def augmented(loss: Callable[[Tensor, Tensor], Tensor], transform: Transform) -> Callable[..., Tensor]:
-    """A loss of (images, labels) as one of what ``ImageFeed`` serves."""
+def asked(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
+    """Which extras the loss of a stage names among its arguments, after (images, labels)."""
+    try:
+        arguments = list(inspect.signature(loss).parameters.values())
+    except ValueError:  # a built-in function that does not tell
+        return frozenset()
+    named = [a for a in arguments if a.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)][2:]
+    for argument in named:
+        if argument.name not in EXTRAS and argument.default is Parameter.empty:
+            allowed = "; ".join(f"{name}, {what}" for name, what in EXTRAS.items())
+            raise BadInput(
+                f"the loss of stage {stage!r} asks for {argument.name!r}: beyond (images, labels) it may "
+                f"name {allowed}{nearest(argument.name, EXTRAS)}"
+            )
+    return frozenset(argument.name for argument in named) & EXTRAS.keys()
 
-    def of_batch(pixels: Tensor, labels: Tensor, *choices: Tensor) -> Tensor:
+
+def augmented(
+    loss: Callable[..., Tensor],
+    transform: Transform,
+    extras: frozenset[str] = frozenset(),
+    old: int = 0,
+) -> Callable[..., Tensor]:
+    """A loss of (images, labels, what it asks for) as one of what ``ImageFeed`` serves.
+
+    Labels below ``old`` are of classes of earlier steps.
+    """
+
+    def of_batch(pixels: Tensor, labels: Tensor, *served: Tensor) -> Tensor:
+        given: dict[str, Tensor] = {}
         with torch.autocast(pixels.device.type, enabled=False):
-            images = laid_out(transform.train(pixels, Draw(*choices)))
-        return loss(images, labels)
+            images = laid_out(transform.train(pixels, Draw(*served[:3])))
+            if "second_view" in extras:
+                given["second_view"] = laid_out(transform.train(pixels, Draw(*served[3:6])))
+        if "index" in extras:
+            given["index"] = served[-1]
+        if "from_memory" in extras:
+            given["from_memory"] = labels < old
+        return loss(images, labels, **given)
 
     return of_batch
 

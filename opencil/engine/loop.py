@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
-from opencil.engine.feed import Feed, ImageFeed, augmented
+from opencil.engine.feed import Feed, ImageFeed, asked, augmented
 from opencil.engine.iteration import Iteration
 from opencil.engine.optimiser import State
 from opencil.engine.schedule import Schedule
@@ -25,12 +25,14 @@ class Stage:
     """One training of one set of parameters.
 
     ``loss(images, labels)`` is a scalar on an augmented batch; ``module`` is in training mode meanwhile, and
-    its parameters that require gradients are what trains. ``indices`` are the training images it sees.
+    its parameters that require gradients are what trains. ``indices`` are the training images it sees. A loss
+    that names ``index``, ``from_memory`` or ``second_view`` as further arguments gets them too (``EXTRAS`` in
+    feed.py says what they are); what none names is neither made nor drawn.
     """
 
     name: str
     module: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[..., Tensor]
     schedule: Schedule
     indices: Tensor
 
@@ -81,12 +83,14 @@ def train(
     seed: tuple[int | str, ...],
     arithmetic: Arithmetic = FULL,
     resume: Resume | None = None,
+    old: int = 0,
 ) -> Iterator[Progress]:
-    """Run a stage on augmented images, yielding after each iteration."""
+    """Run a stage on augmented images, yielding after each iteration; labels below ``old`` are not new."""
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
-    feed = ImageFeed(images, transform, stage.indices, batch_size, seed)
-    loss = augmented(stage.loss, transform)
+    extras = asked(stage.loss, stage.name)
+    feed = ImageFeed(images, transform, stage.indices, batch_size, seed, extras)
+    loss = augmented(stage.loss, transform, extras, old)
     yield from optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
 
 

@@ -247,7 +247,14 @@ def check_images(learner: str | Learner) -> None:
         task = walk.begin(number)
         new, kept = set(task.step.train.tolist()), set(walk.memory.indices.tolist())
         for stage in walk.learner.stages(task) or ():
-            for _ in train(stage, setting.images, setting.transform, setting.batch_size, (stage.name,)):
+            for _ in train(
+                stage,
+                setting.images,
+                setting.transform,
+                setting.batch_size,
+                (stage.name,),
+                old=task.step.old,
+            ):
                 pass
             where = f"{_name(learner)}'s stage {stage.name!r} of step {number}"
             labels = setting.images.labels[stage.indices]

@@ -1,6 +1,7 @@
 """Where batches come from: what an image feed serves, and losses of it; any feed can be trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import FULL
-from opencil.engine.feed import Feed, ImageFeed, augmented, epoch_order, laid_out
-from opencil.engine.loop import Diverged, optimise
+from opencil.engine.feed import EXTRAS, Feed, ImageFeed, asked, augmented, epoch_order, laid_out
+from opencil.engine.iteration import WARM_UP
+from opencil.engine.loop import Diverged, Stage, optimise, train
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 
 SEED = (5, "feed")
 TRANSFORM = Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, padding=1)
@@ -61,6 +64,90 @@ def test_an_augmented_loss_sees_transformed_images(images: ImageSet) -> None:
     assert torch.equal(batch, TRANSFORM.train(pixels, Draw(*choices)))
     assert batch.dtype == torch.float32, "a training's autocast does not round its images"
     assert torch.equal(given, labels)
+
+
+def test_a_loss_gets_what_it_names(images: ImageSet) -> None:
+    """The index, whether the class is old, and a second view, whatever the order of the names."""
+    seen: list[dict[str, Tensor]] = []
+
+    def loss(
+        batch: Tensor, labels: Tensor, from_memory: Tensor, *, second_view: Tensor, index: Tensor
+    ) -> Tensor:
+        seen.append(
+            {"batch": batch, "labels": labels, "old": from_memory, "second": second_view, "index": index}
+        )
+        return batch.sum()
+
+    extras = asked(loss, "train")
+    assert extras == set(EXTRAS)
+    feed = ImageFeed(images, TRANSFORM, torch.tensor([9, 1, 4, 0, 7]), 3, SEED, extras)
+    plain = ImageFeed(images, TRANSFORM, torch.tensor([9, 1, 4, 0, 7]), 3, SEED)
+    views = {}
+    for number in range(4):
+        for served, without in zip(feed.epoch(number), plain.epoch(number), strict=True):
+            assert len(without) == 5
+            assert all(torch.equal(a, b) for a, b in zip(served[:5], without, strict=True)), "nothing moves"
+            augmented(loss, TRANSFORM, extras, old=2)(*served)
+            got = seen.pop()
+            pixels = images.images[got["index"]]
+            assert torch.equal(got["labels"], images.labels[got["index"]])
+            assert got["old"].tolist() == [label < 2 for label in got["labels"].tolist()]
+            assert torch.equal(got["batch"], TRANSFORM.train(pixels, Draw(*served[2:5])))
+            assert torch.equal(got["second"], TRANSFORM.train(pixels, Draw(*served[5:8])))
+            views[number] = torch.equal(got["batch"], got["second"])
+    assert not any(views.values()), "the second view is another one"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a CUDA device")
+def test_a_captured_loss_gets_it_anew_in_every_iteration(images: ImageSet) -> None:
+    device = torch.device("cuda")
+    here, module = images.to(device), nn.Linear(3 * 8 * 8, 1).to(device)
+    seen, old, apart = (torch.zeros(size, device=device) for size in (10, 3, 1))
+
+    def loss(
+        batch: Tensor, labels: Tensor, index: Tensor, from_memory: Tensor, second_view: Tensor
+    ) -> Tensor:
+        with torch.no_grad():
+            seen.index_add_(0, index, torch.ones_like(index, dtype=torch.float32))
+            old.index_add_(0, labels, from_memory.float())
+            apart.add_((batch != second_view).any(dim=3).any(dim=2).any(dim=1).sum())
+        return module(batch.flatten(1)).square().mean()
+
+    stage = Stage("train", module, loss, Schedule(epochs=4, lr=1e-3), torch.arange(10))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        progress = list(train(stage, here, TRANSFORM, 5, SEED, old=2))
+        torch.cuda.synchronize()
+    assert len(progress) == 8 > WARM_UP
+    assert seen.tolist() == [4.0] * 10
+    counts = images.labels.bincount().tolist()
+    assert old.tolist() == [4.0 * counts[0], 4.0 * counts[1], 0.0]
+    assert apart.item() > 20
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda x, y: x, set()),
+        (lambda images, labels, index: images, {"index"}),
+        (lambda index, from_memory: index, set()),
+        (lambda x, y, scale=2.0, second_view=None: x, {"second_view"}),
+        (lambda *batch: batch[0], set()),
+        (nn.CrossEntropyLoss(), set()),
+        (torch.nn.functional.cross_entropy, set()),
+        (partial(lambda model, x, y, from_memory: x, None), {"from_memory"}),
+    ],
+)
+def test_what_is_asked_for_is_in_the_signature(loss: Callable[..., Tensor], expected: set[str]) -> None:
+    assert asked(loss, "train") == expected
+
+
+def test_an_argument_that_there_is_not_is_refused() -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"the loss of stage 'boost' asks for 'indices': beyond \(images, labels\) it may name index, .*"
+        r"from_memory, .*second_view, .*did you mean 'index'\?",
+    ):
+        asked(lambda images, labels, indices: images, "boost")
 
 
 def test_layout_changes_no_value() -> None:

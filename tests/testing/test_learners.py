@@ -67,8 +67,51 @@ class Gathers(Right):
         return z.float()
 
 
+@dataclass(frozen=True)
+class Asks(Right):
+    """Nothing wrong: old classes weigh twice, both views should look alike, images it has seen weigh less."""
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        return Remembering(len(setting.images), setting.new_backbone(), step.seen)
+
+    def loss(self, task: Task) -> Any:
+        def loss(
+            images: Tensor, labels: Tensor, index: Tensor, from_memory: Tensor, second_view: Tensor
+        ) -> Tensor:
+            assert torch.equal(task.setting.images.labels[index], labels)
+            assert torch.equal(from_memory, labels < task.step.old)
+            with torch.no_grad():
+                task.model.seen[index] += 1
+            weights = (1.0 + from_memory) / task.model.seen[index].sqrt()
+            logits, others = task.model(images).float(), task.model(second_view).float()
+            agreement = (logits - others).square().mean()
+            return (weights * F.cross_entropy(logits, labels, reduction="none")).mean() + 0.01 * agreement
+
+        return loss
+
+
+class Remembering(Model):
+    """A model that counts how often each training image was seen."""
+
+    def __init__(self, images: int, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("seen", torch.zeros(images))
+        self.seen: Tensor
+
+
+ADAMW = Schedule(epochs=100, lr=0.01, optimiser="adamw", decay="cosine", weight_decay=0.05, warmup=5)
+
+
 @pytest.mark.parametrize(
-    "learner", [Right(), InTwo(), Gathers(), Right(Schedule(epochs=3, lr=0.01, milestones=(2,)))]
+    "learner",
+    [
+        Right(),
+        InTwo(),
+        Gathers(),
+        Right(Schedule(epochs=3, lr=0.01, milestones=(2,))),
+        InTwo(ADAMW),
+        Asks(Schedule(epochs=9, lr=0.01, optimiser="adam", decay="every", every=4)),
+    ],
 )
 def test_a_method_of_ones_own_keeps_the_contract(learner: Learner) -> None:
     check_learner(learner)
