@@ -13,7 +13,7 @@ from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
 from opencil.validation import Values
 
-Reads = Literal["logits", "features", "head", "images", "labels"]
+Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
 #: Images of a run that a detector is set up on: those that the step learned from, or the memory after it.
 Setup = Literal["train+", "memory"]
 
@@ -29,8 +29,13 @@ class Detector(Values, ABC):
     - ``logits`` [N, C] and ``features`` [N, D]: one forward pass serves every detector;
     - ``head``: ``outputs.classify``, the function from features to logits. Plain-tensor users give it once,
       to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
+    - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, given likewise and with the
+      features; a head that is not linear is refused;
     - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
       again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``;
+    - ``layers``: ``for maps in outputs.layers()``, the maps [B, C, H, W] after each stage of the backbone,
+      batch by batch in the samples' order, since those of all samples would take gigabytes. They are computed
+      from ``inputs``;
     - ``labels`` [N], in a set-up alone.
 
     A set-up reads the same, or what ``setup_reads`` says. ``family`` is the block of the tables it stands in.
@@ -152,7 +157,9 @@ class Detector(Values, ABC):
             "features": features,
             "logits": logits,
             "head": classify,
+            "linear": None if features is None else classify,
             "images": inputs,
+            "layers": inputs,
             "labels": labels,
         }
         for read in sorted(reads):

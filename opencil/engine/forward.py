@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
+from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
@@ -75,6 +76,23 @@ class Inputs:
             for pixels in self.images.batches(self._chosen, self.batch_size):
                 yield self.transform.test(pixels)
 
+    def maps(self) -> Iterator[list[Tensor]]:
+        """The model's maps after each stage, batch by batch, float32 [≤ batch_size, C, H, W] each.
+
+        They are computed as they are asked for, model in eval mode, full float32: those of all images would
+        take gigabytes.
+        """
+        maps: Callable[[Tensor], list[Tensor]] | None = getattr(self.model, "maps", None)
+        if maps is None:
+            raise BadInput(
+                f"{type(self.model).__name__} has no maps of its stages: a method maps(images) gives them, "
+                "[B, C, H, W] each"
+            )
+        for batch in self.batches():
+            with torch.no_grad(), FULL.active(), evaluating(self.model):
+                found = [one.float() for one in maps(batch)]
+            yield found
+
     @property
     def _chosen(self) -> Tensor:
         chosen = torch.arange(len(self.images)) if self.indices is None else self.indices
@@ -115,6 +133,24 @@ class Outputs:
             self, features=self.features[rows], logits=self.logits[rows], labels=labels, inputs=inputs
         )
 
+    def layers(self) -> Iterator[list[Tensor]]:
+        """The maps after each stage of the backbone, batch by batch in the samples' order."""
+        if self.inputs is None:
+            raise BadInput("the maps of a network's stages are computed from its images: missing here")
+        return self.inputs.maps()
+
+    def linear(self) -> tuple[Tensor, Tensor]:
+        """The head as W [classes, D] and b [classes]: z = W f + b; one that is not linear is refused."""
+        if self.classify is None:
+            raise BadInput("W and b are found by probing the head: classify is missing here")
+        found = linear_head(self.classify, self.features.shape[1], self.features.device)
+        if found is None:
+            raise BadInput(
+                "the head is not linear, as a cosine head is not: a detector that reads it as W and b needs "
+                "logits that are W f + b"
+            )
+        return found
+
 
 def forward(
     model: Classifier,
@@ -125,6 +161,32 @@ def forward(
 ) -> Outputs:
     """Outputs of the chosen images (default: all): test transform, model in eval mode, full float32."""
     return outputs_of(Inputs(model, images, transform, indices, batch_size))
+
+
+Classify = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def linear_head(classify: Classify, width: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """W [classes, width] and b [classes] of a head that gives W f + b, or None where it gives something else.
+
+    They are its values at the unit vectors and at 0, so whatever a model does after its linear layer that is
+    linear too, such as BiC's corrections, is in them.
+    """
+    with FULL.active():
+        bias = classify(torch.zeros(1, width, device=device)).float()
+        weight = (classify(torch.eye(width, device=device)).float() - bias).T
+    found = weight.contiguous(), bias[0]
+    return found if same_logits(classify, lambda f: f @ found[0].T + found[1], width, device) else None
+
+
+@torch.no_grad()
+def same_logits(one: Classify, other: Classify, width: int, device: torch.device) -> bool:
+    """Whether two heads give the same logits of a few random features, but for rounding."""
+    probe = torch.rand(8, width, generator=generator("probe")).to(device)
+    with FULL.active():
+        found, expected = one(probe).float(), other(probe).float()
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from opencil.registry import DETECTORS
 
 _CLASSES, _WIDTH, _SIDE = 6, 24, 4
 _EXTREME = 1e4
+#: What a user gives, for what is not given by its own name.
+_GIVEN_AS = {"head": "classify", "linear": "classify", "images": "inputs", "layers": "inputs"}
 
 
 def check_detector(detector: str | Detector) -> None:
@@ -45,19 +47,43 @@ class _Network(nn.Module):
             means = F.normalize(self.features(self.centres), dim=1)
             self.head.weight.copy_(4 * (means - means.mean(dim=0)))
             self.head.bias.zero_()
+        self.filters = torch.randn(8, 3, 3, 3, generator=random) / 5
 
     def features(self, images: Tensor) -> Tensor:
         """f [B, D] ≥ 0."""
         return F.relu(self.norm(self.layer(images.flatten(1))))
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Of two stages: what filters see in the images, and the features as maps of one pixel."""
+        return [F.relu(F.conv2d(images, self.filters, padding=1)), self.features(images)[:, :, None, None]]
 
     def classify(self, features: Tensor) -> Tensor:
         """z [B, C]."""
         logits: Tensor = self.head(features)
         return logits
 
+    def cosine(self, features: Tensor) -> Tensor:
+        """Logits of another head, which is not linear."""
+        return 8 * F.normalize(features, dim=1) @ F.normalize(self.head.weight, dim=1).T
+
     def extra_head(self) -> nn.Module:
         """A copy of the head, to be trained."""
         return copy.deepcopy(self.head).requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class _Blind:
+    """The network without its maps."""
+
+    network: _Network
+
+    def features(self, images: Tensor) -> Tensor:
+        """f [B, D] ≥ 0."""
+        return self.network.features(images)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """z [B, C]."""
+        return self.network.classify(features)
 
 
 @dataclass(frozen=True)
@@ -264,10 +290,9 @@ def _tensors(outputs: Outputs) -> dict[str, Tensor]:
 def check_reads(detector: str | Detector) -> None:
     """What the detector says it reads is enough: given nothing else, it scores the same."""
     made = _fitted(detector)
-    names = {"head": "classify", "images": "inputs"}
 
     def only(outputs: Outputs, reads: frozenset[Reads]) -> dict[str, Any]:
-        given = {names.get(read, read) for read in reads}
+        given = {_GIVEN_AS.get(read, read) for read in reads}
         return {name: value for name, value in _plain(outputs).items() if name in given}
 
     samples, setup = _samples(), _samples(made.fewest).setup
@@ -332,15 +357,15 @@ def check_not_a_number(detector: str | Detector) -> None:
         _fitted(detector, _spoilt(_samples(made.fewest).setup, read, value))
 
     for value in (torch.nan, torch.inf):
-        for read in sorted(made.reads - {"head"}):
+        for read in sorted(made.reads - {"head", "linear"}):
             _refused(f"{read} with {value}", name, score, read, value)
-        for read in sorted(made.reads_to_set_up - {"labels"}) if made.needs_setup else ():
+        for read in sorted(made.reads_to_set_up - {"labels", "linear"}) if made.needs_setup else ():
             _refused(f"{read} with {value} to be set up on", name, fit, read, value)
 
 
 def _spoilt(outputs: Outputs, read: str, value: float) -> Outputs:
     """The outputs with one value of what is read replaced."""
-    if read == "images":
+    if _GIVEN_AS.get(read) == "inputs":
         images = _images(outputs).clone()
         images[1, 0, 0, 0] = value
         assert outputs.inputs is not None
@@ -358,14 +383,32 @@ def check_missing_setup(detector: str | Detector) -> None:
 
 
 def check_missing_reads(detector: str | Detector) -> None:
-    """What is read must be given."""
-    made = _fresh(detector)
+    """What is read must be given, by a network that has it."""
+    made, name = _fresh(detector), _name(detector)
+    samples = _samples(made.fewest)
+    setup, test = samples.setup, samples.test
+    at_set_up = "linear" in made.reads_to_set_up and made.needs_setup
+    if at_set_up:
+        _refused("set-up samples without a head", name, _fresh(detector).fit, replace(setup, classify=None))
     if made.needs_setup:
-        made.fit(replace(_samples(made.fewest).setup, classify=None))
-    names = {"head": "classify", "images": "inputs"}
-    for read in sorted(made.reads):
-        given = {k: v for k, v in _plain(_samples().test).items() if k != names.get(read, read)}
-        _refused(f"samples without {read}", _name(detector), made.score, **given)
+        made.fit(setup if at_set_up else replace(setup, classify=None))
+    for read in sorted(made.reads - ({"head", "linear"} if at_set_up else set())):  # a head is given once
+        given = {k: v for k, v in _plain(test).items() if k != _GIVEN_AS.get(read, read)}
+        _refused(f"samples without {read}", name, made.score, **given)
+
+    def fit_and_score(change: Callable[[Outputs], Outputs]) -> None:
+        _fresh(detector).fit(change(setup)).score(change(test))
+
+    if "linear" in made.reads | made.reads_to_set_up:
+        _refused("a cosine head", name, fit_and_score, lambda o: replace(o, classify=samples.network.cosine))
+    if "layers" in made.reads | made.reads_to_set_up:
+        blind = _Blind(samples.network)
+        _refused(
+            "a network without maps",
+            name,
+            fit_and_score,
+            lambda o: replace(o, inputs=Inputs(blind, _images(o))),
+        )
 
 
 def check_wrong_shapes(detector: str | Detector) -> None:
@@ -384,7 +427,7 @@ def check_wrong_shapes(detector: str | Detector) -> None:
             wrong[f"{read} of another width than the set-up's"] = tensor[:, :-1]
         for what, value in wrong.items():
             _refused(what, _name(detector), made.score, **_plain(test) | {read: value})
-    if "images" in made.reads:
+    if made.reads & {"images", "layers"}:
 
         def score(images: Tensor) -> None:
             made.score(inputs=Inputs(_samples().network, images))

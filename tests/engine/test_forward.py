@@ -1,16 +1,19 @@
 """The forward pass that everything reads."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from opencil.cil.bic import CorrectedModel
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
-from opencil.engine.forward import forward
+from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput
 from opencil.nets.model import Model
+from opencil.nets.resnet import resnet8
 
 
 def test_outputs_are_the_models(images: ImageSet, model: Model, plain: Transform) -> None:
@@ -117,3 +120,52 @@ def test_outputs_are_float32_whatever_the_model_computes_in(
     outputs = forward(Means(dtype), images, plain)
     assert outputs.features.dtype == outputs.logits.dtype == torch.float32
     assert torch.equal(outputs.logits, 2 * outputs.features)
+
+
+def test_maps_come_batch_by_batch_as_the_model_gives_them(
+    images: ImageSet, model: Model, plain: Transform
+) -> None:
+    """In eval mode, whatever mode the model is in, which stays; and only as far as they are asked for."""
+    rows = torch.tensor([4, 2, 0, 3, 1])
+    expected = model.eval().maps(plain.test(images.images[rows]))
+    model.train()
+    outputs = replace(forward(model, images, plain, rows), inputs=Inputs(model, images, plain, rows, 2))
+    found = list(outputs.layers())
+    assert [len(maps[0]) for maps in found] == [2, 2, 1]
+    for stage, whole in enumerate(expected):
+        torch.testing.assert_close(torch.cat([maps[stage] for maps in found]), whole)
+        assert not found[0][stage].requires_grad
+    batches = outputs.layers()
+    next(batches)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_linear_head_is_found_by_probing(model: Model) -> None:
+    nn.init.normal_(model.head.bias)
+    features = torch.rand(5, 64, generator=torch.Generator().manual_seed(0))
+    weight, bias = Outputs(features, model.classify(features), classify=model.classify).linear()
+    torch.testing.assert_close(weight, model.head.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(bias, model.head.bias.detach())
+
+
+def test_corrections_of_the_logits_fold_into_w_and_b() -> None:
+    """BiC's α z + β on the logits of each step's classes."""
+    bic = CorrectedModel(resnet8(), [2, 3])
+    with torch.no_grad():
+        bic.corrections[1].alpha.fill_(0.5)
+        bic.corrections[1].beta.fill_(-2.0)
+    weight, bias = Outputs(torch.rand(1, 64), torch.rand(1, 5), classify=bic.classify).linear()
+    scale = torch.tensor([1, 1, 0.5, 0.5, 0.5])
+    torch.testing.assert_close(weight, scale[:, None] * bic.head.weight.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bias, scale * bic.head.bias.detach() - torch.tensor([0, 0, 2.0, 2, 2]))
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence() -> None:
+    features = torch.rand(2, 4)
+    bare = Outputs(features, features)
+    with pytest.raises(BadInput, match="images: missing here"):
+        bare.layers()
+    with pytest.raises(BadInput, match="classify is missing here"):
+        bare.linear()
+    with pytest.raises(BadInput, match="the head is not linear"):
+        replace(bare, classify=lambda f: nn.functional.normalize(f, dim=1)).linear()

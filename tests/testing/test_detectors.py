@@ -37,7 +37,55 @@ class Near(SetUpDetector):
         return outputs.features.norm(dim=1) - torch.cdist(outputs.features, self.features).amin(dim=1)
 
 
-@pytest.mark.parametrize("detector", [Right(), Near()])
+@dataclass
+class Residual(SetUpDetector):
+    """Nothing wrong: the part of a feature that W cannot see, from the origin where W f + b is 0."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        weight, bias = outputs.linear()
+        self.seen, self.origin = weight.T, -torch.linalg.pinv(weight) @ bias
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        weight, bias = outputs.linear()
+        centred = outputs.features - self.origin
+        rest = centred - centred @ torch.linalg.pinv(self.seen).T @ self.seen.T
+        return (outputs.features @ weight.T + bias).amax(dim=1) - 0.01 * rest.norm(dim=1)
+
+
+@dataclass
+class Margin(LogitDetector):
+    """Nothing wrong: distance to the nearest boundary between classes, of W alone."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        weight, bias = outputs.linear()
+        z = outputs.features @ weight.T + bias
+        top = z.argmax(dim=1)
+        gaps = (weight[top][:, None] - weight[None]).norm(dim=2).clamp(min=1e-6)
+        return ((z.amax(dim=1, keepdim=True) - z) / gaps).sum(dim=1)
+
+
+@dataclass
+class Means(SetUpDetector):
+    """Nothing wrong: nearness to the set-up samples, in the pooled maps of all stages."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"layers"})
+
+    def pooled(self, outputs: Outputs) -> Tensor:
+        return torch.cat([torch.cat([m.mean(dim=(2, 3)) for m in maps], dim=1) for maps in outputs.layers()])
+
+    def set_up(self, outputs: Outputs) -> None:
+        self.bank = self.pooled(outputs)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        pooled = self.pooled(outputs)
+        return pooled.norm(dim=1) - torch.cdist(pooled, self.bank).amin(dim=1)
+
+
+@pytest.mark.parametrize("detector", [Right(), Near(), Residual(), Margin(), Means()])
 def test_a_detector_of_ones_own_keeps_the_contract(detector: Detector) -> None:
     check_detector(detector)
 
@@ -254,6 +302,32 @@ class Timid(Near):
         return self
 
 
+@dataclass
+class Bent(LogitDetector):
+    """Takes a head that is not linear for one."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        assert outputs.classify is not None
+        return outputs.classify(outputs.features).amax(dim=1)
+
+
+@dataclass
+class Blind(Right):
+    """Says that it reads maps, and does not miss them."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"logits", "layers"})
+
+
+@dataclass
+class Peeping(Right):
+    """Reads maps without saying so."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return torch.cat([maps[0].amax(dim=(1, 2, 3)) for maps in outputs.layers()])
+
+
 WRONG = [
     ("larger_is_id", Upside(), "larger score must mean more in-distribution"),
     ("result", Halves(), "float32 is promised"),
@@ -266,6 +340,7 @@ WRONG = [
     ("repeatable", LuckyBank(), "random choices need a seed of their own"),
     ("plain_tensors", Snob(), "plain tensors differently"),
     ("reads", Undeclared(), "given only what it says it reads"),
+    ("reads", Peeping(), "fails where it is given only logits"),
     ("refit", Hoarder(), "after it has been set up again"),
     ("inputs_unchanged", Seeder(), "global random state"),
     ("inputs_unchanged", Vandal(), "Vandal changes the scored samples' logits"),
@@ -277,6 +352,8 @@ WRONG = [
     ("missing_setup", Mute(), "without a word"),
     ("missing_reads", Lenient(), "should refuse samples without logits with BadInput, and takes it"),
     ("missing_reads", Careless(), "with BadInput, and raises AttributeError"),
+    ("missing_reads", Bent(), "should refuse a cosine head with BadInput, and takes it"),
+    ("missing_reads", Blind(), "should refuse a network without maps with BadInput, and takes it"),
     ("wrong_shapes", Careless(), "should refuse .* with BadInput"),
     ("fewest", Boastful(), "says that 1 set-up samples are enough, and fails on them"),
     ("fewest", Timid(), "should refuse 4 set-up samples with BadInput, and takes it"),

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from opencil.data.transforms import Draw, Transform, moved
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import epoch_order, laid_out
-from opencil.engine.forward import Inputs
+from opencil.engine.forward import Inputs, linear_head, same_logits
 from opencil.engine.seeding import generator, seeded
 from opencil.errors import BadInput
-from opencil.nets.model import Classifier
 
 #: Views that pass through the backbone together, and how many such chunks are kept.
 CHUNK, KEPT = 1024, 3
@@ -97,21 +96,26 @@ class Source:
         """
         model = self.inputs.model
         make: Callable[[], nn.Module] | None = getattr(model, "extra_head", None)
-        if make:
-            head = make()
-            width = head_size(head)[1]
-        else:
-            width = self.features(next(iter(replace(self.inputs, batch_size=1).batches()))).shape[1]
-            head = _linear_head(model, width, self.device)
-        probe = torch.rand(8, width, generator=generator("probe")).to(self.device)
-        with FULL.active(), torch.no_grad():
-            found, expected = head(probe).float(), model.classify(probe).float()
-        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        head = make() if make else self._probed_head()
+        if head is None or not same_logits(head, model.classify, head_size(head)[1], self.device):
             raise BadInput(
                 f"{type(model).__name__} has no head to begin with: fine-tuning detectors train a copy of "
                 "it, so a model whose classify is not linear needs a method extra_head() that returns one, a "
                 "module from features to the logits of classify"
             )
+        return head
+
+    @torch.no_grad()
+    def _probed_head(self) -> nn.Linear | None:
+        """What the model's ``classify`` computes as a linear layer, if it is linear."""
+        width = self.features(next(iter(replace(self.inputs, batch_size=1).batches()))).shape[1]
+        found = linear_head(self.inputs.model.classify, width, self.device)
+        if found is None:
+            return None
+        with seeded(0):  # what it is initialised with is not kept, and a user's random state is
+            head = nn.Linear(width, len(found[1])).to(self.device)
+        head.weight.copy_(found[0])
+        head.bias.copy_(found[1])
         return head
 
     @cached_property
@@ -189,16 +193,3 @@ def head_size(head: nn.Module) -> tuple[int, int]:
     """Classes of a head, and columns of the features that it reads."""
     classes, width = next(p.shape for p in head.parameters() if p.ndim == 2)
     return int(classes), int(width)
-
-
-@torch.no_grad()
-def _linear_head(model: Classifier, width: int, device: torch.device) -> nn.Linear:
-    """What a model's ``classify`` computes as a linear layer: its values at 0 and at the unit vectors."""
-    with FULL.active():
-        bias = model.classify(torch.zeros(1, width, device=device)).float()
-        weight = model.classify(torch.eye(width, device=device)).float() - bias
-    with seeded(0):  # what it is initialised with is not kept, and a user's random state is
-        head = nn.Linear(width, weight.shape[1]).to(device)
-    head.weight.copy_(weight.T)
-    head.bias.copy_(bias[0])
-    return head
