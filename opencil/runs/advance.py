@@ -25,6 +25,7 @@ from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.run import Run, TrainedStep
 from opencil.runs.tuning import tune
+from opencil.runs.weights import Stock
 from opencil.study.rows import COLUMNS, write_rows
 
 
@@ -55,17 +56,18 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     stored, setting, learner = run.folder.step(step.number), run.setting, run.learner
     saved = time.monotonic()
     started = saved - stored.checkpoint_seconds  # as if the training had never stopped
-    previous = setting.placed(run.trained(step.number - 1).model) if step.number > 1 else None
+    before = run.trained(step.number - 1) if step.number > 1 else None
+    previous, stock = (setting.placed(before.model), before.stock) if before else (None, Stock())
     task = learner.begin(setting, step, run.memory(step.number - 1), previous)
     try:
         checkpoint = None
         if stored.checkpoint.exists():
-            checkpoint = Checkpoint.from_tensors(file_formats.read_tensors(stored.checkpoint))
+            checkpoint = Checkpoint.from_tensors(stored.checkpoint_tensors())
         for progress in learner.learn(task, checkpoint):
             if progress.epoch_ends and time.monotonic() - saved >= checkpoint_seconds:
                 taken = Checkpoint.take(task.model, progress, task.ended)
                 if taken.finite:  # else the last good one stays
-                    stored.save_checkpoint(taken.tensors(), time.monotonic() - started)
+                    stored.save_checkpoint(taken.tensors(), stock, time.monotonic() - started)
                 saved = time.monotonic()
             yield Training(run.spec, step.number, step.steps, progress)
     except BadCheckpoint as error:
@@ -89,9 +91,9 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
     }
-    info |= stored.save(task.model.state_dict(), memory, rows_of(run, step, "", found), info)
+    stock = stored.save(task.model.state_dict(), stock, memory, rows_of(run, step, "", found), info)
     computed = [test] if task.computed is None else [test, task.computed]
-    run.keep(TrainedStep(step, task.model, info, computed), memory)
+    run.keep(TrainedStep(step, task.model, info, stock, computed), memory)
 
 
 def _evaluate(

@@ -1,9 +1,11 @@
 """The formats of a run's files: JSON, tensors and tables, written by ``atomic_files``: whole or absent."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
@@ -45,16 +47,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return _read_json(path, damaged)
 
 
-def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Read safetensors, of a file that has a checksum."""
-    try:
-        content = path.read_bytes()
-        tensors = load(content)
-    except (OSError, SafetensorError) as error:
-        raise damaged(path, error) from None
-    if sha256 is not None and checksum(content) != sha256:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read safetensors."""
+    return _read(path)[0]
+
+
+def read_checked(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    """Tensors, metadata and checksum of a file, which must be ``sha256`` if that is named; one read."""
+    tensors, content = _read(path)
+    found = checksum(content)
+    if sha256 is not None and found != sha256:
         raise damaged(path, "its checksum differs from the recorded one")
-    return tensors
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, header.get("__metadata__", {}), found
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's numbers, as they are stored."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def checksum(content: bytes) -> str:
@@ -69,6 +79,14 @@ def metadata(path: Path) -> dict[str, str] | None:
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, error) from None
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], bytes]:
+    try:
+        content = path.read_bytes()
+        return load(content), content
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
 

@@ -11,7 +11,6 @@ import logging
 import os
 from pathlib import Path
 
-import torch
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -97,7 +96,7 @@ def _key(weights: str, inputs: Inputs) -> str:
     parts = [_FORMAT, weights, transform, device, len(inputs), *pixels]
     digest = hashlib.sha256(json.dumps(parts).encode())
     if inputs.indices is not None:
-        digest.update(_bytes(inputs.indices))
+        digest.update(file_formats.bytes_of(inputs.indices))
     return digest.hexdigest()
 
 
@@ -117,12 +116,8 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(json.dumps([name, list(tensors[name].shape)]).encode())
-        digest.update(_bytes(tensors[name]))
+        digest.update(file_formats.bytes_of(tensors[name]))
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _fill(path: Path, content: bytes) -> None:

@@ -29,6 +29,7 @@ from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
 from opencil.runs.store import RunFolder, StepFolder, read_rows
 from opencil.runs.tuning import read_head
+from opencil.runs.weights import Stock
 from opencil.validation import build
 
 
@@ -57,7 +58,7 @@ def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu"
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A stored step whose model is in memory too, with what its ``step.json`` says.
+    """A stored step whose model is in memory too, with what its ``step.json`` says and its files hold.
 
     ``outputs`` are those of the model that have been computed already.
     """
@@ -65,6 +66,7 @@ class TrainedStep:
     step: Step
     model: Model
     info: dict[str, Any]
+    stock: Stock
     outputs: list[Outputs] = field(default_factory=list)
 
     @property
@@ -136,12 +138,12 @@ class Run:
         """A stored step with its model: the latest one asked for, or trained, is kept in memory."""
         if self._latest is None or self._latest.step.number != number:
             stored, step = self._stored(number), self.stream[number - 1]
-            weights = stored.weights(str(self.info(number).get("weights_sha256")))
+            weights, stock = stored.weights(str(self.info(number).get("weights_sha256")))
             try:
                 model = self.loaded(step, weights)
             except RuntimeError as error:
                 raise file_formats.damaged(stored.model, error) from None
-            self._latest = TrainedStep(step, model, self.info(number))
+            self._latest = TrainedStep(step, model, self.info(number), stock)
         return self._latest
 
     def loaded(self, step: Step, weights: dict[str, Tensor]) -> Model:

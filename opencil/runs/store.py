@@ -8,7 +8,7 @@
         data.json            what images it read, and how many the paper has
         step01/
             checkpoint.safetensors    while the step is being trained
-            model.safetensors    θ_t
+            model.safetensors    θ_t, but for what an earlier step's file has and this one refers to
             memory.safetensors   exemplars after the step, as indices into the training set
             accuracy.parquet     rows of the model itself
             step.json            written last: its presence says that the step has been trained
@@ -33,6 +33,7 @@ from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
+from opencil.runs.weights import Stock, read_weights, write_weights
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -56,16 +57,31 @@ class StepFolder:
             raise file_formats.damaged(path, "it does not say how many steps there are")
         return info
 
+    @property
+    def number(self) -> int:
+        """Which step it is, counted from 1."""
+        return int(self.path.name.removeprefix("step"))
+
     def save(
-        self, weights: dict[str, Tensor], memory: Memory, accuracy: pd.DataFrame, info: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Store a trained step; the mark that it is there comes last. Given back is the info as noted."""
-        info = info | {"weights_sha256": file_formats.write_tensors(self.model, weights)}
+        self,
+        weights: dict[str, Tensor],
+        stock: Stock,
+        memory: Memory,
+        accuracy: pd.DataFrame,
+        info: dict[str, Any],
+    ) -> Stock:
+        """Store a trained step; the mark that it is there comes last.
+
+        What the ``stock`` of the step before has is referred to; the next step's is returned. The checksum of
+        the weights is added to ``info``.
+        """
+        stock = write_weights(self.model, self.number, weights, stock)
+        info["weights_sha256"] = stock.checksums[self.number]
         file_formats.write_tensors(self.path / "memory.safetensors", memory.tensors())
         write_rows(self.path / "accuracy.parquet", accuracy)
         self.save_info(info)
         self.checkpoint.unlink(missing_ok=True)
-        return info
+        return stock
 
     def save_info(self, info: dict[str, Any]) -> None:
         """Note what ``info`` is to read."""
@@ -76,9 +92,12 @@ class StepFolder:
         """The file of θ_t."""
         return self.path / "model.safetensors"
 
-    def weights(self, sha256: str) -> dict[str, Tensor]:
-        """θ_t's tensors, unless the file has another checksum than when it was written."""
-        return file_formats.read_tensors(self.model, sha256)
+    def weights(self, sha256: str) -> tuple[dict[str, Tensor], Stock]:
+        """θ_t's tensors, unless a file has another checksum than when it was written; and their stock."""
+        return read_weights(self.model, self.number, self._model_of, sha256)
+
+    def _model_of(self, number: int) -> Path:
+        return RunFolder(self.path.parent).step(number).model
 
     def memory(self, size: int) -> Memory:
         """The memory after the step."""
@@ -94,9 +113,13 @@ class StepFolder:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], seconds: float) -> None:
+    def save_checkpoint(self, tensors: dict[str, Tensor], stock: Stock, seconds: float) -> None:
         """Store a step in the middle of its training, and how long it took to get there."""
-        file_formats.write_tensors(self.checkpoint, tensors, {"seconds": str(seconds)})
+        write_weights(self.checkpoint, self.number, tensors, stock, {"seconds": str(seconds)})
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        return read_weights(self.checkpoint, self.number, self._model_of)[0]
 
     @property
     def checkpoint_seconds(self) -> float:

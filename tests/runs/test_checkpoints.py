@@ -100,7 +100,7 @@ def test_what_the_checkpoint_took_is_counted(
     written = metadata(path)
     assert written
     assert float(written["seconds"]) > 0
-    save_file(load_file(path), path, {"seconds": said})
+    save_file(load_file(path), path, written | {"seconds": said})
     run_all(config)
     took = json.loads((killed / "step02" / "step.json").read_text())["seconds"]["training"]
     assert 0 < took - 5000.5 * counted < 1000
