@@ -18,6 +18,7 @@ import yaml
 from opencil.data.images import Store
 from opencil.data.memory import quota
 from opencil.data.own_dataset import OwnDataset
+from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
@@ -51,7 +52,7 @@ class BenchmarkConfig(Values):
     transform: Transform
     backbone: str
     memory: Count
-    classes_per_step: tuple[Count, ...]
+    classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
@@ -61,11 +62,15 @@ class BenchmarkConfig(Values):
             raise ValueError(f"name = {self.name!r} is not allowed: letters, digits, - and _ are")
         if not self.near + self.far:
             raise ValueError("near and far are both empty: at least one OOD dataset is needed")
-        steps = self.classes_per_step
+        try:
+            steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         if not steps or len(set(steps)) < len(steps):
             raise ValueError(
                 f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once"
             )
+        object.__setattr__(self, "classes_per_step", steps)
         twice = {name for name in self.near + self.far if (self.near + self.far).count(name) > 1}
         if twice:
             raise ValueError(
@@ -101,10 +106,11 @@ class BenchmarkConfig(Values):
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again when the data tell it."""
         for k in self.classes_per_step:
-            if k > classes:
+            if isinstance(k, int) and k > classes:
                 raise BadInput(
                     f"classes_per_step = {k} is not allowed: 1 to {classes} are, the classes of {self.id!r}"
                 )
+            StepSizes.parse(k).of(classes)
         quota(self.memory, classes)
 
 

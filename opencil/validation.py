@@ -145,8 +145,8 @@ def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
             if len(choices) > 1:
                 return i
             cls = choices[0]
-        if typing.get_origin(cls) is dict:
-            cls = typing.get_args(cls)[1]
+        if typing.get_origin(cls) in (dict, tuple):
+            cls = typing.get_args(cls)[typing.get_origin(cls) is dict]
         else:
             cls = next((kind for name, kind in _takes(cls) if name == part), None)
     return None

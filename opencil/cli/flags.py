@@ -24,7 +24,9 @@ def _config_from_flags(
     detector: Annotated[
         str | None, typer.Option(help="Detectors: msp,energy or all.", metavar="A,B|all")
     ] = None,
-    classes_per_step: Annotated[str | None, typer.Option(help="Classes per step, k.", metavar="K,K")] = None,
+    classes_per_step: Annotated[
+        str | None, typer.Option(help="Classes per step, k: 10, 50+10 or 20-20-10.", metavar="K,K")
+    ] = None,
     seed: Annotated[str | None, typer.Option(help="Seeds, one run each.", metavar="S,S")] = None,
     data_root: Annotated[
         str | None, typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR")
@@ -60,7 +62,9 @@ def _config_from_flags(
     if benchmark is not None:
         flags["benchmark"]["name"] = benchmark
     if classes_per_step is not None:
-        flags["benchmark"]["classes_per_step"] = _numbers("--classes-per-step", classes_per_step)
+        flags["benchmark"]["classes_per_step"] = [
+            int(k) if k.isdecimal() else k for k in names("--classes-per-step", classes_per_step) or ()
+        ]
     if seed is not None:
         flags["seed"]["runs"] = _numbers("--seed", seed)
     place = {

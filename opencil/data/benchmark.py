@@ -32,7 +32,7 @@ class BenchmarkData:
     ood: dict[str, OOD]
     transform: Transform
 
-    def stream(self, classes_per_step: int, order_seed: int = 1993) -> Stream:
+    def stream(self, classes_per_step: int | str, order_seed: int = 1993) -> Stream:
         """The class-incremental stream over it."""
         return Stream.create(self.train, self.test, classes_per_step, order_seed)
 

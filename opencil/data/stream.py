@@ -1,7 +1,9 @@
 """The class-incremental stream: which classes come when, and how much OOD data a step sees."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, overload
 
 import numpy as np
@@ -20,9 +22,62 @@ def class_order(classes: int, seed: int = 1993) -> list[int]:
     return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
 
-def step_sizes(classes: int, per_step: int) -> list[int]:
-    """Classes of each step: ``per_step`` from the first on, the last takes the remainder."""
-    return [min(per_step, classes - start) for start in range(0, classes, per_step)]
+#: A text such as 10, 50+10, 20-20-10 or 40-20+10.
+_SIZES = re.compile(r"(?:([1-9]\d*(?:-[1-9]\d*)*)\+)?([1-9]\d*(?:-[1-9]\d*)*)")
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How many classes each step brings.
+
+    ``10``: ten each, and the last takes what is left. ``50+10``: 50 first, then ten each. ``20-20-10``: just
+    these. ``first`` are the sizes that are stated one by one, ``then`` is that of all further steps.
+    """
+
+    first: tuple[int, ...]
+    then: int | None
+
+    @classmethod
+    def parse(cls, value: "int | str | StepSizes") -> "StepSizes":
+        """The sizes that a number or a text means."""
+        if isinstance(value, StepSizes):
+            return value
+        match = None if isinstance(value, bool) else _SIZES.fullmatch(str(value))
+        listed = [tuple(map(int, part.split("-"))) for part in (match.groups() if match else ()) if part]
+        if not listed or (len(listed) == 2 and len(listed[1]) > 1):
+            raise BadInput(
+                f"classes_per_step = {value!r} is not allowed: a number of classes is (10), or a first step "
+                "before it (50+10), or the sizes of all steps (20-20-10)"
+            )
+        if len(listed) == 1 and len(listed[0]) > 1:
+            return cls(listed[0], None)
+        first, then = (listed[0] if len(listed) == 2 else ()), listed[-1][0]
+        while first and first[-1] == then:  # 10+10 is 10
+            first = first[:-1]
+        return cls(first, then)
+
+    @property
+    def label(self) -> int | str:
+        """What names them in folders and rows: a number where steps are equal, a text where they are not."""
+        if self.then is None:
+            return "-".join(map(str, self.first))
+        return f"{'-'.join(map(str, self.first))}+{self.then}" if self.first else self.then
+
+    @property
+    def order(self) -> tuple[bool, tuple[int, ...]]:
+        """Sorts equal steps before others, and each of them by size: 5, 10, 20, 50+10."""
+        return bool(self.first), (*self.first, self.then or 0)
+
+    def of(self, classes: int) -> tuple[int, ...]:
+        """The classes of each step, of so many in all; the last takes what is left of equal ones."""
+        left = classes - sum(self.first)
+        if left < 0 or (left and self.then is None):
+            have = f"they are {sum(self.first)} in all" if self.then is None else "the first are more"
+            raise BadInput(
+                f"classes_per_step = {self.label!r} is not allowed: there are {classes} classes, and {have}"
+            )
+        then = self.then or 1
+        return (*self.first, *(min(then, left - start) for start in range(0, left, then)))
 
 
 def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", "list"], seed: int) -> Tensor:
@@ -40,30 +95,46 @@ def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", 
 
 @dataclass(frozen=True)
 class Step:
-    """Step ``number`` (1-based) of ``steps``: labels ``old`` … ``seen − 1`` are new.
+    """One of ``steps`` steps; ``sizes`` are the numbers of classes of the steps up to it.
 
     ``train`` indexes the training images of the new classes, ``test`` the test images of all classes seen.
     """
 
-    number: int
+    sizes: tuple[int, ...]
     steps: int
-    old: int
-    seen: int
     train: Tensor
     test: Tensor
 
     @property
+    def number(self) -> int:
+        """Its number, counted from 1."""
+        return len(self.sizes)
+
+    @property
+    def old(self) -> int:
+        """Number of old classes: labels 0 … old − 1 are theirs."""
+        return sum(self.sizes[:-1])
+
+    @property
+    def seen(self) -> int:
+        """Number of classes so far: labels old … seen − 1 are new."""
+        return sum(self.sizes)
+
+    @property
     def new(self) -> int:
         """Number of new classes."""
-        return self.seen - self.old
+        return self.sizes[-1]
 
     @property
     def tasks(self) -> list[range]:
-        """Labels of each step so far; all but the last have the same number."""
-        k = self.old // (self.number - 1) if self.old else self.new
-        return [range(start, min(start + k, self.old)) for start in range(0, self.old, k)] + [
-            range(self.old, self.seen)
-        ]
+        """Labels of each step so far."""
+        ends = list(accumulate(self.sizes))
+        return [range(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
+
+    @property
+    def task_of_class(self) -> list[int]:
+        """The step, counted from 1, that each class seen came with."""
+        return [task for task, labels in enumerate(self.tasks, start=1) for _ in labels]
 
 
 @dataclass(frozen=True)
@@ -72,24 +143,29 @@ class Stream(Sequence[Step]):
 
     train: Images
     test: Images
-    classes: int
-    per_step: int
+    sizes: tuple[int, ...]  #: classes of each step
 
     @classmethod
-    def create(cls, train: Images, test: Images, per_step: int, order_seed: int = 1993) -> "Stream":
+    def create(
+        cls, train: Images, test: Images, per_step: int | str | StepSizes, order_seed: int = 1993
+    ) -> "Stream":
         """Order the classes of a dataset and cut them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
             raise BadInput(
                 f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
             )
-        if per_step < 1:
-            raise BadInput(f"classes_per_step = {per_step} is not allowed: 1 to {classes} are")
         order = class_order(classes, order_seed)
-        return cls(train.relabelled(order), test.relabelled(order), classes, per_step)
+        sizes = StepSizes.parse(per_step).of(classes)
+        return cls(train.relabelled(order), test.relabelled(order), sizes)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes in all."""
+        return sum(self.sizes)
 
     def __len__(self) -> int:
-        return len(step_sizes(self.classes, self.per_step))
+        return len(self.sizes)
 
     @overload
     def __getitem__(self, index: int) -> Step: ...
@@ -104,14 +180,12 @@ class Stream(Sequence[Step]):
         return (self._step(i) for i in range(len(self)))
 
     def _step(self, index: int) -> Step:
-        old = index * self.per_step
-        seen = min(old + self.per_step, self.classes)
+        sizes = self.sizes[: index + 1]
+        seen, old = sum(sizes), sum(sizes[:-1])
         train, test = self.train.labels, self.test.labels
         return Step(
-            number=index + 1,
+            sizes=sizes,
             steps=len(self),
-            old=old,
-            seen=seen,
             train=((train >= old) & (train < seen)).nonzero().flatten().cpu(),
             test=(test < seen).nonzero().flatten().cpu(),
         )

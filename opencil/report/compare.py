@@ -13,6 +13,7 @@ from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import families, labelled, sort_detectors
 from opencil.report.results import Results, of_dataset, results
 from opencil.report.tables import Kind
+from opencil.study.rows import settings_of
 from opencil.study.study import Study
 
 #: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
@@ -57,8 +58,7 @@ def incomparable(study: Study) -> BadInput:
         )
     sizes = figures.sort_values("classes_per_step").groupby("id_dataset")["classes_per_step"]
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
-    ours = sorted(set(zip(study.rows["benchmark"], study.rows["k"], strict=True)))
-    named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in ours)
+    named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
 
 

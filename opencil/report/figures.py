@@ -28,6 +28,7 @@ from opencil.atomic_files import file_name, write, write_text
 from opencil.errors import unknown
 from opencil.report.averages import over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+from opencil.study.rows import settings_of
 
 # Blue, vermilion, green, purple, orange, sky: black is kept for what others are compared with, and the
 # yellow of the eight is too pale for paper.
@@ -120,7 +121,7 @@ class Figure:
 
     name: str
     benchmark: str
-    k: int
+    k: int | str
     cil: str
     title: str
     caption: str
@@ -152,8 +153,10 @@ def figures(rows: pd.DataFrame, choice: Choice | None = None) -> Iterator[Figure
     """Every figure that the rows can fill, drawn as it is asked for: per benchmark and k, then CIL model."""
     choice = choice or Choice()
     choice.check(rows)
-    for (benchmark, k), part in rows.groupby(["benchmark", "k"]):
-        group = _Group(str(benchmark), int(str(k)), part, choice.settled(part))
+    parts = dict(list(rows.groupby(["benchmark", "k"])))
+    for benchmark, k in settings_of(rows):
+        part = parts[benchmark, k]
+        group = _Group(benchmark, k, part, choice.settled(part))
         for draw in group.draws():
             with matplotlib.rc_context(_STYLE):
                 figure = draw()
@@ -164,7 +167,7 @@ def figures(rows: pd.DataFrame, choice: Choice | None = None) -> Iterator[Figure
 class _Group:
     """The figures of one benchmark and k; each is None where the rows have nothing to show in it."""
 
-    def __init__(self, benchmark: str, k: int, rows: pd.DataFrame, choice: Choice) -> None:
+    def __init__(self, benchmark: str, k: int | str, rows: pd.DataFrame, choice: Choice) -> None:
         self.benchmark, self.k, self.choice = benchmark, k, choice
         self.cils = [cil for cil in sort_cil(rows["cil"].unique()) if cil != choice.reference]
         steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])

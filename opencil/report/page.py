@@ -27,6 +27,7 @@ from opencil.report.figures import Figure
 from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
 from opencil.report.results import Results, results
 from opencil.study.records import RunRecord
+from opencil.study.rows import plain_k
 from opencil.study.study import Study
 
 _SCALE = 1000  # stored numbers are thousandths of a percent
@@ -175,7 +176,7 @@ def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
     partial = counted.partial if counted else {}
     return {
         "benchmark": benchmark,
-        "k": int(rows["k"].iloc[0]),
+        "k": plain_k(rows["k"].iloc[0]),
         "cils": cils,
         "detectors": [
             {"name": name, "family": group, "variant": labelled(name)} for name, group in family.items()

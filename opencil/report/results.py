@@ -11,6 +11,7 @@ import pandas as pd
 from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord
+from opencil.study.rows import settings_of
 from opencil.study.study import Study
 from opencil.validation import flat
 
@@ -52,7 +53,7 @@ class Results:
     """One benchmark with one k: every average, of runs that are finished, and what is not finished."""
 
     benchmark: str
-    k: int
+    k: int | str
     steps: int
     seeds: list[int]
     cil: list[str]
@@ -186,8 +187,6 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Results]:
     """
     rows = study.rows
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]
-    there = shown[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
-    keys = sorted((str(name), int(k)) for name, k in there)
     return [
         _results(
             name,
@@ -195,11 +194,11 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Results]:
             shown[(shown["benchmark"] == name) & (shown["k"] == k)],
             [run for run in study.runs if (run["benchmark"], run["k"]) == (name, k)],
         )
-        for name, k in keys
+        for name, k in settings_of(shown)
     ]
 
 
-def _results(benchmark: str, k: int, rows: pd.DataFrame, runs: list[RunRecord]) -> Results:
+def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord]) -> Results:
     measured = of_datasets(rows)
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     datasets = sort_datasets(benchmark, dict(distances))

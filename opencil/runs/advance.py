@@ -162,7 +162,7 @@ def _detect(
         name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in run.data.ood.items()
     }
     of_setup = cache(lambda which: outputs(stream.train, run.setup(step, which)))
-    tasks = torch.arange(step.seen, device=test.logits.device) // stream.per_step + 1
+    tasks = torch.tensor(step.task_of_class, device=test.logits.device)
     for name, detector in detectors.items():
         try:
             learned_from = None if detector.ready else of_setup(detector.set_up_on)

@@ -37,7 +37,7 @@ class RunSpec:
     detectors: dict[str, dict[str, Any]]
 
     @property
-    def classes_per_step(self) -> int:
+    def classes_per_step(self) -> int | str:
         """The run's k."""
         return self.benchmark.classes_per_step[0]
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pandas as pd
 
+from opencil.data.stream import StepSizes
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
 from opencil.runs import file_formats
 from opencil.runs.store import RunFolder, find_runs
-from opencil.study.records import IDENTITY, USABLE, RunRecord, trouble
-from opencil.study.rows import read_tables
+from opencil.study.records import IDENTITY, USABLE, Identity, RunRecord, trouble
+from opencil.study.rows import plain_k, read_tables
 from opencil.study.study import ROWS, RUNS, Study, read_published, showable_rows, together, unusable
 
 
@@ -43,7 +44,7 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         raise file_formats.damaged(folder.path / "step01", "its rows are of several runs")
     if len(of_rows):
         benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
-        k, seed = int(k), int(seed)
+        k, seed = plain_k(k), int(seed)
     else:
         benchmark, k, cil, seed = _identity(config, folder.path)
     evaluated = [path.stem for step in steps for path in step.tables()[1:]]
@@ -66,7 +67,7 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
     return record, rows
 
 
-def _identity(config: dict[str, Any], path: Path) -> tuple[str, int, str, int]:
+def _identity(config: dict[str, Any], path: Path) -> Identity:
     """Which run a config is of, before there are rows that say it."""
     try:
         benchmark = config["benchmark"]
@@ -84,7 +85,7 @@ def _expected_steps(config: dict[str, Any]) -> int | None:
     benchmark = config["benchmark"]
     name = benchmark.get("id")
     classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None
-    return -(-classes // benchmark["classes_per_step"][0]) if classes else None
+    return len(StepSizes.parse(benchmark["classes_per_step"][0]).of(classes)) if classes else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -5,15 +5,21 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
+from opencil.data.stream import StepSizes
+from opencil.errors import BadInput
+
 #: What tells one run from another.
 IDENTITY = ("benchmark", "k", "cil", "seed")
+
+
+Identity = tuple[str, int | str, str, int]
 
 
 class RunRecord(TypedDict):
     """One run: which it is, how far it has come, and what it was made with."""
 
     benchmark: str
-    k: int
+    k: int | str
     cil: str
     seed: int
     steps: int | None  #: in all; None where no step is finished and the number of classes is not known
@@ -25,12 +31,12 @@ class RunRecord(TypedDict):
     data: list[dict[str, Any]]  #: what images it read; empty where the run did not note that
 
 
-def identity(run: RunRecord) -> tuple[str, int, str, int]:
+def identity(run: RunRecord) -> Identity:
     """What tells a run from others."""
     return run["benchmark"], run["k"], run["cil"], run["seed"]
 
 
-def name_of(benchmark: str, k: int, cil: str, seed: int) -> str:
+def name_of(benchmark: str, k: int | str, cil: str, seed: int) -> str:
     """A run's identity in words, and its folder below that of all runs."""
     return f"{benchmark}/k{k}/{cil}/seed{seed}"
 
@@ -52,6 +58,14 @@ def _text(value: object) -> bool:
 
 def _whole(value: object, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _steps(value: object) -> bool:
+    """Whether a value says how many classes steps bring, in the one form that it has."""
+    try:
+        return isinstance(value, int | str) and StepSizes.parse(value).label == value
+    except BadInput:
+        return False
 
 
 def _number(value: object) -> bool:
@@ -86,7 +100,7 @@ def _dataset(value: object) -> bool:
 #: What each value of a record must be.
 USABLE: dict[str, Callable[[Any], bool]] = {
     "benchmark": _text,
-    "k": lambda value: _whole(value, 1),
+    "k": _steps,
     "cil": _text,
     "seed": _whole,
     "steps": lambda value: value is None or _whole(value, 1),

@@ -7,16 +7,20 @@ from typing import Any
 import pandas as pd
 
 from opencil.atomic_files import write
+from opencil.data.stream import StepSizes
 from opencil.errors import OpenCILError
 
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
-#: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples.
+#: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples. ``k`` is a number
+#: where all steps bring as many classes, and a text, 50+10, where they do not.
 COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a table as Parquet."""
+    if rows["k"].dtype == object:  # numbers beside texts: a column of a file has one type
+        rows = rows.assign(k=rows["k"].astype(str))
     write(path, lambda temporary: rows.to_parquet(temporary, index=False))
 
 
@@ -28,14 +32,34 @@ def read_tables(paths: list[Path], damaged: Callable[[Path, object], OpenCILErro
     import pyarrow as pa
 
     schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
-    tables = [_read_table(path, schema, damaged) for path in paths]
-    rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *tables]).to_pandas()
-    return rows
+    uneven = schema.set(COLUMNS.index("k"), pa.field("k", pa.large_string()))
+    tables = [_read_table(path, (schema, uneven), damaged) for path in paths]
+    if all(table.schema.equals(schema) for table in tables):
+        rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *tables]).to_pandas()
+        return rows
+    rows = pa.concat_tables([table.cast(uneven) for table in tables]).to_pandas()
+    labels = {text: int(text) if text.isdecimal() else text for text in rows["k"].unique()}
+    return rows.assign(k=rows["k"].map(labels))
 
 
-def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenCILError]) -> Any:
+def plain_k(value: Any) -> int | str:
+    """A row's k as plain Python: a number, or a text."""
+    return value if isinstance(value, str) else int(value)
+
+
+def settings_of(rows: pd.DataFrame) -> list[tuple[str, int | str]]:
+    """The benchmarks and ks that rows have, sorted: 5, 10, 20, 50+10."""
+    pairs = rows[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
+    return sorted(
+        ((str(benchmark), plain_k(k)) for benchmark, k in pairs),
+        key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order),
+    )
+
+
+def _read_table(path: Path, schemas: tuple[Any, Any], damaged: Callable[[Path, object], OpenCILError]) -> Any:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
+    from pyarrow.types import is_integer
 
     if not path.exists():
         raise damaged(path, "it is missing")
@@ -45,6 +69,7 @@ def _read_table(path: Path, schema: Any, damaged: Callable[[Path, object], OpenC
             table = file.read(use_threads=False)
         if table.column_names != COLUMNS:
             raise damaged(path, f"its columns are {', '.join(table.column_names)}")
+        schema = schemas[0] if is_integer(table.schema.field("k").type) else schemas[1]
         if not table.schema.equals(schema):
             table = table.cast(schema)
     except (OSError, ValueError, ArrowException) as error:

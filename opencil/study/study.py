@@ -75,7 +75,9 @@ def _read_published(folder: Path) -> Study:
             raise unusable(path, problem)
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
     if strange := set(named) - set(map(identity, runs)):
-        raise unusable(path, f"the rows have a run {name_of(*min(strange))} that is not among its runs")
+        raise unusable(
+            path, f"the rows have a run {name_of(*min(strange, key=str))} that is not among its runs"
+        )
     return Study(showable_rows(rows, folder / ROWS), runs)
 
 

@@ -359,7 +359,7 @@ BAD = [
     (["--benchmark", "digit"], ["'digit'", "did you mean 'digits'?"]),
     (["--classes-per-step", "0"], ["benchmark.classes_per_step", "0", "greater than or equal to 1"]),
     (["--classes-per-step", "9"], ["benchmark.classes_per_step = 9", "1 to 8"]),
-    (["--classes-per-step", "two"], ["--classes-per-step 'two'", "whole numbers"]),
+    (["--classes-per-step", "two"], ["classes_per_step = 'two'", "50+10", "20-20-10"]),
     (["--seed", "0;1"], ["--seed '0;1'", "whole numbers"]),
     (["--seed", ""], ["--seed ''", "whole numbers"]),
     (["--seed", "-1"], ["seed.runs[0] = -1"]),

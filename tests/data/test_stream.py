@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencil.data.images import ImageSet
-from opencil.data.stream import Stream, class_order, count_classes, ood_subset, step_sizes
+from opencil.data.stream import StepSizes, Stream, class_order, count_classes, ood_subset
 from opencil.errors import BadInput
 
 Maker = Callable[..., ImageSet]
@@ -26,10 +26,62 @@ def test_class_order_is_the_one_the_field_uses() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "per_step", "sizes"),
-    [(100, 10, [10] * 10), (8, 2, [2] * 4), (10, 4, [4, 4, 2]), (5, 5, [5]), (3, 1, [1] * 3), (3, 7, [3])],
+    [
+        (100, 10, [10] * 10),
+        (8, 2, [2] * 4),
+        (10, 4, [4, 4, 2]),
+        (5, 5, [5]),
+        (3, 1, [1] * 3),
+        (3, 7, [3]),
+        (100, "50+10", [50, *[10] * 5]),
+        (10, "4+4", [4, 4, 2]),
+        (9, "4+2", [4, 2, 2, 1]),
+        (4, "4+2", [4]),
+        (50, "20-20-10", [20, 20, 10]),
+        (60, "20-20+10", [20, 20, 10, 10]),
+    ],
 )
-def test_step_sizes(classes: int, per_step: int, sizes: list[int]) -> None:
-    assert step_sizes(classes, per_step) == sizes
+def test_step_sizes(classes: int, per_step: int | str, sizes: list[int]) -> None:
+    assert list(StepSizes.parse(per_step).of(classes)) == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("10", 10), (10, 10), ("50+10", "50+10"), ("10+10", 10), ("20-10+10", "20+10"), ("20-10", "20-10")],
+)
+def test_steps_have_one_label(text: int | str, label: int | str) -> None:
+    assert StepSizes.parse(text).label == label
+    assert StepSizes.parse(StepSizes.parse(text).label) == StepSizes.parse(text)
+
+
+def test_steps_sort_naturally() -> None:
+    labels: list[int | str] = ["50+10", 20, "20-20-10", 5, "50+5", 10]
+    ordered = sorted(labels, key=lambda label: StepSizes.parse(label).order)
+    assert ordered == [5, 10, 20, "20-20-10", "50+5", "50+10"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "a", "10+", "+10", "10+5-5", "10-0", "-10", "1.5", "10 + 5", True, -1]
+)
+def test_other_texts_are_no_steps(text: int | str) -> None:
+    with pytest.raises(BadInput, match=r"50\+10"):
+        StepSizes.parse(text)
+
+
+@pytest.mark.parametrize(("classes", "text"), [(49, "50+10"), (50, "20-20"), (30, "20-20")])
+def test_steps_that_do_not_fit_the_classes(classes: int, text: str) -> None:
+    with pytest.raises(BadInput, match=f"there are {classes} classes"):
+        StepSizes.parse(text).of(classes)
+
+
+def test_uneven_steps_know_their_tasks(make_images: Maker) -> None:
+    images = make_images(range(9))
+    step = Stream.create(images, images, "4+2")[2]
+    assert (step.number, step.steps, step.old, step.seen, step.new) == (3, 4, 6, 8, 2)
+    assert step.tasks == [range(4), range(4, 6), range(6, 8)]
+    assert step.task_of_class == [1, 1, 1, 1, 2, 2, 3, 3]
+    assert set(images.labels[step.test].tolist()) <= set(range(9))
+    assert len(step.test) == 8
 
 
 @settings(max_examples=40)
