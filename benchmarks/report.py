@@ -107,7 +107,7 @@ def command(root: Path, out: Path) -> None:
 
 def measure(root: Path, out: Path) -> None:
     from opencil.report.compare import COMPARED, comparison_tables
-    from opencil.report.figures import figures
+    from opencil.report.figures.drawing import figures
     from opencil.report.statistics import statistics_tables
     from opencil.report.tables import KINDS, tables
     from opencil.report.writing import write_page

@@ -13,7 +13,7 @@ from opencil.cli.guard import guarded
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
-    from opencil.report.figures import Figure
+    from opencil.report.figures.drawing import Figure
     from opencil.report.layout import Table
     from opencil.report.tables import Kind
     from opencil.study.study import Study
@@ -145,7 +145,8 @@ def report(
 
 
 def _drawn(study: "Study", detectors: list[str]) -> "list[Figure]":
-    from opencil.report.figures import Choice, figures
+    from opencil.report.figures.chosen import Choice
+    from opencil.report.figures.drawing import figures
 
     return list(figures(study.rows, Choice(tuple(detectors))))
 

@@ -11,6 +11,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from string import Template
 from typing import Any
@@ -23,7 +24,7 @@ from opencil.config import dump_yaml
 from opencil.evaluation.metric import metric_of
 from opencil.published import OOD
 from opencil.report.compare import data_notes
-from opencil.report.figures import Figure
+from opencil.report.figures.drawing import Figure
 from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
 from opencil.report.results import Results, results
 from opencil.study.records import RunRecord
@@ -114,12 +115,7 @@ def _record(run: RunRecord, config: int) -> dict[str, Any]:
 def _figure(figure: Figure) -> dict[str, Any]:
     width, height = (round(96 * side) for side in figure.picture.get_size_inches())
     return {
-        "name": figure.name,
-        "benchmark": figure.benchmark,
-        "k": figure.k,
-        "cil": figure.cil,
-        "title": figure.title,
-        "caption": figure.caption,
+        **asdict(figure.about),
         "svg": _shorter(figure.svg),
         "width": width,
         "height": height,

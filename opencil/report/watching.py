@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opencil.errors import OpenCILError
-from opencil.report.figures import Choice, figures
+from opencil.report.figures.chosen import Choice
+from opencil.report.figures.drawing import figures
 from opencil.report.writing import write_page
 from opencil.study.study import Study
 

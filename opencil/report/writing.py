@@ -13,7 +13,7 @@ from opencil.report.tables import KINDS, Kind, tables
 from opencil.study.study import Study, write_study
 
 if TYPE_CHECKING:  # Matplotlib: only where something is drawn
-    from opencil.report.figures import Figure
+    from opencil.report.figures.drawing import Figure
 
 _WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
 _NOTHING = "no detector has been evaluated yet"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from opencil.evaluation.metric import metric_of, metrics
-from opencil.report.figures import figures
+from opencil.report.figures.drawing import figures
 from opencil.report.page import page
 from opencil.study.rows import COLUMNS
 from opencil.study.study import Study
@@ -138,7 +138,9 @@ def test_figures_are_in_the_page(made_up: Rows) -> None:
     rows = made_up(seeds=(0,), steps=2)
     drawn = list(figures(rows))
     found = content(page(Study(rows, [run()]), figures=drawn))["figures"]
-    assert [(f["name"], f["cil"], f["caption"]) for f in found] == [(f.name, f.cil, f.caption) for f in drawn]
+    assert [(f["name"], f["cil"], f["caption"]) for f in found] == [
+        (f.about.name, f.about.cil, f.about.caption) for f in drawn
+    ]
     for figure in found:
         assert figure["svg"].startswith("<svg")
         assert figure["svg"].rstrip().endswith("</svg>")

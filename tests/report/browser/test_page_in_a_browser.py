@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from opencil.report.averages import datasets_over_steps, over_seeds, spread
-from opencil.report.figures import figures
+from opencil.report.figures.drawing import figures
 from opencil.report.page import page
 from opencil.study.study import Study
 
@@ -368,7 +368,11 @@ def test_an_ood_set_that_some_runs_lack_is_in_no_average(
 
 def test_figures_of_one_name_are_told_apart(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
     rows = made_up(seeds=(0,), steps=2)
-    drawn = [replace(figure, name="the same") for figure in figures(rows) if not figure.cil]
+    drawn = [
+        replace(figure, about=replace(figure.about, name="the same"))
+        for figure in figures(rows)
+        if not figure.about.cil
+    ]
     browser = show(rows, [record()], figures=drawn)
     browser.wait("[...document.images].every(i => i.complete && i.naturalWidth)")
     addresses = browser.evaluate("[...document.images].map(i => i.src)")

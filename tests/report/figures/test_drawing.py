@@ -18,27 +18,16 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from PIL import Image
 
-from opencil import BadInput
-from opencil.report.figures import Choice, Figure, apart, figures
+from opencil.report.figures.chosen import Choice
+from opencil.report.figures.drawing import Figure, apart, figures
 
 Rows = Callable[..., pd.DataFrame]
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
 FOUR = ("msp", "energy", "odin", "gen")  # the representative ones, then others in the paper's order
 
 
-@pytest.fixture
-def rows(made_up: Rows) -> pd.DataFrame:
-    """Two CIL models and the joint one, five detectors, three seeds, four steps; also AUC of new classes."""
-    parts = [
-        made_up(cil=cil, detectors=DETECTORS, entropy=i) for i, cil in enumerate(("icarl", "wa", "joint"))
-    ]
-    table = pd.concat(parts)
-    new = table[table["metric"] == "auc"].assign(metric="auc_new")
-    return pd.concat([table, new.assign(value=1 - new["value"])], ignore_index=True)
-
-
 def drawn(rows: pd.DataFrame, choice: Choice | None = None) -> dict[str, Figure]:
-    return {figure.name: figure for figure in figures(rows, choice)}
+    return {figure.about.name: figure for figure in figures(rows, choice)}
 
 
 def panel(figure: Figure, number: int = 0) -> Axes:
@@ -76,22 +65,6 @@ def auc(rows: pd.DataFrame, cil: str, detector: str, metric: str = "auc") -> lis
     return [100 * mean(naive(rows, step=t, **place)) for t in steps]
 
 
-# --- which there are -------------------------------------------------------------------------------
-
-
-def test_every_figure_of_every_model(rows: pd.DataFrame) -> None:
-    of_model = ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")
-    expected = {"b-k2-fig3a", "b-k2-accuracy-auc"}
-    expected |= {f"b-k2-{figure}-{cil}" for figure in of_model for cil in ("icarl", "wa")}
-    found = drawn(rows)
-    assert set(found) == expected
-    for figure in found.values():
-        assert (figure.benchmark, figure.k) == ("b", 2)
-        assert figure.cil == next((cil for cil in ("icarl", "wa") if figure.name.endswith(cil)), "")
-        assert figure.title
-        assert figure.caption.endswith(".")
-
-
 def test_benchmarks_and_step_sizes_have_figures_of_their_own(made_up: Rows) -> None:
     parts = [made_up(entropy=1), made_up(k=5, entropy=2), made_up(benchmark="c", entropy=3)]
     together, alone = drawn(pd.concat(parts)), [drawn(part) for part in parts]
@@ -99,16 +72,6 @@ def test_benchmarks_and_step_sizes_have_figures_of_their_own(made_up: Rows) -> N
     for part in alone:
         for name, figure in part.items():
             assert together[name].svg == figure.svg
-
-
-def test_rows_without_detectors_have_no_figures(rows: pd.DataFrame) -> None:
-    assert drawn(rows[rows["detector"] == ""]) == {}
-    assert drawn(rows[:0]) == {}
-
-
-def test_a_metric_that_is_missing_leaves_its_figures_out(rows: pd.DataFrame) -> None:
-    found = drawn(rows[rows["metric"].isin(["auc", "accuracy"])])
-    assert {name.split("-")[2] for name in found} == {"fig3a", "accuracy", "fig1a", "fig3b"}
 
 
 # --- what they draw --------------------------------------------------------------------------------
@@ -131,7 +94,7 @@ def test_1a_draws_the_detectors_and_the_same_on_the_joint_model(rows: pd.DataFra
 def test_1a_says_where_there_is_nothing_to_compare_with(rows: pd.DataFrame) -> None:
     figure = drawn(rows[rows["cil"] == "wa"])["b-k2-fig1a-wa"]
     assert len(lines(panel(figure))) == 4
-    assert "no runs of joint" in figure.caption
+    assert "no runs of joint" in figure.about.caption
 
 
 def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame) -> None:
@@ -159,12 +122,7 @@ def test_bands_end_where_percents_do(rows: pd.DataFrame) -> None:
 def test_one_seed_has_no_band(made_up: Rows) -> None:
     figure = drawn(made_up(seeds=(3,)))["b-k2-fig3a"]
     assert not panel(figure).collections
-    assert figure.caption.endswith("One seed.")
-
-
-def test_seeds_that_are_not_as_far_are_counted(rows: pd.DataFrame) -> None:
-    partial = rows[~((rows["seed"] == 2) & (rows["step"] > 2))]
-    assert "Mean over 2 to 3 seeds" in drawn(partial)["b-k2-fig3a"].caption
+    assert figure.about.caption.endswith("One seed.")
 
 
 def test_1b_is_the_confidence_on_each_task_at_each_step(rows: pd.DataFrame) -> None:
@@ -234,12 +192,6 @@ def test_every_baseline_is_a_point(rows: pd.DataFrame) -> None:
     assert texts(figure) == best
 
 
-def test_a_model_that_is_not_finished_is_named(rows: pd.DataFrame) -> None:
-    partial = rows[~((rows["cil"] == "wa") & (rows["step"] > 3))]
-    assert "not comparable: wa (3 of 4 steps)" in drawn(partial)["b-k2-accuracy-auc"].caption
-    assert "not comparable" not in drawn(rows)["b-k2-accuracy-auc"].caption
-
-
 # --- what is chosen --------------------------------------------------------------------------------
 
 
@@ -250,20 +202,7 @@ def test_detectors_can_be_chosen(rows: pd.DataFrame) -> None:
     assert "b-k2-fig1a-wa" not in found
     ours = lines(panel(found["b-k2-fig3a"]))[0]
     assert list(ours.get_ydata()) == pytest.approx(auc(rows, "icarl", "odin"))
-    assert "energy score" in found["b-k2-fig1b-icarl"].caption
-
-
-def test_the_paper_s_detectors_come_first(made_up: Rows) -> None:
-    names = ("ber", "aaa", "regmix", "energy", "bbb", "msp")
-    settled = Choice().settled(made_up(detectors=names))
-    assert settled == Choice(("msp", "energy", "regmix", "ber"), "regmix", "msp")
-    assert Choice().settled(made_up(detectors=("bbb", "aaa"))) == Choice(("aaa", "bbb"), "aaa", "aaa")
-
-
-@pytest.mark.parametrize("choice", [Choice(("enrgy",)), Choice(detector="enrgy"), Choice(confidence="enrgy")])
-def test_a_detector_that_no_row_has_is_refused(rows: pd.DataFrame, choice: Choice) -> None:
-    with pytest.raises(BadInput, match=r"'enrgy' is unknown.*did you mean 'energy'"):
-        list(figures(rows, choice))
+    assert "energy score" in found["b-k2-fig1b-icarl"].about.caption
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -294,7 +233,7 @@ def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
             assert path.parent == tmp_path / "here"
             assert path.exists()
         assert "<img" not in figure.svg
-    (first,) = [figure for figure in figures(rows) if "fig1a" in figure.name]
+    (first,) = [figure for figure in figures(rows) if "fig1a" in figure.about.name]
     assert {"</script><img src=x…", "$\\frac{$"} <= texts(first)
     assert list(tmp_path.iterdir()) == [tmp_path / "here"]
 
@@ -302,7 +241,7 @@ def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
 def test_names_that_are_alike_have_files_of_their_own(made_up: Rows) -> None:
     names = ("a b", "a_b", "a/b", "config-a")
     rows = pd.concat([made_up(cil=cil, seeds=(0,), steps=2) for cil in names])
-    found = [figure.name for figure in figures(rows)]
+    found = [figure.about.name for figure in figures(rows)]
     assert len(set(found)) == len(found) == 2 + 5 * len(names)
     assert {"b-k2-fig1b-a_b", "b-k2-fig1b-config-a"} <= set(found)
 
@@ -328,7 +267,7 @@ def test_no_text_leaves_its_figure(made_up: Rows, least: float, score: float) ->
         width, height = canvas.get_width_height()
         for text in written(figure):
             (left, low), (right, high) = text.get_window_extent(canvas.get_renderer()).get_points()
-            seen = (figure.name, text.get_text())
+            seen = (figure.about.name, text.get_text())
             assert (left >= 0, right <= width) == (True, True), seen
             assert (low >= 0, high <= height) == (True, True), seen
 

@@ -1,0 +1,62 @@
+"""What figures show: which there are, what is chosen for them, and what their captions say."""
+
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+
+from opencil import BadInput
+from opencil.report.figures.chosen import About, Choice, contents
+
+Rows = Callable[..., pd.DataFrame]
+
+
+def chosen(rows: pd.DataFrame) -> dict[str, About]:
+    return {content.about.name: content.about for content in contents(rows)}
+
+
+def test_every_figure_of_every_model(rows: pd.DataFrame) -> None:
+    of_model = ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")
+    expected = {"b-k2-fig3a", "b-k2-accuracy-auc"}
+    expected |= {f"b-k2-{figure}-{cil}" for figure in of_model for cil in ("icarl", "wa")}
+    found = chosen(rows)
+    assert set(found) == expected
+    for figure in found.values():
+        assert (figure.benchmark, figure.k) == ("b", 2)
+        assert figure.cil == next((cil for cil in ("icarl", "wa") if figure.name.endswith(cil)), "")
+        assert figure.title
+        assert figure.caption.endswith(".")
+
+
+def test_rows_without_detectors_have_no_figures(rows: pd.DataFrame) -> None:
+    assert chosen(rows[rows["detector"] == ""]) == {}
+    assert chosen(rows[:0]) == {}
+
+
+def test_a_metric_that_is_missing_leaves_its_figures_out(rows: pd.DataFrame) -> None:
+    found = chosen(rows[rows["metric"].isin(["auc", "accuracy"])])
+    assert {name.split("-")[2] for name in found} == {"fig3a", "accuracy", "fig1a", "fig3b"}
+
+
+def test_seeds_that_are_not_as_far_are_counted(rows: pd.DataFrame) -> None:
+    partial = rows[~((rows["seed"] == 2) & (rows["step"] > 2))]
+    assert "Mean over 2 to 3 seeds" in chosen(partial)["b-k2-fig3a"].caption
+
+
+def test_a_model_that_is_not_finished_is_named(rows: pd.DataFrame) -> None:
+    partial = rows[~((rows["cil"] == "wa") & (rows["step"] > 3))]
+    assert "not comparable: wa (3 of 4 steps)" in chosen(partial)["b-k2-accuracy-auc"].caption
+    assert "not comparable" not in chosen(rows)["b-k2-accuracy-auc"].caption
+
+
+def test_the_paper_s_detectors_come_first(made_up: Rows) -> None:
+    names = ("ber", "aaa", "regmix", "energy", "bbb", "msp")
+    completed = Choice().completed(made_up(detectors=names))
+    assert completed == Choice(("msp", "energy", "regmix", "ber"), "regmix", "msp")
+    assert Choice().completed(made_up(detectors=("bbb", "aaa"))) == Choice(("aaa", "bbb"), "aaa", "aaa")
+
+
+@pytest.mark.parametrize("choice", [Choice(("enrgy",)), Choice(detector="enrgy"), Choice(confidence="enrgy")])
+def test_a_detector_that_no_row_has_is_refused(rows: pd.DataFrame, choice: Choice) -> None:
+    with pytest.raises(BadInput, match=r"'enrgy' is unknown.*did you mean 'energy'"):
+        list(contents(rows, choice))
