@@ -8,7 +8,7 @@ import pytest
 
 import opencil
 from opencil.config import Config
-from opencil.runs.runner import Event, Finished, Training
+from opencil.runs.events import Event, Finished, Training
 from opencil.testing import check_learner
 
 Plugin = Callable[[str], ModuleType]

@@ -106,7 +106,7 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     names = {"opencil": opencil, "logits": torch.randn(20, 5), "id_logits": 9 * torch.randn(30, 5)}
     exec(short, names)
-    assert isinstance(names["event"], opencil.runs.runner.Finished)
+    assert isinstance(names["event"], opencil.runs.events.Finished)
     assert len(names["data"].stream(2)) == 4
     assert names["scores"].shape == (20,)
 

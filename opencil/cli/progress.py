@@ -18,7 +18,7 @@ from rich.progress import (
 from opencil.cli.guard import problems
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
-    from opencil.runs.runner import Event
+    from opencil.runs.events import Event
 
 _LINES = 30.0  #: seconds between lines about progress, in a log file
 
@@ -26,7 +26,7 @@ _LINES = 30.0  #: seconds between lines about progress, in a log file
 @contextmanager
 def progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
     """A function that shows events: two bars (all runs, this step), or lines if the output is no terminal."""
-    from opencil.runs.runner import Evaluated, Failed, Finished, Training
+    from opencil.runs.events import Evaluated, Failed, Finished, Training
 
     columns = (
         TextColumn("{task.description}"),

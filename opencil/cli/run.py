@@ -23,8 +23,9 @@ def run(config: "Config") -> None:
 
     Started again, it goes on where it stopped; a finished run answers at once.
     """
+    from opencil.runs.events import Failed
     from opencil.runs.plan import plan
-    from opencil.runs.runner import Failed, execute
+    from opencil.runs.runner import execute
     from opencil.runs.tensorboard import training_curves
 
     screen, failures = Console(), 0

@@ -122,7 +122,8 @@ class Outputs:
         """Outputs of some images of a set, chosen by index; None where they are not all among these."""
         if self.inputs is None or self.inputs.images is not images or self.inputs.indices is None:
             return None
-        known, order = self.inputs.indices.sort()
+        indices = indices.cpu()
+        known, order = self.inputs.indices.cpu().sort()
         places = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
         if not torch.equal(known[places], indices):
             return None

@@ -20,15 +20,13 @@ from opencil.engine.device import resolve_device
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.advance import advance
-from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.loading import describe_data, load
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
-
-__all__ = ["Evaluated", "Event", "Failed", "Finished", "Training", "environment", "execute", "source_digest"]
 
 
 def execute(config: Config) -> Iterator[Event]:

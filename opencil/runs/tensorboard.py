@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from opencil.errors import BadInput
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import RunSpec
-from opencil.runs.runner import Event, Failed, Finished, Training
 
 
 @contextmanager

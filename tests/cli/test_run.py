@@ -19,8 +19,8 @@ import opencil
 from opencil.cli import app
 from opencil.cli.progress import progress
 from opencil.config import Config, parse_yaml, resolve
+from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.plan import plan
-from opencil.runs.runner import Event, Failed, Finished
 from opencil.runs.store import RunFolder
 
 RUN = "digits/k2/icarl/seed0"

@@ -11,7 +11,7 @@ import pytest
 
 import opencil
 from opencil.config import Config
-from opencil.runs.runner import Event
+from opencil.runs.events import Event
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.
             from opencil.config import read_yaml
             from opencil.runs import file_formats
             from opencil.runs.plan import plan
-            from opencil.runs.runner import Evaluated, Training
+            from opencil.runs.events import Evaluated, Training
             from opencil.runs.store import RunFolder
 
             def die():

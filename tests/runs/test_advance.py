@@ -18,7 +18,7 @@ from opencil.config import Config
 from opencil.detectors.detector import Reads
 from opencil.nets.resnet import ResNet
 from opencil.runs import file_formats
-from opencil.runs.runner import Event, Finished
+from opencil.runs.events import Event, Finished
 from opencil.runs.store import RunFolder
 
 Make = Callable[..., Config]
@@ -131,7 +131,7 @@ def test_a_detector_that_cannot_be_evaluated_does_not_stop_the_others(
 ) -> None:
     """NNGuide wants 100 set-up samples, and the memory has 80."""
     events = run_all(tiny(tmp_path, "detector.*.setup=memory", detector=["nnguide", "relation"]))
-    assert isinstance(events[-1], opencil.runs.runner.Failed)
+    assert isinstance(events[-1], opencil.runs.events.Failed)
     assert "nnguide has no rows: step 1: NNGuide needs at least 100 samples" in str(events[-1].error)
     rows = opencil.read_rows(tmp_path)
     assert set(rows.loc[rows["detector"] == "relation", "step"]) == {1, 2, 3, 4}

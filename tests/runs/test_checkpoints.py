@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import opencil
 from opencil.config import Config
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata
-from opencil.runs.runner import Event, Failed, Finished, Training
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opencil.config import Config
-from opencil.runs.runner import Event, Failed, Finished, Training
+from opencil.runs.events import Event, Failed, Finished, Training
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]

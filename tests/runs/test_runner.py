@@ -13,7 +13,7 @@ import opencil
 from opencil import BadInput
 from opencil.config import Config
 from opencil.runs import runner
-from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder
 
 Make = Callable[..., Config]

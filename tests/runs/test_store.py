@@ -20,8 +20,8 @@ import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config
 from opencil.runs import runner
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
-from opencil.runs.runner import Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder
 
 Make = Callable[..., Config]

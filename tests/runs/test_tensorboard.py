@@ -11,7 +11,7 @@ import opencil
 from opencil import BadInput
 from opencil.config import Config
 from opencil.runs import tensorboard
-from opencil.runs.runner import Training
+from opencil.runs.events import Training
 from opencil.runs.tensorboard import training_curves
 
 RUN = "digits/k2/bic/seed0"

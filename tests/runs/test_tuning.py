@@ -23,7 +23,7 @@ from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import Source, Views
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput
-from opencil.runs.runner import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
 

@@ -20,8 +20,8 @@ from opencil.config import Config
 from opencil.nets.model import Backbone, Head, Model
 from opencil.registry import LEARNERS
 from opencil.runs import weights
+from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.file_formats import metadata
-from opencil.runs.runner import Event, Failed, Finished
 from opencil.runs.weights import Stock, read_weights, write_weights
 
 Make = Callable[..., Config]

@@ -67,7 +67,7 @@ def test_they_serve_as_id_and_ood(root: Path) -> None:
 def test_a_whole_run_on_them(root: Path) -> None:
     resolved = config(root)
     events = list(opencil.execute(resolved))
-    assert isinstance(events[-1], opencil.runs.runner.Finished)
+    assert isinstance(events[-1], opencil.runs.events.Finished)
     rows = opencil.read_rows(root / "runs")
     assert set(rows["ood"]) == {"", "other-birds", "noise", "scans"}
     assert set(rows["step"]) == {1, 2}

@@ -126,7 +126,7 @@ def test_the_imagenet1k_track_runs_from_end_to_end(
         "texture": 2,
     }
     events = list(opencil.execute(config))
-    assert isinstance(events[-1], opencil.runs.runner.Finished)
+    assert isinstance(events[-1], opencil.runs.events.Finished)
     rows = opencil.read_rows(tmp_path / "runs")
     assert set(rows["step"]) == {1, 2}
     assert set(rows["detector"]) == {"", "msp", "energy"}
