@@ -1,12 +1,8 @@
-"""Prepared images: decoded once, kept as bytes in one file per split, mapped into memory at later starts.
+"""Prepared images: decoded once, kept as bytes in one array per split, mapped into memory at later starts.
 
-A file holds the images, the labels, and a footer of JSON with their checksums, the class names and the key:
-what the images were made from and how. It is written whole or not at all, and replaces its predecessor only
-when it is complete, so that a full disk or a crash leaves the old one in place.
-
-::
-
-    images uint8 [N, 3, side, side] · labels int64 [N] · footer · its length (8 bytes) · magic (8 bytes)
+A split has two files: the images as ``.npy``, uint8 [N, 3, side, side], and a record in JSON with the labels,
+the class names, a checksum, and the key: what the images were made from and how. Each is written whole or not
+at all, and only when there is room for both, so that a full disk leaves the old ones in place.
 """
 
 import hashlib
@@ -15,9 +11,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,12 +24,11 @@ from opencil.errors import BadInput, OpenCILError
 if TYPE_CHECKING:
     from opencil.data.readers.source import SplitOnDisk
 
-_MAGIC = b"OCIMGS01"
 _BATCH = 256
 #: Side for decoding images only to see whether they can be: any does, and a small one costs the least.
 SURVEY_SIDE = 32
-_ENDING = ".images"
-_FOOTER = frozenset({"key", "shape", "sha256", "labels_sha256", "classes", "skipped"})
+#: Ending of earlier files, whose format was our own.
+_EARLIER = ".images"
 _log = logging.getLogger("opencil.data")
 
 #: Told the number of images done and of all.
@@ -55,6 +50,18 @@ class Prepared:
     labels: np.ndarray[Any, np.dtype[np.int64]]
     classes: tuple[str, ...]
     skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What belongs to an array of images; ``sha256`` is of its pixels and the labels."""
+
+    key: str
+    sha256: str
+    labels: list[int]
+    classes: tuple[str, ...]
+    skipped: tuple[str, ...]
+    source: str
 
 
 def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
@@ -81,7 +88,7 @@ class CacheFile:
     def of(cls, folder: Path, dataset: str, split: str, on_disk: "SplitOnDisk", side: int) -> "CacheFile":
         """Its file in a folder: another place of the same dataset has another file."""
         place = hashlib.sha256(f"{on_disk.layout}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
-        return cls(folder / f"{dataset}-{split}-{side}px-{place}{_ENDING}", on_disk, side)
+        return cls(folder / f"{dataset}-{split}-{side}px-{place}.npy", on_disk, side)
 
     def key(self) -> str:
         """A checksum of what the images are made from: the files' names, sizes and times; the side.
@@ -107,21 +114,28 @@ class CacheFile:
         """
         level = logging.DEBUG if quiet else logging.WARNING
         if not self.path.is_file():
+            if (earlier := self.path.with_suffix(_EARLIER)).is_file():
+                _log.log(level, "cache %s is of an earlier version: it is prepared again", earlier)
             return None
         try:
-            footer, labels = _read_end(self.path, self.side)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            record = _Record(**json.loads(self._record.read_text(encoding="utf-8")))
+            # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
+            images = np.load(self.path, mmap_mode="c")
+            labels = np.array(record.labels, np.int64)
+            if (images.dtype, images.shape) != (np.uint8, (len(labels), 3, self.side, self.side)):
+                raise ValueError(f"its images are {images.dtype} {list(images.shape)}")
+        except Exception as error:  # whatever json and numpy make of a damaged file
             _log.log(level, "cache %s is damaged (%s): it is prepared again", self.path, error)
             return None
-        if footer["key"] != self.key():
+        if record.key != self.key():
             _log.log(level, "cache %s was made from other files: it is prepared again", self.path)
             return None
-        # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
-        images = np.memmap(self.path, np.uint8, mode="c", shape=tuple(footer["shape"]))
-        if hashlib.sha256(images.reshape(-1).data).hexdigest() != footer["sha256"]:
+        checksum = hashlib.sha256(images.reshape(-1).data)
+        checksum.update(labels.data)
+        if checksum.hexdigest() != record.sha256:
             _log.log(level, "cache %s is damaged (its checksum differs): it is prepared again", self.path)
             return None
-        return Prepared(images, labels, tuple(footer["classes"]), tuple(footer["skipped"]))
+        return Prepared(images, labels, tuple(record.classes), tuple(record.skipped))
 
     def prepare(
         self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
@@ -175,6 +189,10 @@ class CacheFile:
         return []
 
     @property
+    def _record(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    @property
     def _note(self) -> Path:
         return self.path.with_suffix(".survey.json")
 
@@ -201,6 +219,7 @@ class CacheFile:
             checksum, kept = hashlib.sha256(), np.ones(len(source), bool)
             batches = decoded(source, range(len(source)), self.side, _BATCH, workers)
             with temporary.open("wb") as file, closing(batches):
+                _write_header(file, len(source), self.side)
                 for number, batch in enumerate(batches):
                     pixels, start = batch.pixels, number * _BATCH
                     for position, error in batch.corrupt.items():
@@ -216,22 +235,20 @@ class CacheFile:
                 labels = source.labels[kept]
                 if not len(labels):
                     raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
-                stored = labels.astype("<i8").tobytes()
-                footer = {
-                    "key": key,
-                    "shape": [len(labels), 3, self.side, self.side],
-                    "sha256": checksum.hexdigest(),
-                    "labels_sha256": hashlib.sha256(stored).hexdigest(),
-                    "classes": source.classes,
-                    "skipped": skipped,
-                    "source": str(self.on_disk.place),
-                }
-                end = json.dumps(footer).encode()
-                for part in (stored, end, len(end).to_bytes(8, "little"), _MAGIC):
-                    file.write(part)
+                # Their number is known only now; numpy leaves room in a header for any.
+                file.seek(0)
+                _write_header(file, len(labels), self.side)
+            checksum.update(labels.data)
+            place = str(self.on_disk.place)
+            record = _Record(
+                key, checksum.hexdigest(), labels.tolist(), source.classes, tuple(skipped), place
+            )
+            # Before the images get their name: where there is no room for it, the old ones stay.
+            write_text(self._record, json.dumps(asdict(record)))
 
         try:
             write(self.path, fill)
+            self.path.with_suffix(_EARLIER).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -242,25 +259,6 @@ class CacheFile:
         )
 
 
-def _read_end(path: Path, side: int) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.int64]]]:
-    """Footer and labels of a file; a ValueError says why it cannot be one of ours."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - 16))
-        length, magic = int.from_bytes(file.read(8), "little"), file.read(8)
-        if magic != _MAGIC or length > size - 16:
-            raise ValueError("it does not end as it should")
-        file.seek(size - 16 - length)
-        footer = json.loads(file.read(length))
-        if absent := _FOOTER - footer.keys():
-            raise ValueError(f"its footer lacks {min(absent)!r}")
-        count = int(footer["shape"][0])
-        if footer["shape"] != [count, 3, side, side]:
-            raise ValueError(f"its images are {footer['shape']}")
-        if size != int(np.prod(footer["shape"])) + 8 * count + length + 16:
-            raise ValueError("its size is wrong")
-        file.seek(size - 16 - length - 8 * count)
-        stored = file.read(8 * count)
-    if hashlib.sha256(stored).hexdigest() != footer["labels_sha256"]:
-        raise ValueError("the checksum of its labels differs")
-    return footer, np.frombuffer(stored, "<i8").astype(np.int64)
+def _write_header(file: IO[bytes], count: int, side: int) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, 3, side, side)}
+    np.lib.format.write_array_header_1_0(file, header)

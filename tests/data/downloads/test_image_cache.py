@@ -37,6 +37,11 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
+def pair(file: CacheFile) -> list[str]:
+    """Its two files."""
+    return [file.path.with_suffix(".json").name, file.path.name]
+
+
 @pytest.mark.parametrize("side", [4, 8, 11])
 def test_prepared_images_are_the_sources(root: Path, side: int) -> None:
     prepared = cache_file(root, side).prepare(workers=2)
@@ -91,7 +96,7 @@ def test_changed_files_are_prepared_again(
     assert "was made from other files" in caplog.text
     prepared = cache_file(root).prepare(workers=1)
     assert len(prepared.labels) == (6 if change is add else 5)
-    assert len(files_in(root / "cache")) == 1, "the new file takes the place of the old"
+    assert files_in(root / "cache") == pair(cache_file(root)), "the new ones take the place of the old"
 
 
 def test_sizes_and_places_have_files_of_their_own(root: Path, tree: Tree, tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_sizes_and_places_have_files_of_their_own(root: Path, tree: Tree, tmp_pa
     cache_file(root, 4).prepare(1)
     elsewhere = CacheFile.of(root / "cache", "texture", "test", Texture().locate("t", "test", other), 8)
     elsewhere.prepare(1)
-    assert len(files_in(root / "cache")) == 3
+    assert len(files_in(root / "cache")) == 6
     loaded = cache_file(root, 8).load()
     assert loaded is not None
     assert len(loaded.labels) == 5
@@ -113,18 +118,30 @@ def flip_byte(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
+def relabel(record: Path, labels: list[int]) -> None:
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"labels": labels}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: flip_byte(path, 100),
-        lambda path: flip_byte(path, 5 * 3 * 64 + 3),
         lambda path: flip_byte(path, -1),
-        lambda path: flip_byte(path, -14),
+        lambda path: flip_byte(path, 3),
+        lambda path: flip_byte(path, 70),
         lambda path: path.write_bytes(path.read_bytes()[:-200]),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"x" + path.read_bytes()),
+        lambda path: np.save(path, np.zeros((5, 3, 8, 8), np.float32)),
+        lambda path: np.save(path, np.zeros((4, 3, 8, 8), np.uint8)),
+        lambda path: path.with_suffix(".json").unlink(),
+        lambda path: path.with_suffix(".json").write_text("[]"),
+        lambda path: relabel(path.with_suffix(".json"), [0, 0, 0, 1, 0]),
+        lambda path: relabel(path.with_suffix(".json"), [0, 0, 0, 1, 2**70]),
     ],
-    ids=["image", "label", "magic", "length", "truncated", "empty", "shifted"],
+    ids=[
+        *("image", "magic", "header", "truncated", "empty", "shifted", "floats", "fewer"),
+        *("no record", "another record", "label", "impossible label"),
+    ],
 )
 def test_a_damaged_file_is_told_and_made_again(
     root: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
@@ -159,6 +176,9 @@ class FullDisk:
                         raise OSError(errno.ENOSPC, "No space left on device")
                     return int(file.write(content))
 
+                def seek(self, place: int) -> None:
+                    file.seek(place)
+
                 def __enter__(self) -> "Wrapped":
                     return self
 
@@ -170,7 +190,7 @@ class FullDisk:
         return open_
 
 
-@pytest.mark.parametrize("room", [0, 500, 1000])
+@pytest.mark.parametrize("room", [0, 500, 1000, 1100, 1250])
 def test_a_full_disk_leaves_the_old_file(root: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     file = cache_file(root)
     file.prepare(workers=1)
@@ -181,7 +201,7 @@ def test_a_full_disk_leaves_the_old_file(root: Path, room: int, monkeypatch: pyt
         with pytest.raises(OpenCILError, match=r"No space left on device.*unchanged.*--cache"):
             cache_file(root).prepare(workers=1)
     assert file.path.read_bytes() == before
-    assert files_in(root / "cache") == [file.path.name]
+    assert files_in(root / "cache") == pair(file)
     assert len(cache_file(root).prepare(workers=1).labels) == 5
 
 
@@ -259,7 +279,7 @@ def test_a_registered_dataset_loads_through_it(cifar: Callable[..., Path], tmp_p
     assert torch.equal(images.images, torch.from_numpy(np.stack([source.pixels(i, 32) for i in range(6)])))
     served = CIFAR100().serve("cifar100", "train", 32, Access(root))
     assert torch.equal(next(served.batches(torch.arange(6), 6)), images.images)
-    assert len(files_in(root / ".opencil-cache")) == 1
+    assert len(files_in(root / ".opencil-cache")) == 2
 
 
 def test_the_spelling_of_the_root_does_not_matter(
@@ -275,20 +295,35 @@ def test_the_spelling_of_the_root_does_not_matter(
     assert cache_file(root).key() not in keys, "names count"
 
 
-@pytest.mark.parametrize("lacking", ["key", "sha256", "classes", "skipped", "shape"])
-def test_a_footer_that_lacks_something_is_damaged(
+@pytest.mark.parametrize("lacking", ["key", "sha256", "classes", "skipped", "labels"])
+def test_a_record_that_lacks_something_is_damaged(
     root: Path, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = cache_file(root)
     file.prepare(workers=1)
-    content = file.path.read_bytes()
-    length = int.from_bytes(content[-16:-8], "little")
-    footer = json.loads(content[-16 - length : -16])
-    del footer[lacking]
-    end = json.dumps(footer).encode()
-    file.path.write_bytes(content[: -16 - length] + end + len(end).to_bytes(8, "little") + content[-8:])
+    record = file.path.with_suffix(".json")
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != lacking}))
     assert len(cache_file(root).prepare(workers=1).labels) == 5
-    assert f"is damaged (its footer lacks {lacking!r})" in caplog.text
+    assert f"cache {file.path} is damaged" in caplog.text
+    assert f"argument: {lacking!r}" in caplog.text
+
+
+def test_a_file_of_an_earlier_version_is_told_and_replaced(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = cache_file(root)
+    earlier = file.path.with_suffix(".images")
+    earlier.parent.mkdir()
+    earlier.write_bytes(b"pixels, labels, footer")
+    assert len(file.prepare(workers=1).labels) == 5
+    assert caplog.text.count(f"cache {earlier} is of an earlier version: it is prepared again") == 1
+    assert files_in(root / "cache") == pair(file)
+
+
+def test_numpy_reads_it(root: Path) -> None:
+    corrupt(root)
+    prepared = cache_file(root).prepare(workers=1, skip_corrupt=True)
+    np.testing.assert_array_equal(np.load(cache_file(root).path), prepared.images)
 
 
 def test_a_stale_file_is_told_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
