@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import chdtrc, ndtr  # scipy.stats would take half a second to import
 
 from opencil.errors import BadInput, unknown
 from opencil.evaluation.metric import metric_of
@@ -32,14 +31,13 @@ _CHUNK = 500  # resamplings at a time: memory stays small
 class Ranking:
     """Detectors by mean rank over cells, best first, with the test that tells them apart.
 
-    ``statistic`` and ``p`` are Friedman's; two detectors whose mean ranks differ by ``critical`` or more are
-    told apart (Nemenyi). ``groups`` are the largest sets of detectors that are not, as positions.
+    ``friedman`` is its statistic and p, None of two detectors; those whose mean ranks differ by ``critical``
+    or more are told apart (Nemenyi). ``groups`` are the largest sets of detectors that are not, as positions.
     """
 
     detectors: list[str]
     ranks: Matrix
-    statistic: float
-    p: float
+    friedman: tuple[float, float] | None
     critical: float
     groups: list[range]
 
@@ -74,18 +72,12 @@ def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: fl
         )
     ranks = cells.rank(axis=1, ascending=lower_is_better).to_numpy()  # [N, K], 1 is best, ties share
     mean = ranks.mean(axis=0)
-    # Friedman's statistic, corrected for ties: between detectors' mean ranks, over the spread within cells
-    # (which is K (K + 1) / 12 where there are no ties).
-    middle = (detectors + 1) / 2
-    within = ((ranks - middle) ** 2).sum() / (count * (detectors - 1))
-    statistic = count * ((mean - middle) ** 2).sum() / within if within > 0 else 0.0
     critical = nemenyi(detectors, count, alpha)
     order = np.argsort(mean, kind="stable")
     return Ranking(
         detectors=[str(cells.columns[i]) for i in order],
         ranks=mean[order],
-        statistic=float(statistic),
-        p=float(chdtrc(detectors - 1, statistic)),
+        friedman=_friedman(ranks),
         critical=critical,
         groups=_groups(mean[order], critical),
     )
@@ -93,23 +85,22 @@ def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: fl
 
 def nemenyi(detectors: int, cells: int, alpha: float = 0.05) -> float:
     """By how much the mean ranks of two detectors must differ for them to be told apart."""
-    q = range_quantile(1 - alpha, detectors) / np.sqrt(2)
+    from scipy.stats import studentized_range  # takes half a second to import
+
+    q = studentized_range.ppf(1 - alpha, detectors, np.inf) / np.sqrt(2)
     return float(q * np.sqrt(detectors * (detectors + 1) / (6 * cells)))
 
 
-def range_quantile(probability: float, groups: int) -> float:
-    """Quantile of the range of K standard normal values: the studentised range's, with infinite freedom.
+def _friedman(ranks: Matrix) -> tuple[float, float] | None:
+    """Statistic and p of Friedman's test, which is for three or more; where all are tied, nothing differs."""
+    from scipy.stats import friedmanchisquare
 
-    P(range <= q) = K ∫ φ(z) (Φ(z) - Φ(z - q))^(K - 1) dz, z the largest of the values.
-    """
-    z, step = np.linspace(-9, 9, 1801, retstep=True)
-    weights = groups * step * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    low, high = 0.0, 40.0
-    for _ in range(60):  # until the two are neighbours
-        middle = (low + high) / 2
-        within = float(weights @ (ndtr(z) - ndtr(z - middle)) ** (groups - 1))
-        low, high = (middle, high) if within < probability else (low, middle)
-    return high
+    if ranks.shape[1] < 3:
+        return None
+    if not np.ptp(ranks):
+        return 0.0, 1.0
+    found = friedmanchisquare(*ranks.T)
+    return float(found.statistic), float(found.pvalue)
 
 
 def bootstrap(
@@ -171,13 +162,16 @@ def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baselin
     columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
     columns += [Column(metric_of(metric).column), Column("difference"), Column("low"), Column("high")]
     left_out = [name for name in found.detectors if labelled(name)]
-    p = f"p = {ranking.p:.2g}" if ranking.p >= 1e-12 else "p < 1e-12"
+    tested = ""
+    if ranking.friedman:
+        statistic, p = ranking.friedman
+        bound = f"p = {p:.2g}" if p >= 1e-12 else "p < 1e-12"
+        tested = f"Friedman's test: χ² = {statistic:.1f} with {len(lines) - 1} degrees of freedom, {bound}. "
     notes = [
         f"Over {len(cells):,} cells (CIL method × seed × step × OOD dataset)"
         + (f" of {total:,}: those that all detectors have." if len(cells) < total else "."),
-        f"Friedman's test: χ² = {ranking.statistic:.1f} with {len(lines) - 1} degrees of freedom, {p}. Mean "
-        f"ranks that differ by less than {ranking.critical:.2f} (Nemenyi, 5 %) are not told apart: "
-        "such detectors share a group's letter.",
+        f"{tested}Mean ranks that differ by less than {ranking.critical:.2f} (Nemenyi, 5 %) are not told "
+        "apart: such detectors share a group's letter.",
         f"Difference from {reference}, in percent points: mean over cells, and its 95 % interval (low, high) "
         "by a paired bootstrap that draws cells (10,000 times, seed 0). Cells of one run depend on each "
         "other: the interval is about these runs, not about other trainings.",

@@ -157,9 +157,8 @@ def _by_family(found: Results, name: str, title: str, columns: dict[Column, Key]
     top = [Block([_accuracy_line(found, columns)])]
     bottom = [Block([_average("Average (All)", found, plain, keys)])] if len(blocks) > 1 else []
     notes = [*found.basis(), MARKS, *[_LABELLED] * any(map(labelled, found.detectors))]
-    if any(
-        column.group != cil for column, (cil, _, _) in columns.items()
-    ):  # all of one: it has no place on top
+    # All columns are of one method: its accuracy has no place on top.
+    if any(column.group != cil for column, (cil, _, _) in columns.items()):
         top = []
         notes.append(f"Average accuracy of {keys[0][0]}: {_cell(found.accuracy(keys[0][0])).text}.")
     notes += [
