@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -77,6 +78,8 @@ class Registry(Generic[T]):
             ):
                 raise BadInput(f"{self.kind} {name!r} is already registered by {taken.make.__module__}")
             self._entries[name] = Entry(name, make, paper)
+            if inspect.isclass(make):
+                _leave_name(make, name)
             return make
 
         return add
@@ -103,7 +106,15 @@ class Registry(Generic[T]):
         return self._entries[known]
 
     def create(self, name: str, **values: Any) -> T:
-        """Make the thing called ``name``; unknown or impossible values are refused with a sentence."""
+        """Make the thing called ``name``; unknown or impossible values are refused with a sentence.
+
+        It keeps the name, with its label, as ``registered_name``: seeds follow from that.
+        """
+        made = self._made(name, values)
+        _leave_name(made, name)
+        return made
+
+    def _made(self, name: str, values: dict[str, Any]) -> T:
         make = self.entry(name).make
         if inspect.isclass(make):
             from opencil.validation import build  # pydantic: only when something is created
@@ -118,6 +129,12 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         import_modules(self._home)
         load_plugins()
+
+
+def _leave_name(thing: Any, name: str) -> None:
+    """Note on a class or an instance what it is registered as; what has no room for it stays as it is."""
+    with suppress(AttributeError, TypeError):
+        (type if inspect.isclass(thing) else object).__setattr__(thing, "registered_name", name)
 
 
 @cache

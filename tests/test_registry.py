@@ -10,7 +10,7 @@ import opencil
 from opencil import BadInput, registry
 from opencil.errors import nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Paper, Registry
-from opencil.validation import Positive, Values
+from opencil.validation import Positive, Values, plain
 
 ALL = [LEARNERS, DETECTORS, DATASETS, BACKBONES]
 
@@ -75,6 +75,24 @@ def test_register_find_create(things: Registry[Any]) -> None:
     made = things.create("thing", size=2)
     assert made == Thing(size=2.0)
     assert isinstance(made.size, float)
+
+
+def test_a_thing_keeps_the_name_that_it_was_made_under(things: Registry[Any]) -> None:
+    """With its label; a class keeps the one it is registered under, for those who make one themselves."""
+
+    @things.register("thing")
+    @dataclass
+    class Named(Thing):
+        """A thing of this test's own."""
+
+    things.register("from-a-function")(lambda: Thing(1))
+    things.register("number")(lambda: 3)
+    assert Named.registered_name == "thing"
+    assert things.create("thing", size=1).registered_name == "thing"
+    assert things.create("thing@mine", size=1).registered_name == "thing@mine"
+    assert things.create("from-a-function").registered_name == "from-a-function"
+    assert things.create("number") == 3
+    assert plain(things.create("thing@mine", size=1)) == plain(Thing(1))
 
 
 def test_names_are_sorted_and_match_shell_patterns(things: Registry[Any]) -> None:

@@ -48,6 +48,8 @@ class Detector(Values, ABC):
     needs_setup: ClassVar[bool] = False
     #: Whether it draws on images of old classes, so that a CIL method which sees none cannot have it.
     needs_old: ClassVar[bool] = False
+    #: What it is registered as, with the label it was created under; its seeds follow from it.
+    registered_name: ClassVar[str] = ""
 
     @abstractmethod
     def scores(self, outputs: Outputs) -> Tensor:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import time
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -67,7 +66,7 @@ class _Tuning:
             stored.head_checkpoint(name),
             identity,
         )
-        self._name, self._seconds, self._saved = name, checkpoint_seconds, time.monotonic()
+        self._seconds, self._saved = checkpoint_seconds, time.monotonic()
         self._advance = self._run(tuner, source)
 
     def next(self) -> Progress | None:
@@ -83,7 +82,7 @@ class _Tuning:
                     if taken.finite:  # else the last good one stays
                         file_formats.write_tensors(self._checkpoint, taken.tensors(), self._identity)
                     self._saved = time.monotonic()
-                yield replace(progress, stage=f"tune {self._name}")
+                yield progress
         except BadCheckpoint as error:
             raise file_formats.damaged(self._checkpoint, error) from None
         file_formats.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
@@ -98,7 +97,7 @@ class _Tuning:
 
 def _identity(tuner: Tuner, source: Source, weights: str) -> dict[str, str]:
     """A digest of all that decides a head, for its file."""
-    parts = [type(tuner).__name__, plain(tuner), weights, source.seed, plain(source.arithmetic)]
+    parts = [tuner.registered_name, plain(tuner), weights, source.seed, plain(source.arithmetic)]
     return {"made_of": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
 
 

@@ -155,7 +155,6 @@ class Tuning:
         """Train, yielding after each iteration."""
         schedule = self.tuner.schedule
         resume = checkpoint.restore(self.extra, self.extra, schedule) if checkpoint else None
-        name = type(self.tuner).__name__
 
         def loss(*tensors: Tensor) -> Tensor:
             views, drawn = [], tensors
@@ -170,6 +169,7 @@ class Tuning:
 
         # Full float32: energies are squared, and all but the backbone, which rounds as it did in training, is
         # too small to be worth less.
+        name = f"tune {self.tuner.registered_name}".strip()
         yield from optimise(name, self.extra, loss, schedule, self._feed, FULL, resume)
 
 
@@ -184,7 +184,7 @@ class _TuningFeed(Feed):
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """The views' tensors, then the tuner's draws."""
-        seed = (*self._source.seed, type(self._tuner).__name__)
+        seed = (*self._source.seed, self._tuner.registered_name)
         numbers = generator(*seed, "draw", number)
         drawn = self._tuner.draw(self.iterations, self._batch, len(self._source.pools), numbers)
         drawn = tuple(tensor.to(self.device) for tensor in drawn)
