@@ -33,6 +33,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.evaluate import evaluate
 from opencil.evaluation.metric import Metric, register_metric
 from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
+from opencil.nets.create import create_backbone
 from opencil.nets.model import Backbone, Model
 from opencil.registry import (
     BACKBONES,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
 create_detector, list_detectors = DETECTORS.create, DETECTORS.names
 create_dataset, list_datasets = DATASETS.create, DATASETS.names
-create_backbone, list_backbones = BACKBONES.create, BACKBONES.names
+list_backbones = BACKBONES.names
 list_metrics = METRICS.names
 
 #: Names whose modules need more than torch and numpy.

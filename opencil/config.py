@@ -8,7 +8,7 @@ stands for every method that has the value.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,7 +22,8 @@ from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
+from opencil.nets.create import Named, checked, pinned
+from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
 from opencil.validation import (
     Bound,
     Count,
@@ -50,7 +51,7 @@ class BenchmarkConfig(Values):
     far: tuple[str, ...]
     image_size: Count
     transform: Transform
-    backbone: str
+    backbone: Named
     memory: Count
     classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
     batch_size: Count = 128
@@ -92,7 +93,7 @@ class BenchmarkConfig(Values):
             for name in names:
                 if name not in self.datasets:
                     _known(DATASETS, name, key, tuple(self.datasets))
-        _known(BACKBONES, self.backbone, "backbone")
+        object.__setattr__(self, "backbone", checked(self.backbone))
         if self.id in self.datasets:
             if not self.datasets[self.id].has_train:
                 raise ValueError(
@@ -227,11 +228,16 @@ def resolve(
     def section(cls: type[T], key: str) -> T:
         values: dict[str, Any] = {}
         for layer in layers:
-            values = merge(values, layer.get(key, {}))
+            over = layer.get(key, {})
+            network = over.get("backbone")
+            if isinstance(network, dict) and "name" in network:  # one of its own, not values for that below
+                values = {name: value for name, value in values.items() if name != "backbone"}
+            values = merge(values, over)
         return build(cls, values, where=key)
 
+    benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
-        benchmark=section(BenchmarkConfig, "benchmark"),
+        benchmark=replace(benchmark, backbone=pinned(benchmark.backbone)),
         cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
         detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
         training=section(Arithmetic, "training"),
@@ -350,6 +356,8 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         if not isinstance(value, dict):
             raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
+        if key == "benchmark" and isinstance(value.get("backbone"), str):
+            value = {**value, "backbone": {"name": value["backbone"]}}
         for listed in {"benchmark": ("classes_per_step",), "seed": ("runs",)}.get(key, ()):
             if listed in value and not isinstance(value[listed], list):
                 value = {**value, listed: [value[listed]]}

@@ -9,9 +9,9 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
@@ -116,15 +116,17 @@ class Registry(Generic[T]):
 
     def _made(self, name: str, values: dict[str, Any]) -> T:
         make = self.entry(name).make
-        if inspect.isclass(make):
+        if is_dataclass(make):
             from opencil.validation import build  # pydantic: only when something is created
 
             return cast(T, build(make, values, where=name))
-        try:
-            inspect.signature(make).bind(**values)
-        except TypeError as error:
-            raise BadInput(f"{self.kind} {name!r} cannot be made of {values}: {error}") from None
-        return make(**values)
+        return make(**self.check(name, values, where=name))
+
+    def check(self, name: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Values that a registered function, or a class that is no dataclass, can be called with."""
+        from opencil.validation import arguments
+
+        return arguments(self.entry(name).make, values, where)
 
     def _load(self) -> None:
         import_modules(self._home)

@@ -5,12 +5,14 @@ checking, strictly: ``"5"`` and ``true`` are not integers. It is imported here a
 """
 
 import dataclasses
+import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from opencil.errors import BadInput, nearest
@@ -73,6 +75,45 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise BadInput(
             "\n".join(_sentence(cls, e, where) for e in _plain_errors(cls, error.errors()))
         ) from None
+
+
+def arguments(make: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Values that a function or class can be called with, checked by name and, where annotated, by type."""
+    parameters = inspect.signature(make).parameters.values()
+    try:
+        hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
+    except NameError:  # an annotation that is not there when the code runs
+        hints = {}
+    kinds: dict[str, Any] = {}
+    fields: list[tuple[str, Any, Any]] = []
+    for p in parameters:
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            kinds[p.name] = _checkable(hints.get(p.name, Any))
+            default: Any = dataclasses.MISSING if p.default is p.empty else partial(_same, p.default)
+            fields.append((p.name, kinds[p.name], dataclasses.field(default_factory=default)))
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    more = {key: value for key, value in values.items() if takes_more and key not in kinds}
+    cls: Any = dataclasses.make_dataclass("Arguments", fields, bases=(Values,), kw_only=True)
+    built = build(cls, {key: value for key, value in values.items() if key not in more}, where)
+    # What has no type to be checked by is passed on as it is: a module, say.
+    own = {k: v if kinds[k] is Any else getattr(built, k) for k, v in values.items() if k not in more}
+    return own | more
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def _checkable(annotation: Any) -> Any:
+    """An annotation that plain values can be checked against, or Any."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        TypeAdapter(annotation)
+    except PydanticUserError:
+        return Any
+    return annotation
 
 
 def plain(value: Any) -> dict[str, Any]:

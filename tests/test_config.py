@@ -1,5 +1,6 @@
 """The unified YML: layers, short forms, round trip, and every refusal in a sentence."""
 
+import hashlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,11 @@ REFUSED = [
     ("benchmark.far=noise", ["benchmark.far", '"noise"', "array"]),
     ("benchmark.far=[noise, digits-held-out]", ["near and far", "digits-held-out", "twice"]),
     ("benchmark.backbone=resnet7", ["benchmark.backbone", "'resnet7'", "resnet32", "did you mean 'resnet8'"]),
+    ("benchmark.backbone=3", ["benchmark.backbone", "3", "string", "object"]),
+    ("benchmark.backbone.blocks=3", ["benchmark.backbone.blocks", "unknown"]),
+    ("benchmark.backbone={freeze: true, name: 3}", ["benchmark.backbone.name"]),
+    ("benchmark.backbone.freeze=maybe", ["benchmark.backbone.freeze", "maybe", "boolean"]),
+    ("benchmark.backbone.weights=gone.safetensors", ["backbone.weights", "gone.safetensors", "No such file"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
     ("benchmark.setup=memory", ["benchmark.setup", "each detector now", "'detector.*.setup=memory'"]),
     ("detector.*.setup=train", ["detector.klm.setup", "train", "train+", "memory"]),
@@ -617,3 +623,41 @@ def test_yml_that_no_value_can_be_made_of(text: str) -> None:
 def test_values_that_a_draw_could_not_use_are_refused(setting: str) -> None:
     with pytest.raises(BadInput, match=setting.partition("=")[0]):
         resolve(detector=[setting.partition(".")[0]], settings=[f"detector.{setting}"])
+
+
+# --- backbones ------------------------------------------------------------------------------------
+
+
+def test_a_backbone_that_is_only_a_name_is_that_word() -> None:
+    """So that runs stored under the word compare equal."""
+    for written in ("resnet32", {"name": "resnet32"}, {"name": "resnet32", "freeze": False}):
+        assert resolve({"benchmark": {"backbone": written}}).benchmark.backbone == "resnet32"
+
+
+def test_values_of_a_backbone_are_laid_on_those_below_unless_another_is_named() -> None:
+    frozen = {"benchmark": {"backbone": {"name": "resnet32", "freeze": True}}}
+    assert resolve(settings=["benchmark.backbone.freeze=true"]).benchmark.backbone == {
+        "name": "resnet8",
+        "freeze": True,
+    }
+    assert resolve(frozen, settings=["benchmark.backbone=resnet18"]).benchmark.backbone == "resnet18"
+    config = resolve(frozen)
+    assert resolve(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_a_file_of_weights_is_pinned_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"some")
+    setting = f"benchmark.backbone.weights={path}"
+    config = resolve(settings=[setting])
+    assert config.benchmark.backbone == {
+        "name": "resnet8",
+        "weights": str(path),
+        "sha256": hashlib.sha256(b"some").hexdigest(),
+    }
+    printed = yaml.safe_load(config.to_yaml())
+    assert resolve(printed) == config
+    path.write_bytes(b"others")
+    with pytest.raises(BadInput, match=r"weights\.safetensors' has changed: its sha256 is"):
+        resolve(printed)
+    assert resolve(settings=[setting]) != config

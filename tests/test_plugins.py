@@ -5,17 +5,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import opencil
 from opencil.config import Config
 from opencil.runs.events import Event, Finished, Training
-from opencil.testing import check_learner
+from opencil.testing import check_detector, check_learner
 
 Plugin = Callable[[str], ModuleType]
 Tiny = Callable[..., Config]
 
 
-@pytest.mark.parametrize(("file", "name"), [("nearest_mean", "nearest-mean")])
+@pytest.mark.parametrize(("file", "name"), [("nearest_mean", "nearest-mean"), ("simple_cil", "simplecil")])
 def test_a_learner_from_outside_keeps_the_contract(plugin: Plugin, file: str, name: str) -> None:
     plugin(file)
     check_learner(name)
@@ -43,3 +45,54 @@ def test_a_method_that_trains_nothing_runs_to_its_end(plugin: Plugin, tiny: Tiny
     assert [len(kept) for kept in stored.memory(2).per_class] == [stored.spec.benchmark.memory // 8] * 8
     assert first > 0.6
     assert second > 0.5
+
+
+def test_a_detector_from_outside_keeps_the_contract(plugin: Plugin) -> None:
+    plugin("two_layers")
+    check_detector("two-layers")
+
+
+def test_a_backbone_from_outside_has_values_and_maps_that_a_detector_reads(
+    plugin: Plugin, tiny: Tiny, tmp_path: Path
+) -> None:
+    plugin("small_net")
+    plugin("two_layers")
+    settings = ["benchmark.classes_per_step=4", "benchmark.backbone={name: small-net, channels: 8}"]
+    config = tiny(tmp_path, *settings, detector=["two-layers"])
+    run(config)
+    model = opencil.open_run(tmp_path / "digits/k4/icarl/seed0").model(2)
+    assert [m.shape[1] for m in model.maps(torch.zeros(1, 3, 8, 8))] == [8, 16]
+    rows = opencil.read_rows(tmp_path)
+    assert rows.loc[(rows["detector"] == "two-layers") & (rows["metric"] == "auc"), "value"].min() > 0.5
+    with pytest.raises(opencil.BadInput, match=r"backbone\.chanels = 8 is unknown: .*mean 'channels'"):
+        tiny(tmp_path, "benchmark.backbone={name: small-net, chanels: 8}")
+
+
+def test_simplecil_on_a_frozen_backbone_with_weights_from_a_file(
+    plugin: Plugin, tiny: Tiny, finished: Path, tmp_path: Path
+) -> None:
+    plugin("simple_cil")
+    source = opencil.open_run(finished / "digits/k2/icarl/seed0").model(4).backbone
+    weights = tmp_path / "weights.safetensors"
+    save_file(source.state_dict(), weights)
+
+    def asked(path: Path) -> Config:
+        frozen = f"benchmark.backbone={{name: resnet8, weights: {path}, freeze: true}}"
+        return tiny(tmp_path / "runs", frozen, cil="simplecil", detector=["msp", "relation"])
+
+    events, accuracies = run(asked(weights))
+    trained = {e.step for e in events if isinstance(e, Training)}
+    assert trained == {1}
+    assert min(accuracies) > 0.6
+    folder = tmp_path / "runs" / "digits/k2/simplecil/seed0"
+    for number in (1, 4):
+        stored = opencil.open_run(folder).model(number)
+        assert not list(stored.backbone.parameters())
+        for name, tensor in source.state_dict().items():
+            assert torch.equal(stored.backbone.state_dict()[name], tensor)
+
+    moved = weights.rename(tmp_path / "moved.safetensors")
+    assert len(list(opencil.execute(asked(moved)))) == 1, "the same file elsewhere: the run is there"
+    save_file(opencil.create_backbone("resnet8").state_dict(), weights)
+    with pytest.raises(opencil.OpenCILError, match=r"backbone\.sha256: '\w+' in the stored run, '\w+' now"):
+        list(opencil.execute(asked(weights)))

@@ -128,7 +128,7 @@ KNOWS = {
     "validation": {"errors"},
     "errors": set(),
     "atomic_files": {"errors"},
-    "config": COMMON | {"data", "engine", "configs"},
+    "config": COMMON | {"data", "nets", "engine", "configs"},
     "study": COMMON | {"data"},
     "report": COMMON | {"data", "evaluation", "published", "config", "study"},
     "published": set(),

@@ -17,6 +17,7 @@ from opencil.validation import (
     Positive,
     Values,
     Whole,
+    arguments,
     build,
     merge,
     plain,
@@ -237,3 +238,44 @@ def test_merge_by_example() -> None:
     assert merge(base, over) == {"a": {"x": 1, "y": [3]}, "b": {"new": 1}, "c": 5, "d": None}
     assert merge({}, over) == over
     assert merge(base, {}) == base
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+class Thing:
+    """Not a dataclass."""
+
+    def __init__(self, width: Count, names: tuple[str, ...] = ("a",), part: object = None, free=()) -> None:
+        self.given = width, names, part, free
+
+
+def any_more(width: int = 3, **more: Any) -> dict[str, Any]:
+    return {"width": width, **more}
+
+
+def test_arguments_are_checked_by_name_and_type() -> None:
+    own = object()
+    assert arguments(Thing, {"width": 2}, "thing") == {"width": 2}
+    assert arguments(Thing, {"width": 2, "names": ["b", "c"]}, "thing")["names"] == ("b", "c")
+    assert arguments(Thing, {"width": 2, "free": own}, "thing")["free"] is own
+    assert arguments(any_more, {"depth": own}, "thing") == {"depth": own}
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "sentence"),
+    [
+        (Thing, {}, r"^thing\.width is missing$"),
+        (Thing, {"width": 0}, r"thing\.width = 0 is not allowed: .* greater than or equal to 1"),
+        (Thing, {"width": "2"}, r"thing\.width = \"2\" is not allowed: it should be a valid integer"),
+        (
+            Thing,
+            {"width": 1, "name": ["b"]},
+            r"thing\.name .* unknown: allowed here are free, names, part, width; .*'names'",
+        ),
+        (any_more, {"width": True}, r"thing\.width = true is not allowed"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(make: Any, values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        arguments(make, values, "thing")

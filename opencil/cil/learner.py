@@ -21,8 +21,8 @@ from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Diverged, Progress, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
+from opencil.nets.create import Named, create_backbone, without_weights
 from opencil.nets.model import Backbone, Model
-from opencil.registry import BACKBONES
 from opencil.validation import Count, Positive, Values
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -38,16 +38,20 @@ class Setting:
     images: Images
     test_images: Images
     transform: Transform
-    backbone: str
+    backbone: Named
     batch_size: int
     initialisation_seed: int
     data_seed: int
     arithmetic: Arithmetic = FULL
 
     def new_backbone(self) -> Backbone:
-        """A backbone with fresh weights, drawn on the CPU."""
-        backbone: Backbone = BACKBONES.create(self.backbone)
-        return backbone
+        """A backbone with fresh weights, drawn on the CPU, or those of its file."""
+        named = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
+        return create_backbone(**named)
+
+    def without_weights(self) -> "Setting":
+        """The same for models whose weights are about to be loaded: a backbone's own file is not read."""
+        return replace(self, backbone=without_weights(self.backbone))
 
     def placed(self, model: Model) -> Model:
         """A model on the images' device; on a GPU in the memory layout that convolutions are fastest in."""

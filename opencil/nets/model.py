@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,34 @@ class Backbone(nn.Module):
     """A network from images to pooled features [B, width]."""
 
     width: int
+    frozen: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Features [B, width] of normalised images."""
         # One compiled function for all backbones: neither a copy nor the next step needs the compiler again.
         return _compiled()(self, *args) if _fused.get() else super().__call__(*args, **kwargs)
+
+    @property
+    def weighted(self) -> nn.Module:
+        """The module that a file of weights describes."""
+        return self
+
+    def freeze(self) -> Self:
+        """Keep the weights and the statistics as they are, whatever trains around them.
+
+        Parameters become buffers: no optimiser finds them and no ``requires_grad_``, of this module or of one
+        around it, reaches them; files and copies hold them as before, under the same names.
+        """
+        for module in self.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach())
+        self.frozen = True
+        return self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, unless it is frozen: then normalisation keeps its statistics."""
+        return super().train(mode and not self.frozen)
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """What each stage gives after its last activation, [B, C, H, W] each."""
@@ -72,10 +95,10 @@ class Head(nn.Linear):
         nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")
         nn.init.zeros_(self.bias)
 
-    def grown(self, classes: int, width: int | None = None) -> "Head":
+    def grown(self, classes: int, width: int | None = None) -> Self:
         """A head over ``classes`` classes (and ``width`` features) that keeps this one's rows and columns."""
         # Drawn on the CPU: the same everywhere.
-        head = Head(width or self.in_features, classes).to(self.weight.device)
+        head = type(self)(width or self.in_features, classes).to(self.weight.device)
         with torch.no_grad():
             head.weight[: self.out_features, : self.in_features] = self.weight
             head.bias[: self.out_features] = self.bias

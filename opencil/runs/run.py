@@ -148,7 +148,7 @@ class Run:
 
     def loaded(self, step: Step, weights: dict[str, Tensor]) -> Model:
         """The model that a step's weights, as they are stored, are of."""
-        model = self.learner.load(self.setting, step)
+        model = self.learner.load(self.setting.without_weights(), step)
         model.load_state_dict(weights, strict=True)
         return model
 

@@ -37,6 +37,9 @@ from opencil.runs.weights import Stock, read_weights, write_weights
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
+#: Values that say where a file lies; its checksum, beside them, says what it is.
+_PLACES = {"benchmark.backbone.weights"}
+
 
 @dataclass(frozen=True)
 class StepFolder:
@@ -179,7 +182,7 @@ class RunFolder:
                 then.setdefault(key, value)
         return {
             key: (then.get(key, "absent"), now.get(key, "absent"))
-            for key in sorted(then.keys() | now.keys())
+            for key in sorted((then.keys() | now.keys()) - _PLACES)
             if then.get(key, ...) != now.get(key, ...)
         }
 
