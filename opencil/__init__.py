@@ -33,6 +33,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.evaluate import evaluate
 from opencil.evaluation.metric import Metric, register_metric
 from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
+from opencil.nets.adapter import AdaptedBackbone
 from opencil.nets.create import create_backbone
 from opencil.nets.model import Backbone, Model
 from opencil.registry import (
@@ -93,6 +94,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "OOD",
     "Access",
+    "AdaptedBackbone",
     "Backbone",
     "BadInput",
     "BenchmarkData",

@@ -384,6 +384,8 @@ REFUSED = [
     ("benchmark.backbone={freeze: true, name: 3}", ["benchmark.backbone.name"]),
     ("benchmark.backbone.freeze=maybe", ["benchmark.backbone.freeze", "maybe", "boolean"]),
     ("benchmark.backbone.weights=gone.safetensors", ["backbone.weights", "gone.safetensors", "No such file"]),
+    ("benchmark.backbone=timm", ["benchmark.backbone.model is missing"]),
+    ("benchmark.backbone={name: timm, model: 3}", ["benchmark.backbone.model", "3", "string"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
     ("benchmark.setup=memory", ["benchmark.setup", "each detector now", "'detector.*.setup=memory'"]),
     ("detector.*.setup=train", ["detector.klm.setup", "train", "train+", "memory"]),

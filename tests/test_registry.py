@@ -46,7 +46,8 @@ def test_everything_says_what_it_is_and_can_be_made(kind: Registry[Any]) -> None
         entry = kind.entry(name)
         assert entry.name == name
         assert len(entry.about) > 10
-        kind.create(name)
+        if name != "timm":  # it has to be told which network, and is a package of its own
+            kind.create(name)
 
 
 BOUNDS = {"joint", "replay", "finetune"}  # nobody's invention
