@@ -19,7 +19,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from opencil.report.figures.chosen import Choice
-from opencil.report.figures.drawing import Figure, apart, figures
+from opencil.report.figures.drawing import Figure, figures
+from opencil.report.figures.parts import apart
 
 Rows = Callable[..., pd.DataFrame]
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
