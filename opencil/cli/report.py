@@ -54,9 +54,6 @@ def report(
     extra: Annotated[
         bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
     ] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the tables shown to a Markdown file too.", metavar="FILE")
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +87,6 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    from opencil.atomic_files import write_text
     from opencil.report.writing import chosen_tables, write_page, write_report
     from opencil.runs.reading import read_study
 
@@ -129,9 +125,6 @@ def report(
         show(Console(), made)
     else:
         typer.echo("\n".join(one.text(form) for one in made), nl=False)
-    if save:
-        write_text(save, "\n".join(one.markdown() for one in made))
-        say(f"report: {save}")
     if figures:
         for figure in drawn:
             figure.save(figures)

@@ -419,7 +419,7 @@ def test_an_error_may_hold_brackets() -> None:
         ["list"],
         ["list", "methods"],
         ["dance"],
-        ["report", "--save"],
+        ["report", "--html"],
     ],
     ids=" ".join,
 )
