@@ -19,7 +19,7 @@ import torch
 
 import opencil
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.device import own_stream, resolve_device
 from opencil.engine.forward import Inputs
@@ -34,7 +34,7 @@ from opencil.validation import build
 OLD, NEW = 40, 10
 
 
-def source(flags: argparse.Namespace, device: torch.device) -> Source:
+def source(flags: argparse.Namespace, device: torch.device) -> ViewSource:
     """A step's images and a model, which has not been trained: that takes as long."""
     current, memory = flags.images, flags.images * 2 // 5
     pixels = torch.randint(
@@ -49,7 +49,7 @@ def source(flags: argparse.Namespace, device: torch.device) -> Source:
             model(transform.test(pixels))
     model.eval()
     arithmetic = build(Arithmetic, {"precision": flags.precision}, "training")
-    return Source(Inputs(model, images, transform), labels, labels < OLD, (0, "tune"), arithmetic)
+    return ViewSource(Inputs(model, images, transform), labels, labels < OLD, (0, "tune"), arithmetic)
 
 
 def seconds(names: Sequence[str], flags: argparse.Namespace, device: torch.device) -> float:

@@ -23,7 +23,7 @@ import opencil
 from opencil.detectors.finetune.ber import other_class
 from opencil.detectors.finetune.energy_margins import energy
 from opencil.detectors.finetune.tuner import Tuner, Tuning
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.device import own_stream
 from opencil.engine.seeding import generator
@@ -68,7 +68,7 @@ class Remembered:
         return result
 
 
-def energies(source: Source, model: opencil.Model) -> dict[str, float]:
+def energies(source: ViewSource, model: opencil.Model) -> dict[str, float]:
     """Mean energies by the model's own head of a first batch of views, and of mixtures of them."""
     views = next(source.epoch(0, source.batch_of(128)))
     x = views[0]

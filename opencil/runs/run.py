@@ -18,7 +18,7 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError
@@ -182,7 +182,7 @@ class Run:
         """Indices of the images that a detector is set up on: T_t^train+, or the memory after the step."""
         return self.memory(step.number).indices if which == "memory" else self.train_plus(step)
 
-    def source(self, step: Step, model: Model) -> Source:
+    def source(self, step: Step, model: Model) -> ViewSource:
         """What the extra heads of a step's model are tuned on."""
         images, chosen = self.stream.train, self.train_plus(step)
         labels = images.labels.cpu()[chosen]
@@ -192,7 +192,7 @@ class Run:
                 f"{self.spec.cil} keeps no images of old classes, which fine-tuning detectors draw on from "
                 "step 2 on: choose post-hoc detectors, or a CIL method with a memory"
             )
-        return Source(
+        return ViewSource(
             Inputs(model, images, self.data.transform, chosen),
             labels,
             old,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from opencil.detectors.finetune.tuner import Tuner, Tuning
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
@@ -19,7 +19,11 @@ from opencil.validation import plain
 
 
 def tune(
-    tuners: Mapping[str, Tuner], source: Source, weights: str, stored: StepFolder, checkpoint_seconds: float
+    tuners: Mapping[str, Tuner],
+    source: ViewSource,
+    weights: str,
+    stored: StepFolder,
+    checkpoint_seconds: float,
 ) -> Generator[Progress, None, dict[str, OpenCILError]]:
     """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
@@ -55,7 +59,7 @@ class _Tuning:
     def __init__(
         self,
         tuner: Tuner,
-        source: Source,
+        source: ViewSource,
         stored: StepFolder,
         name: str,
         identity: dict[str, str],
@@ -73,7 +77,7 @@ class _Tuning:
         """One iteration; None when the head is trained and stored."""
         return next(self._advance, None)
 
-    def _run(self, tuner: Tuner, source: Source) -> Iterator[Progress]:
+    def _run(self, tuner: Tuner, source: ViewSource) -> Iterator[Progress]:
         tuning = Tuning(tuner, source)
         try:
             for progress in tuning.advance(self._stored_checkpoint()):
@@ -95,13 +99,13 @@ class _Tuning:
         return Checkpoint.from_tensors(file_formats.read_tensors(self._checkpoint))
 
 
-def _identity(tuner: Tuner, source: Source, weights: str) -> dict[str, str]:
+def _identity(tuner: Tuner, source: ViewSource, weights: str) -> dict[str, str]:
     """A digest of all that decides a head, for its file."""
     parts = [tuner.registered_name, plain(tuner), weights, source.seed, plain(source.arithmetic)]
     return {"made_of": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
 
 
-def read_head(tuner: Tuner, source: Source, path: Path) -> None:
+def read_head(tuner: Tuner, source: ViewSource, path: Path) -> None:
     """Give a tuner the head that is stored for it."""
     head = source.extra_head()
     try:

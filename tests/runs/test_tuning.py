@@ -21,7 +21,7 @@ from opencil.config import Config
 from opencil.data.digits import Digits
 from opencil.detectors.finetune.ber import BER
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.detectors.finetune.views import Source, Views
+from opencil.detectors.finetune.views import Views, ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput
 from opencil.registry import DETECTORS
@@ -361,7 +361,7 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, other: str) 
     def tuned_anew(weights: str = "a", seed: int = 0, precision: Any = "fp32") -> bool:
         tuner = opencil.create_detector("logitnorm", schedule={"epochs": 1})
         inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
-        source = Source(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
+        source = ViewSource(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
         rounds = list(tune({"mine": tuner}, source, weights, stored, 60.0))
         assert tuner.ready
         return bool(rounds)

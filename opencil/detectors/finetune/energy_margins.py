@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from opencil.detectors.finetune.tuner import Extra, Tuner
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.validation import NonNegative
 
 
@@ -25,7 +25,7 @@ class EnergyTuner(Tuner):
     margin_in: float = -27.0
     margin_out: float = -5.0
 
-    def extra(self, source: Source) -> Extra:
+    def extra(self, source: ViewSource) -> Extra:
         """The head f and, where it sets the margins, the model's own head beside it."""
         extra = super().extra(source)
         if self.margins == "model":

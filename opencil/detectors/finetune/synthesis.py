@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.tuner import Batch, Extra
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.errors import BadInput
 from opencil.validation import Count
 
@@ -29,7 +29,7 @@ class Synthesiser(EnergyTuner):
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
         """Features [N, D] outside the classes, from their last features [classes, queue, D]."""
 
-    def extra(self, source: Source) -> Extra:
+    def extra(self, source: ViewSource) -> Extra:
         """The head f, and the queue of features beside it."""
         extra = super().extra(source)
         few, label = min((count, label) for label, count in source.new_counts.items())

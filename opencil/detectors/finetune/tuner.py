@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.detectors.detector import Detector, Reads
-from opencil.detectors.finetune.views import Source, Views, head_size
+from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.device import own_stream
@@ -33,7 +33,7 @@ class Batch:
     current: Views
     memory: Views | None
     drawn: tuple[Tensor, ...]
-    source: Source
+    source: ViewSource
     generator: torch.Generator
 
     @property
@@ -80,7 +80,7 @@ class Tuner(Detector):
         z: Tensor = extra(features)
         return z
 
-    def extra(self, source: Source) -> "Extra":
+    def extra(self, source: ViewSource) -> "Extra":
         """What is trained: f, and whatever the method keeps beside it."""
         head = source.extra_head()
         classes, _ = head_size(head)
@@ -102,7 +102,7 @@ class Tuner(Detector):
         if tasks is not None and labels.max() >= len(tasks):
             raise BadInput(f"tasks are of {len(tasks)} classes: labels reach {int(labels.max())}")
         old = None if tasks is None else (tasks < tasks.max())[labels]
-        tuning = Tuning(self, Source(inputs, labels, old))
+        tuning = Tuning(self, ViewSource(inputs, labels, old))
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
             for _ in tuning.advance():
                 pass
@@ -146,7 +146,7 @@ class Extra(nn.Module):
 class Tuning:
     """The training of one tuner's head on a source, from its beginning or from a checkpoint."""
 
-    def __init__(self, tuner: Tuner, source: Source) -> None:
+    def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self.tuner, self.source = tuner, source
         self.extra = tuner.extra(source)
         self._feed = _TuningFeed(tuner, source)
@@ -176,7 +176,7 @@ class Tuning:
 class _TuningFeed(Feed):
     """A source's views with what a tuner draws beside them."""
 
-    def __init__(self, tuner: Tuner, source: Source) -> None:
+    def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self._tuner, self._source = tuner, source
         self._batch = source.batch_of(tuner.batch_size)
         self.device, self.iterations = source.device, source.iterations(self._batch)

@@ -43,7 +43,7 @@ class _Pool:
     positions: Tensor
 
 
-class Source:
+class ViewSource:
     """A frozen model and the images that its extra heads are tuned on.
 
     ``old`` marks the images of old classes, bool [N]: they are the memory, all others the current images. An

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from opencil.data.transforms import Transform
 from opencil.detectors.finetune.tuner import Batch, Tuner
-from opencil.detectors.finetune.views import Source, Views
+from opencil.detectors.finetune.views import Views, ViewSource
 from opencil.engine.forward import Inputs
 
 CLASSES, WIDTH, SIDE = 4, 6, 4
@@ -68,7 +68,7 @@ def make_batch(toy: Toy, normalised: Callable[..., Tensor]) -> Callable[..., Bat
         images, old = normalised(12), torch.arange(12) >= 6
         if not memory:
             images, labels, old = images[:6], labels[:6], old[:6]
-        source = Source(Inputs(toy, images, TRANSFORM), labels, old)
+        source = ViewSource(Inputs(toy, images, TRANSFORM), labels, old)
         with torch.no_grad():
             views = Views(images, toy.features(images), labels)
         toy.asked.clear()

@@ -14,7 +14,7 @@ from opencil.detectors import chunks
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.tuner import Batch, Tuning
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.forward import Inputs
 from opencil.engine.schedule import Schedule
@@ -264,7 +264,7 @@ def test_vos_of_features_that_do_not_fill_their_space() -> None:
 @pytest.mark.parametrize("make", [VOS, NPOS])
 def test_a_queue_that_can_never_be_full_is_refused(make: Any, toy: Any) -> None:
     labels = torch.tensor([2] * 30 + [3] * 5)
-    source = Source(Inputs(toy, torch.randn(35, 3, 4, 4)), labels)
+    source = ViewSource(Inputs(toy, torch.randn(35, 3, 4, 4)), labels)
     with pytest.raises(
         BadInput, match="queue = 1000 is never full: class 3 has 5 images and each is seen 10"
     ):
@@ -276,7 +276,7 @@ def test_epochs_have_random_numbers_of_their_own_on_the_device(
     toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a synthesiser draws is drawn anew in every epoch, and the same in every run."""
-    source = Source(Inputs(toy, torch.randn(8, 3, 4, 4)), torch.tensor([2, 3] * 4))
+    source = ViewSource(Inputs(toy, torch.randn(8, 3, 4, 4)), torch.tensor([2, 3] * 4))
     runs = []
     for _ in range(2):
         tuner, drawn = VOS(queue=4, samples=10, schedule=Schedule(epochs=3, lr=0.01), batch_size=8), []

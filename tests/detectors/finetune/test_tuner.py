@@ -23,7 +23,7 @@ from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.regmix import RegMix
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner, Tuning
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
 from opencil.detectors.posthoc.energy import Energy
 from opencil.engine import loop
@@ -107,16 +107,16 @@ def digits() -> ImageSet:
 
 def source_of(
     digits: ImageSet, kind: str = "icarl", memory: bool = True, seed: int = 0, device: str = "cpu"
-) -> Source:
+) -> ViewSource:
     """Digits 2 and 3 are new; of 0 and 1 a few are remembered, or none."""
     chosen = torch.cat([torch.arange(20, 40), torch.tensor([0, 3, 5, 11, 12, 19])[: 6 * memory]])
     images = digits.to(torch.device(device))
     inputs = Inputs(model_of(kind).to(device), images, TRANSFORM, chosen)
     labels = digits.labels[chosen]
-    return Source(inputs, labels, labels < 2, seed=(seed, "tune", 2))
+    return ViewSource(inputs, labels, labels < 2, seed=(seed, "tune", 2))
 
 
-def tuned(tuner: Tuner, source: Source) -> Extra:
+def tuned(tuner: Tuner, source: ViewSource) -> Extra:
     tuning = Tuning(tuner, source)
     for _ in tuning.advance():
         pass
@@ -268,7 +268,7 @@ def test_a_single_new_class_can_be_tuned_on(digits: ImageSet, name: str, memory:
     chosen = torch.cat([torch.arange(20, 30), torch.arange(10)[: 10 * memory]])
     inputs = Inputs(model_of("icarl"), digits, TRANSFORM, chosen)
     labels = digits.labels[chosen]
-    head = tuned(SEVEN[name](), Source(inputs, labels, labels < 2)).head
+    head = tuned(SEVEN[name](), ViewSource(inputs, labels, labels < 2)).head
     assert all(torch.isfinite(p).all() for p in head.parameters())
 
 
@@ -416,7 +416,7 @@ def test_fitting_is_tuning_on_the_set_up_images(digits: ImageSet, outputs: Outpu
     model = outputs.inputs.model
     for tasks, old in ((torch.tensor([1, 1, 2, 2]), digits.labels < 2), (None, None)):
         detector = SEVEN[name]().fit(replace(outputs, tasks=tasks))
-        source = Source(Inputs(model, digits, TRANSFORM), digits.labels, old)
+        source = ViewSource(Inputs(model, digits, TRANSFORM), digits.labels, old)
         tuner = SEVEN[name]()
         tuner.use(tuned(tuner, source).head)
         assert torch.equal(detector.score(outputs), tuner.score(outputs))
@@ -524,7 +524,7 @@ def test_augmix_wants_colours() -> None:
 def test_images_without_a_transform_keep_their_range(toy: Any) -> None:
     """They are seen as pixels that fill 0 … 255, and come back as they were but for the steps between."""
     images = torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    scale = Source(Inputs(toy, images), torch.arange(20) % 4).scale
+    scale = ViewSource(Inputs(toy, images), torch.arange(20) % 4).scale
     pixels = scale.pixels(images)
     assert (float(pixels.min()), float(pixels.max())) == (0, 255)
     step = float(images.max() - images.min()) / 255

@@ -19,7 +19,7 @@ from opencil.detectors.finetune.logitnorm import LogitNorm
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.tuner import Tuner, Tuning
-from opencil.detectors.finetune.views import Source
+from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs
@@ -46,14 +46,14 @@ class Reader(nn.Module):
         return features.expand(-1, 4)
 
 
-def numbered(old: list[bool], seed: int = 0, **inputs: Any) -> Source:
+def numbered(old: list[bool], seed: int = 0, **inputs: Any) -> ViewSource:
     """Images 0, 1, 2 … whose pixels are all their number, and whose labels are their number times ten."""
     images = torch.arange(float(len(old))).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
     labels = 10 * torch.arange(len(old))
-    return Source(Inputs(Reader(), images, **inputs), labels, torch.tensor(old), seed=(seed,))
+    return ViewSource(Inputs(Reader(), images, **inputs), labels, torch.tensor(old), seed=(seed,))
 
 
-def served(source: Source, epochs: int, batch: int) -> list[list[list[int]]]:
+def served(source: ViewSource, epochs: int, batch: int) -> list[list[list[int]]]:
     """Numbers of the images of each iteration and part, after a look at what comes with them."""
     found = []
     for number in range(epochs):
@@ -95,7 +95,7 @@ def test_an_epoch_is_one_pass_over_the_current_images(old: list[bool], size: int
 
 
 def test_without_a_mark_all_images_are_current() -> None:
-    source = Source(Inputs(Reader(), torch.zeros(5, 3, 2, 2)), torch.tensor([3, 0, 3, 7, 0]))
+    source = ViewSource(Inputs(Reader(), torch.zeros(5, 3, 2, 2)), torch.tensor([3, 0, 3, 7, 0]))
     assert len(source.pools) == 1
     assert source.new_counts == {0: 2, 3: 2, 7: 1}
 
@@ -127,7 +127,9 @@ def test_chosen_images_alone_are_served() -> None:
     """Labels and marks belong to the chosen ones, in their order."""
     images = torch.arange(10.0).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
     indices = torch.tensor([7, 2, 9, 4])
-    source = Source(Inputs(Reader(), images, indices=indices), 10 * indices, torch.tensor([1, 0, 0, 1]) > 0)
+    source = ViewSource(
+        Inputs(Reader(), images, indices=indices), 10 * indices, torch.tensor([1, 0, 0, 1]) > 0
+    )
     for current, memory in served(source, 3, 2):
         assert sorted(current) == [2, 9]
         assert sorted(memory) == [4, 7]
@@ -147,7 +149,7 @@ def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:
                 draw = Draw(*(torch.full((12,), value) for value in (top, left, flip)))
                 for i, view in enumerate(TRANSFORM.train(images.images, draw)):
                     known[view.numpy().tobytes()] = (i, top, left, flip)
-    source = Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+    source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
     seen: list[Counter[tuple[int, int, int, bool]]] = [Counter(), Counter()]
     for number in range(30):
         for parts in source.epoch(number, 4):
@@ -168,7 +170,7 @@ def test_how_many_views_are_computed_together_changes_nothing(
     images: ImageSet, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     def views() -> list[Tensor]:
-        source = Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+        source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
         return [tensor for n in (0, 1) for parts in source.epoch(n, 4) for v in parts for tensor in v.tensors]
 
     expected = views()
@@ -179,8 +181,8 @@ def test_how_many_views_are_computed_together_changes_nothing(
 def test_epochs_and_batch_sizes_can_be_asked_for_in_turn(images: ImageSet) -> None:
     """As by tuners of which one is an epoch ahead, or has another batch size."""
 
-    def source() -> Source:
-        return Source(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+    def source() -> ViewSource:
+        return ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
 
     wanted = [(0, 4), (0, 3), (1, 4), (1, 3)]  # epochs of 8 and of 6
     alone = [list(source().epoch(number, batch)) for number, batch in wanted]
@@ -200,7 +202,7 @@ def test_features_are_the_models_in_its_trainings_arithmetic() -> None:
 
     images = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     full, rough = (
-        Source(Inputs(Scaled(), images), torch.zeros(4).long(), arithmetic=a).features(images)
+        ViewSource(Inputs(Scaled(), images), torch.zeros(4).long(), arithmetic=a).features(images)
         for a in (Arithmetic("fp32"), Arithmetic("bf16"))
     )
     assert torch.equal(full, Scaled().features(images))
@@ -233,7 +235,7 @@ def test_every_view_passes_the_backbone_once_for_all_feature_tuners(
     """Ten current images in batches of four: three iterations, 12 views of each part in an epoch."""
     monkeypatch.setattr(views_module, "CHUNK", chunk)
     labels = torch.tensor([2, 3] * 5 + [0, 1] * 3)
-    source = Source(Inputs(toy, normalised(16)), labels, labels < 2)
+    source = ViewSource(Inputs(toy, normalised(16)), labels, labels < 2)
     turns = [Tuning(FEATURE_TUNERS[name], source).advance() for name in names]
     while turns:
         turns = [turn for turn in turns if next(turn, None) is not None]
@@ -247,7 +249,7 @@ def test_tuners_of_other_batches_do_not_take_each_others_views_away(
 ) -> None:
     monkeypatch.setattr(views_module, "CHUNK", 16)
     labels = torch.tensor([2, 3] * 8 + [0, 1] * 3)
-    source = Source(Inputs(toy, normalised(22)), labels, labels < 2)
+    source = ViewSource(Inputs(toy, normalised(22)), labels, labels < 2)
     schedule = Schedule(epochs=2, lr=0.01)
     turns = [Tuning(LogitNorm(schedule=schedule, batch_size=size), source).advance() for size in sizes]
     while turns:
@@ -260,7 +262,7 @@ def test_tuners_of_other_batches_do_not_take_each_others_views_away(
 
 
 def test_the_models_own_extra_head_is_taken(toy: Any) -> None:
-    head = Source(Inputs(toy, torch.zeros(1, 3, 4, 4)), torch.zeros(1).long()).extra_head()
+    head = ViewSource(Inputs(toy, torch.zeros(1, 3, 4, 4)), torch.zeros(1).long()).extra_head()
     assert torch.equal(head.weight, toy.head.weight)
     assert head.weight is not toy.head.weight
     assert toy.asked == []
@@ -287,13 +289,13 @@ class Corrected(nn.Module):
 def test_the_head_of_a_model_without_one_is_what_its_classify_computes() -> None:
     images = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     model = Corrected()
-    head = Source(Inputs(model, images), torch.zeros(6).long()).extra_head()
+    head = ViewSource(Inputs(model, images), torch.zeros(6).long()).extra_head()
     torch.testing.assert_close(head(images.flatten(1)), model.classify(images.flatten(1)))
     assert all(p.requires_grad for p in head.parameters())
 
 
 def test_a_model_that_is_not_linear_is_asked_for_a_head() -> None:
-    source = Source(Inputs(Corrected(curve=0.3), torch.randn(6, 3, 2, 2)), torch.zeros(6).long())
+    source = ViewSource(Inputs(Corrected(curve=0.3), torch.randn(6, 3, 2, 2)), torch.zeros(6).long())
     with pytest.raises(BadInput, match=r"Corrected has no head to begin with.*extra_head\(\)"):
         source.extra_head()
 
@@ -311,7 +313,7 @@ def test_probing_a_head_leaves_the_global_random_state() -> None:
             return self.last(features)
 
     model, before = Headless(), torch.get_rng_state()
-    Source(Inputs(model, torch.zeros(4, 3, 4, 4)), torch.zeros(4, dtype=torch.int64)).extra_head()
+    ViewSource(Inputs(model, torch.zeros(4, 3, 4, 4)), torch.zeros(4, dtype=torch.int64)).extra_head()
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -323,6 +325,6 @@ def test_a_head_that_does_not_begin_as_the_models_is_refused() -> None:
             return nn.functional.cosine_similarity(features[:, None], self.head.weight[None], dim=2)
 
     model = Cosine(BACKBONES.create("resnet8"), 3).eval()
-    source = Source(Inputs(model, torch.randn(6, 3, 8, 8)), torch.arange(6) % 3)
+    source = ViewSource(Inputs(model, torch.randn(6, 3, 8, 8)), torch.arange(6) % 3)
     with pytest.raises(BadInput, match="Cosine has no head to begin with"):
         source.extra_head()
