@@ -33,9 +33,14 @@ def write(path: Path, fill: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file of bytes."""
+    write(path, lambda temporary: _fill(temporary, content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file."""
-    write(path, lambda temporary: _write_text(temporary, text))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -83,8 +88,8 @@ def _kind(path: Path) -> str:
     return "a pipe" if path.is_fifo() else "a device or a socket"
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _flush(path: Path) -> None:

@@ -51,7 +51,9 @@ class Corruption:
     values: tuple[tuple[float, ...], ...]
 
 
-def corrupted(images: Tensor, name: str, severity: int, generators: "Sequence[np.random.Generator]") -> Tensor:
+def corrupted(
+    images: Tensor, name: str, severity: int, generators: "Sequence[np.random.Generator]"
+) -> Tensor:
     """Images, uint8 [N, 3, H, H], under one corruption; each image has a random generator."""
     side = images.shape[-1]
     if not _SMALLEST <= side <= _LARGEST:

@@ -1,4 +1,4 @@
-"""The formats of a run's files: JSON, tensors and tables, written by ``atomic_files``: whole or absent."""
+"""Tensors and notes in a run's files, and the error for a file that cannot be used."""
 
 import hashlib
 import json
@@ -10,22 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from opencil.atomic_files import digest, remove_temporary, write, write_json, write_text
 from opencil.atomic_files import read_json as _read_json
+from opencil.atomic_files import write_bytes
 from opencil.errors import OpenCILError
-
-__all__ = [
-    "damaged",
-    "digest",
-    "metadata",
-    "read_json",
-    "read_tensors",
-    "remove_temporary",
-    "write",
-    "write_json",
-    "write_tensors",
-    "write_text",
-]
 
 
 def damaged(path: Path, error: object) -> OpenCILError:
@@ -38,7 +25,7 @@ def damaged(path: Path, error: object) -> OpenCILError:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> str:
     """Write tensors as safetensors; the file's checksum."""
     content = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata)
-    write(path, lambda temporary: _fill(temporary, content))
+    write_bytes(path, content)
     return checksum(content)
 
 
@@ -89,7 +76,3 @@ def _read(path: Path) -> tuple[dict[str, Tensor], bytes]:
         return load(content), content
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from opencil.atomic_files import remove_temporary, write_bytes
 from opencil.engine.forward import Inputs, Outputs, outputs_of
 from opencil.runs import file_formats
 from opencil.validation import plain
@@ -67,10 +68,10 @@ class OutputsCache:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
-            file_formats.remove_temporary(self.folder)
+            remove_temporary(self.folder)
             path.unlink(missing_ok=True)
             self._make_room(len(content))
-            file_formats.write(path, lambda temporary: _fill(temporary, content))
+            write_bytes(path, content)
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""
@@ -118,7 +119,3 @@ def _digest(tensors: dict[str, Tensor]) -> str:
         digest.update(json.dumps([name, list(tensors[name].shape)]).encode())
         digest.update(file_formats.bytes_of(tensors[name]))
     return digest.hexdigest()
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from opencil._version import __version__
+from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.device import resolve_device
 from opencil.errors import BadInput, OpenCILError
-from opencil.runs import file_formats
 from opencil.runs.advance import advance
 from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.loading import describe_data, load
@@ -94,7 +94,7 @@ def _advance(
     try:
         with folder.opened(spec):
             folder.note(environment(device))
-            file_formats.write_json(folder.path / "data.json", read)
+            write_json(folder.path / "data.json", read)
             try:
                 yield from advance(Run(spec, folder, loaded), outputs, place.checkpoint_seconds)
             finally:

@@ -28,6 +28,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from opencil.atomic_files import remove_temporary, write_json, write_text
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
@@ -88,7 +89,7 @@ class StepFolder:
 
     def save_info(self, info: dict[str, Any]) -> None:
         """Note what ``info`` is to read."""
-        file_formats.write_json(self.path / "step.json", info)
+        write_json(self.path / "step.json", info)
 
     @property
     def model(self) -> Path:
@@ -211,7 +212,7 @@ class RunFolder:
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
         """Leave the config of a run that is to come, unless the run is there already."""
         if not (self.path / "config.yml").exists():
-            file_formats.write_text(self.path / "config.yml", dump_yaml(spec.record()))
+            write_text(self.path / "config.yml", dump_yaml(spec.record()))
             self.note(environment)
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
@@ -223,7 +224,7 @@ class RunFolder:
             before = {}
         known = before.get("peak_memory_mib", 0) if before.get("device") == environment["device"] else 0
         peak = max(peak_memory_mib, known if isinstance(known, int) else 0)
-        file_formats.write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
+        write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
@@ -238,13 +239,13 @@ class RunFolder:
             ) from None
         try:
             self.check(spec)
-            file_formats.remove_temporary(self.path)
+            remove_temporary(self.path)
             stored = self.stored()
             kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
             detectors = {**kept, **spec.detectors}
             record = {**spec.record(), "detector": detectors}
             if record != stored:
-                file_formats.write_text(self.path / "config.yml", dump_yaml(record))
+                write_text(self.path / "config.yml", dump_yaml(record))
             yield
         finally:
             lock.release()

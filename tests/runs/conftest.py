@@ -63,7 +63,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.
             torch.set_num_threads(1)
             import opencil
             from opencil.config import read_yaml
-            from opencil.runs import file_formats
+            from opencil import atomic_files
             from opencil.runs.plan import plan
             from opencil.runs.events import Evaluated, Training
             from opencil.runs.store import RunFolder

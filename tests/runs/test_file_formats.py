@@ -1,90 +1,12 @@
-"""Files are whole or absent."""
+"""What is stored comes back, or the file that is damaged is named."""
 
-import os
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
-from opencil import BadInput, OpenCILError
+from opencil import OpenCILError, atomic_files
 from opencil.runs import file_formats
-from opencil.study.rows import write_rows
-
-
-def test_a_file_appears_complete_and_alone(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "a.txt"
-
-    def fill(temporary: Path) -> None:
-        temporary.write_text("half")
-        assert not path.exists(), "nothing stands under the name before it is complete"
-        temporary.write_text("whole")
-
-    file_formats.write(path, fill)
-    assert path.read_text() == "whole"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = []
-    flush, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("flush"), flush(handle)))
-    monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
-    file_formats.write_text(tmp_path / "a.txt", "x")
-    assert order == ["flush", "rename", "flush"], "the file, its name, the folder"
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    path = tmp_path / "a.txt"
-    file_formats.write_text(path, "old")
-
-    def fill(temporary: Path) -> None:
-        temporary.write_text("ne")
-        raise error("disk full")
-
-    with pytest.raises(error):
-        file_formats.write(path, fill)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_fill_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        file_formats.write(tmp_path / "a.txt", lambda temporary: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    target, link, dangling = tmp_path / "deep" / "a.txt", tmp_path / "link", tmp_path / "dangling"
-    target.write_text("old")
-    link.symlink_to(Path("deep") / "a.txt")
-    dangling.symlink_to(Path("deep") / "new.txt")
-    file_formats.write_text(link, "new")
-    file_formats.write_text(dangling, "newer")
-    assert link.is_symlink()
-    assert dangling.is_symlink()
-    assert target.read_text() == "new"
-    assert (tmp_path / "deep" / "new.txt").read_text() == "newer"
-    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"a.txt", "new.txt"}
-
-
-@pytest.mark.parametrize("linked", [False, True])
-@pytest.mark.parametrize(("make", "what"), [("mkfifo", "a pipe"), ("mkdir", "a folder")])
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: str, what: str, linked: bool) -> None:
-    path = tmp_path / "target"
-    getattr(os, make)(path)
-    kind = path.stat().st_mode
-    name = tmp_path / "link" if linked else path
-    if linked:
-        name.symlink_to(path)
-    with pytest.raises(BadInput, match=f"{name} is no file but {what}"):
-        file_formats.write_text(name, "x")
-    assert path.stat().st_mode == kind
-    assert name.is_symlink() == linked
 
 
 def test_tensors_come_back(tmp_path: Path) -> None:
@@ -97,14 +19,8 @@ def test_tensors_come_back(tmp_path: Path) -> None:
 
 def test_json_comes_back(tmp_path: Path) -> None:
     content = {"a": [1, 2.5, None], "b": {"c": "ü"}}
-    file_formats.write_json(tmp_path / "a.json", content)
+    atomic_files.write_json(tmp_path / "a.json", content)
     assert file_formats.read_json(tmp_path / "a.json") == content
-
-
-def test_rows_come_back(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"a": [1, 2], "b": ["x", ""], "c": [0.1, 1 / 3]})
-    write_rows(tmp_path / "a.parquet", rows)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a.parquet"), rows)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe"])
@@ -124,19 +40,3 @@ def test_damaged_tensors_are_named(tmp_path: Path, content: bytes | None) -> Non
     with pytest.raises(OpenCILError, match="delete the folder") as raised:
         file_formats.read_tensors(path)
     assert str(path) in str(raised.value)
-
-
-def test_digest_is_sha256(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert file_formats.digest(tmp_path / "a") == known
-
-
-def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    keep, leftover = tmp_path / "a" / "model.safetensors", tmp_path / "a" / "b" / "model.safetensors.part"
-    leftover.parent.mkdir(parents=True)
-    keep.write_text("x")
-    leftover.write_text("x")
-    file_formats.remove_temporary(tmp_path)
-    assert keep.exists()
-    assert not leftover.exists()

@@ -107,20 +107,20 @@ KILLED = {
         when="isinstance(event, Evaluated) and (event.step, event.detector) == (2, 'energy')"
     ),
     "in the middle of writing the weights of step 2": """
-def fill(path, content, fill=file_formats._fill):
+def fill(path, content, fill=atomic_files._fill):
     fill(path, content)
     if "step02" in str(path):
         os.truncate(path, os.path.getsize(path) // 2)
         die()
-file_formats._fill = fill
+atomic_files._fill = fill
 """
     + WATCH.format(when="False"),
     "between the weights of step 2 and its mark": """
-def write(path, text, write=file_formats.write_text):
-    if path.name == "step.json" and path.parent.name == "step02":
+def fill(path, content, fill=atomic_files._fill):
+    if path.name == "step.json.part" and path.parent.name == "step02":
         die()
-    write(path, text)
-file_formats.write_text = write
+    fill(path, content)
+atomic_files._fill = fill
 """
     + WATCH.format(when="False"),
 }
