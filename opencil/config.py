@@ -212,7 +212,7 @@ def resolve(
 
     Where no method is chosen, those that the YML names are used; where it names none, all of them.
     """
-    written, top = _normal(user or {}), _normal(_overlay(settings))
+    written, top = _normal(user or {}), _overlay(settings)
     layers = [written, _normal(flags or {}), top]
     name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
     written_name = written.get("benchmark", {}).get("name", name)
@@ -308,7 +308,7 @@ def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...]
 
 
 def _overlay(settings: Iterable[str]) -> dict[str, Any]:
-    """``["cil.icarl.epochs=5"]`` as nested mappings; values are YML."""
+    """``["cil.icarl.epochs=5"]`` as nested mappings, short forms written out; values are YML."""
     top: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -320,7 +320,7 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
         value = _parse(text, f"setting {setting!r}")
         for part in reversed(path):
             value = {part: value}
-        top = merge(top, value)
+        top = merge(top, _normal(value))
     return top
 
 

@@ -642,6 +642,9 @@ def test_values_of_a_backbone_are_laid_on_those_below_unless_another_is_named() 
         "name": "resnet8",
         "freeze": True,
     }
+    both = ["benchmark.backbone=resnet32", "benchmark.backbone.freeze=true"]
+    for order in (both, both[::-1]):
+        assert resolve(settings=order) == resolve(frozen)
     assert resolve(frozen, settings=["benchmark.backbone=resnet18"]).benchmark.backbone == "resnet18"
     config = resolve(frozen)
     assert resolve(yaml.safe_load(config.to_yaml())) == config
