@@ -140,11 +140,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by keys with dots: ``{"a.b": 1}`` for ``{"a": {"b": 1}}``; an empty mapping stays."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
         nested = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return found
+        leaves |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return leaves
 
 
 def parse_size(size: int | str) -> int:

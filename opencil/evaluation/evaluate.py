@@ -87,12 +87,14 @@ def evaluate(
         name: _with_labels(outputs(images), f"{name} (shifted)") for name, images in (shifted or {}).items()
     }
     wanted = chosen_metrics(metrics or ())
-    rows = [("", found) for found in measure_model(of_test, of_shifted, task_of, wanted)]
+    rows = [("", measurement) for measurement in measure_model(of_test, of_shifted, task_of, wanted)]
     for name, detector in chosen.items():
-        found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
-        rows += [(name, measurement) for measurement in found]
+        measurements = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
+        rows += [(name, measurement) for measurement in measurements]
     columns = ["detector", "ood", "task", "metric", "value"]
-    return pd.DataFrame([{"detector": name} | asdict(found) for name, found in rows], columns=columns)
+    return pd.DataFrame(
+        [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns
+    )
 
 
 def _detectors(chosen: Sequence[str] | Mapping[str, Detector] | None) -> dict[str, Detector]:

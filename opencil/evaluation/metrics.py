@@ -287,13 +287,13 @@ def joint_metrics(
     any samples.
     """
     ranking = Ranking(id_scores, ood_scores, recall)
-    found: dict[str, Tensor | None] = dict(_detection(ranking))
+    values: dict[str, Tensor | None] = dict(_detection(ranking))
     for name, chosen in (subsets or {}).items():
-        found |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
+        values |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
     if correct is not None:
-        found["oscr"] = _oscr(ranking, correct)
-        found["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, correct)
-    return numbers(found)
+        values["oscr"] = _oscr(ranking, correct)
+        values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, correct)
+    return numbers(values)
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -328,9 +328,9 @@ def _accuracy_matrix(accuracies: Tensor) -> Tensor:
     return accuracies.double()
 
 
-def numbers(found: Mapping[str, Tensor | None]) -> dict[str, float]:
+def numbers(values: Mapping[str, Tensor | None]) -> dict[str, float]:
     """Values that are there as numbers, in one transfer from the device."""
-    there = {name: value for name, value in found.items() if value is not None}
+    there = {name: value for name, value in values.items() if value is not None}
     return dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
 
 

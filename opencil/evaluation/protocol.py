@@ -49,13 +49,13 @@ def measure(
     of_test = scored(test)
     of_shifted = {name: scored(outputs) for name, outputs in (shifted or {}).items()}
     chosen = [metric for metric in _chosen(names) if not metric.of_model]
-    found = _found("", Reading(of_test), chosen, "id")
+    measurements = _measured("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
         together = joined(list(of_shifted.values()))
-        found += _found(name, Reading(of_test, scored(outputs), together), chosen, "ood")
+        measurements += _measured(name, Reading(of_test, scored(outputs), together), chosen, "ood")
     for name, samples in of_shifted.items():
-        found += _found(name, Reading(of_test, shifted=samples), chosen, "shifted")
-    return found
+        measurements += _measured(name, Reading(of_test, shifted=samples), chosen, "shifted")
+    return measurements
 
 
 def measure_model(
@@ -70,10 +70,10 @@ def measure_model(
         return Samples(outputs.logits, outputs.labels, tasks=tasks)
 
     of_test, chosen = samples(test), [metric for metric in _chosen(names) if metric.of_model]
-    found = _found("", Reading(of_test), chosen, "id")
+    measurements = _measured("", Reading(of_test), chosen, "id")
     for name, outputs in (shifted or {}).items():
-        found += _found(name, Reading(of_test, shifted=samples(outputs)), chosen, "shifted")
-    return found
+        measurements += _measured(name, Reading(of_test, shifted=samples(outputs)), chosen, "shifted")
+    return measurements
 
 
 def _chosen(names: Iterable[str] | None) -> list[Metric]:
@@ -81,16 +81,16 @@ def _chosen(names: Iterable[str] | None) -> list[Metric]:
     return [metric for name, metric in metrics().items() if name in wanted]
 
 
-def _found(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
+def _measured(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
     """The metrics that have a value in a reading; all tensors come from the device together."""
     values = {m.name: m.measure(reading) for m in chosen if subject in m.subjects}
     tensors = numbers({name: value for name, value in values.items() if isinstance(value, Tensor)})
-    found = []
+    measurements = []
     for name, value in (values | tensors).items():
         by_task = value if isinstance(value, Mapping) else {0: value}
-        found += [
+        measurements += [
             Measurement(ood, name, float(number), task)
             for task, number in by_task.items()
             if number is not None
         ]
-    return found
+    return measurements

@@ -80,8 +80,8 @@ def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     if x.device.type == "cpu":
         x, gradient = x.float(), gradient.float()
     weight = x.new_empty((gradient.shape[1], x.shape[1], 3, 3))  # its values do not matter here
-    found: Tensor = _torchs(x, weight, gradient, stride, (False, True))[1]
-    return found.float().contiguous(memory_format=torch.channels_last)
+    of_weight: Tensor = _torchs(x, weight, gradient, stride, (False, True))[1]
+    return of_weight.float().contiguous(memory_format=torch.channels_last)
 
 
 @weight_gradient.register_fake

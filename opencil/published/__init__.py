@@ -46,8 +46,8 @@ def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
     names = parts.index.get_level_values("id_dataset")
     near, far = (names.map({n: len(ood[split]) for n, ood in OOD.items()}) for split in ("near", "far"))
     mean = ((near * parts["near"] + far * parts["far"]) / (near + far)).rename("mean")
-    found = figures.join(mean, on=_CELL)["mean"]
-    return found.where(figures["ood_split"] == "all")
+    means = figures.join(mean, on=_CELL)["mean"]
+    return means.where(figures["ood_split"] == "all")
 
 
 def contradictory(figures: pd.DataFrame) -> "pd.Series[bool]":

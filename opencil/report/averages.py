@@ -59,13 +59,13 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
     forgetting and backward transfer after the last step, from the matrix of accuracies per step and task.
     """
     models = rows[rows["detector"] == ""]
-    found = []
+    lines = []
     for run, part in models.groupby(RUN):
         steps = part["step"].nunique()
         whole = part[part["task"] == 0]
         for metric, values in whole.groupby("metric"):
             by_step = values.groupby("step")["value"].mean()  # of one shifted set or of several
-            found += [
+            lines += [
                 (*run, f"average {metric}", by_step.mean(), steps),
                 (*run, f"last {metric}", by_step.iloc[-1], steps),
             ]
@@ -74,9 +74,9 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
         )
         if steps > 1 and matrix.shape == (steps, steps):
             tensor = torch.tensor(matrix.to_numpy())
-            found += [(*run, "forgetting", forgetting(tensor), steps)]
-            found += [(*run, "backward transfer", backward_transfer(tensor), steps)]
-    table = pd.DataFrame(found, columns=[*RUN, "metric", "value", "steps"])
+            lines += [(*run, "forgetting", forgetting(tensor), steps)]
+            lines += [(*run, "backward transfer", backward_transfer(tensor), steps)]
+    table = pd.DataFrame(lines, columns=[*RUN, "metric", "value", "steps"])
     return spread(table, ["benchmark", "k", "cil", "metric"])
 
 

@@ -33,13 +33,13 @@ _CELL = ["cil", "detector", "metric", "place"]
 def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[Table]:
     """For each benchmark and k that the paper has: ours beside the paper's, then how far they agree."""
     made: list[Table] = []
-    for found in results(study):
-        cells = compare(found)
+    for outcome in results(study):
+        cells = compare(outcome)
         if cells.empty:
             continue
-        data = data_notes(found)
-        compared = [table for kind in kinds for table in _of_kind(found, cells, kind, data)]
-        if compared and (flagged := _contradictions(found, cells)):
+        data = data_notes(outcome)
+        compared = [table for kind in kinds for table in _of_kind(outcome, cells, kind, data)]
+        if compared and (flagged := _contradictions(outcome, cells)):
             compared.append(flagged)
         made += compared
     return made
@@ -49,10 +49,10 @@ def incomparable(study: Study) -> BadInput:
     """The error for a study of which nothing can be compared: not yet, or not at all."""
     figures = published_results()[["id_dataset", "classes_per_step"]].drop_duplicates()
     in_paper = set(figures.itertuples(index=False, name=None))
-    waiting = [found for found in results(study) if (found.benchmark, found.k) in in_paper]
+    waiting = [outcome for outcome in results(study) if (outcome.benchmark, outcome.k) in in_paper]
     if waiting:
         strangers = "the paper has none of these detectors on these CIL methods"
-        why = [f"{found.title} ({'; '.join(found.unfinished()) or strangers})" for found in waiting]
+        why = [f"{outcome.title} ({'; '.join(outcome.unfinished()) or strangers})" for outcome in waiting]
         return BadInput(
             f"nothing that is finished can be compared with the paper's figures: {', '.join(why)}"
         )
@@ -62,7 +62,7 @@ def incomparable(study: Study) -> BadInput:
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
 
 
-def compare(found: Results) -> pd.DataFrame:
+def compare(outcome: Results) -> pd.DataFrame:
     """Every cell that the paper has of a benchmark and k: cil, detector, metric, place, ours, std, paper,
     recomputed (what the paper's near and far figures give), flagged, difference; in percent.
 
@@ -77,19 +77,19 @@ def compare(found: Results) -> pd.DataFrame:
     ablation = ablation.assign(place=ablation["ood"].map(of_dataset), recomputed=float("nan"), flagged=False)
     columns = ["id_dataset", "classes_per_step", *_CELL, "value", "recomputed", "flagged"]
     every = pd.concat([figures[columns], ablation[columns]]).rename(columns={"value": "paper"})
-    here = (every["id_dataset"] == found.benchmark) & (every["classes_per_step"] == found.k)
+    here = (every["id_dataset"] == outcome.benchmark) & (every["classes_per_step"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
-    ours = [found.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
+    ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
     cells["ours"] = pd.Series([average.mean if average else None for average in ours], dtype=float)
     cells["std"] = pd.Series([average.std if average else None for average in ours], dtype=float)
-    counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(found))
+    counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(outcome))
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
 
-def _other_splits(found: Results) -> list[str]:
+def _other_splits(outcome: Results) -> list[str]:
     """The splits in which our averages are over other OOD datasets than the paper's."""
-    ours = {split: {n for n, d in found.averaged.items() if d == split} for split in ("near", "far")}
-    paper = OOD.get(found.benchmark, {})
+    ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in ("near", "far")}
+    paper = OOD.get(outcome.benchmark, {})
     other = [split for split, names in ours.items() if names != set(paper.get(split, ()))]
     return [*other, "all"] if other else []
 
@@ -107,15 +107,15 @@ class _Pair:
     group: str
 
 
-def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
+def _of_kind(outcome: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
     metrics, places = COMPARED[kind]
     if not places:
-        places = tuple(of_dataset(name) for name in found.datasets)
+        places = tuple(of_dataset(name) for name in outcome.datasets)
     shown = cells[cells["place"].isin(places) & cells["metric"].isin(metrics) & cells["ours"].notna()]
     if shown.empty:
         return []
-    methods = [cil for cil in found.cil if cil in set(shown["cil"])]
-    if other := [place for place in _other_splits(found) if place in places]:
+    methods = [cil for cil in outcome.cil if cil in set(shown["cil"])]
+    if other := [place for place in _other_splits(outcome) if place in places]:
         named = ", ".join(other)
         data = [*data, f"Ours is over other OOD datasets than the paper's, so it does not count: {named}."]
     made = []
@@ -127,21 +127,24 @@ def _of_kind(found: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -
             for place in places
             for m in part
         ]
-        table = _side_by_side(found, cells, pairs, data)
+        table = _side_by_side(outcome, cells, pairs, data)
         if split:
             name, about = f"distance-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
         else:
             name, about = kind, "" if kind == "main" else f"{kind}, "
-        title = f"{found.title}: {about}ours beside the paper's"
-        made.append(replace(table, name=f"compare-{name}-{found.name}", title=title))
-    return [*made, _agreement(found, shown, methods, metrics, places, f"agreement-{kind}-{found.name}", data)]
+        title = f"{outcome.title}: {about}ours beside the paper's"
+        made.append(replace(table, name=f"compare-{name}-{outcome.name}", title=title))
+    return [
+        *made,
+        _agreement(outcome, shown, methods, metrics, places, f"agreement-{kind}-{outcome.name}", data),
+    ]
 
 
 def _place_words(place: str) -> list[str]:
     return [] if place == "all" else [place.removeprefix(of_dataset(""))]
 
 
-def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
+def _side_by_side(outcome: Results, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
     """Detectors that both have, in blocks; or in the paper's order, where they are of its ablation."""
     by_cell = cells.set_index(_CELL).to_dict("index")
     keys = pd.MultiIndex.from_tuples([(p.cil, p.metric, p.place) for p in pairs])
@@ -155,16 +158,18 @@ def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data:
         found_cells = [by_cell.get((p.cil, detector, p.metric, p.place), nothing) for p in pairs]
         return [words(detector), *(cell for values in found_cells for cell in _three(values))]
 
-    names = [detector for detector in theirs if detector in found.detectors]
+    names = [detector for detector in theirs if detector in outcome.detectors]
     if any(map(labelled, theirs)):
         blocks = [Block([line(detector) for detector in names])]
     else:
         blocks = [
-            Block([line(d) for d in members], family, [_averages("Average", found, of_pairs, members, pairs)])
+            Block(
+                [line(d) for d in members], family, [_averages("Average", outcome, of_pairs, members, pairs)]
+            )
             for family, members in families(names)
         ]
         if len(blocks) > 1:
-            blocks.append(Block([_averages("Average (All)", found, of_pairs, names, pairs)]))
+            blocks.append(Block([_averages("Average (All)", outcome, of_pairs, names, pairs)]))
     accuracy = [words("CIL accuracy")]
     seen: set[str] = set()
     for pair in pairs:  # in the first group of each CIL method
@@ -172,13 +177,13 @@ def _side_by_side(found: Results, cells: pd.DataFrame, pairs: list[_Pair], data:
         seen.add(pair.cil)
         accuracy += _three(by_cell.get((pair.cil, "", "accuracy", ""), nothing)) if new else [words("")] * 3
     notes = [
-        *found.basis(),
+        *outcome.basis(),
         "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
     ]
     notes += [_FLAGGED] if of_pairs["flagged"].any() else []
     for where, missing in (
         ("in these runs", [d for d in theirs if d not in names]),
-        ("in this table of the paper's", [d for d in found.detectors if d not in theirs]),
+        ("in this table of the paper's", [d for d in outcome.detectors if d not in theirs]),
     ):
         notes += [f"Not {where}: {', '.join(missing)}."] if missing else []
     notes += [
@@ -198,7 +203,7 @@ def _three(values: Mapping[Any, Any]) -> list[Cell]:
 
 
 def _averages(
-    name: str, found: Results, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
+    name: str, outcome: Results, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
 ) -> list[Cell]:
     """Means over the detectors that count, so that ours and the paper's are over the same ones."""
     counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
@@ -207,7 +212,7 @@ def _averages(
     for pair in pairs:
         key = (pair.cil, pair.metric, pair.place)
         here = by_pair.get(key, counted[:0])
-        ours, paper = found.mean_over(here["detector"], *key), float(here["paper"].mean())
+        ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
         line += (
             [Cell(ours.mean, ours.std), Cell(paper), Cell(ours.mean - paper, signed=True)]
             if ours
@@ -217,7 +222,7 @@ def _averages(
 
 
 def _agreement(
-    found: Results,
+    outcome: Results,
     cells: pd.DataFrame,
     methods: list[str],
     metrics: Sequence[str],
@@ -269,7 +274,7 @@ def _agreement(
         notes.append(
             f"Largest difference: {at}, {worst['ours']:.2f} against {worst['paper']:.2f} in the paper."
         )
-    title = f"{found.title}: agreement with the paper"
+    title = f"{outcome.title}: agreement with the paper"
     return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data])
 
 
@@ -320,7 +325,7 @@ def _agreement_cells(agreements: list[Agreement]) -> list[Cell]:
     return [Cell(cells, digits=0), Cell(mean), Cell(largest), Cell(correlation), words(told)]
 
 
-def _contradictions(found: Results, cells: pd.DataFrame) -> Table | None:
+def _contradictions(outcome: Results, cells: pd.DataFrame) -> Table | None:
     """The cells in which the paper contradicts itself, with what its near and far figures give."""
     flagged = cells[cells["flagged"]]
     if flagged.empty:
@@ -342,13 +347,13 @@ def _contradictions(found: Results, cells: pd.DataFrame) -> Table | None:
     ]
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
     columns += [Column("printed"), Column("from near/far"), Column("ours")]
-    near, far = (len(OOD[found.benchmark][split]) for split in ("near", "far"))
+    near, far = (len(OOD[outcome.benchmark][split]) for split in ("near", "far"))
     notes = [
         f"The mean over all {near + far} datasets should be ({near} · near + {far} · far) / {near + far}; "
         "these miss it by more than 0.05. They are not counted in the comparison."
     ]
-    title = f"{found.title}: where the paper contradicts itself"
-    return Table(f"contradictions-{found.name}", title, columns, [Block(lines)], notes)
+    title = f"{outcome.title}: where the paper contradicts itself"
+    return Table(f"contradictions-{outcome.name}", title, columns, [Block(lines)], notes)
 
 
 def _number(value: float | None) -> float | None:
@@ -358,16 +363,16 @@ def _number(value: float | None) -> float | None:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def data_notes(found: Results) -> list[str]:
+def data_notes(outcome: Results) -> list[str]:
     """Which datasets differ from the paper's, by what the runs noted about the images they read."""
     notes = []
-    paper = OOD.get(found.benchmark, {})
+    paper = OOD.get(outcome.benchmark, {})
     theirs = {name for names in paper.values() for name in names}
-    if lacking := sorted(theirs - set(found.datasets)):
+    if lacking := sorted(theirs - set(outcome.datasets)):
         notes.append(f"OOD datasets of the paper that these runs lack: {', '.join(lacking)}.")
-    if added := sorted(set(found.datasets) - theirs):
+    if added := sorted(set(outcome.datasets) - theirs):
         notes.append(f"OOD datasets that the paper does not have: {', '.join(added)}.")
-    read = [d for run in found.runs for d in run["data"]]
+    read = [d for run in outcome.runs for d in run["data"]]
     recorded = {(d["name"], d["split"], d["images"], d["paper"], d["files"]) for d in read}
     if not recorded:
         return [*notes, "Data: these runs did not note which images they read."]

@@ -34,13 +34,13 @@ def sort_detectors(names: Iterable[str]) -> list[str]:
 
 def families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Detectors by family; those that are not registered here are ``others``."""
-    known, found = set(DETECTORS.names()), dict[str, list[str]]()
+    known, members = set(DETECTORS.names()), dict[str, list[str]]()
     for name in _sorted(names, _paper()[1]):
         own = method(name)
         family = getattr(DETECTORS.entry(own).make, "family", FAMILIES[0]) if own in known else _OTHERS
-        found.setdefault(family, []).append(name)
-    first = [family for family in FAMILIES if family in found]
-    return [(family, found[family]) for family in [*first, *sorted(found.keys() - set(FAMILIES))]]
+        members.setdefault(family, []).append(name)
+    first = [family for family in FAMILIES if family in members]
+    return [(family, members[family]) for family in [*first, *sorted(members.keys() - set(FAMILIES))]]
 
 
 def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str]:

@@ -60,7 +60,7 @@ def page(
     """
     rows, runs = study.rows, study.runs
     counted: dict[Any, Results] = {
-        (found.benchmark, found.k): found for found in results(study, metrics=["auc"])
+        (outcome.benchmark, outcome.k): outcome for outcome in results(study, metrics=["auc"])
     }
     data = {
         "scale": _SCALE,
@@ -87,12 +87,12 @@ def page(
 def known_differences(study: Study) -> list[str]:
     """How results differ from the paper's: in their data, by what the runs noted; and by design."""
     notes: dict[str, None] = {}
-    for found in results(study, metrics=["auc"]):
-        if found.benchmark in OOD:
-            notes |= {f"{found.title}: {note}": None for note in data_notes(found)}
+    for outcome in results(study, metrics=["auc"]):
+        if outcome.benchmark in OOD:
+            notes |= {f"{outcome.title}: {note}": None for note in data_notes(outcome)}
         else:
             notes[
-                f"The paper has no results on {found.benchmark}: there is nothing to compare these with."
+                f"The paper has no results on {outcome.benchmark}: there is nothing to compare these with."
             ] = None
     return [*notes, *_BY_DESIGN]
 

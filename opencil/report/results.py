@@ -87,8 +87,8 @@ class Results:
     def mean_over(self, detectors: Iterable[str], cil: str, metric: str, place: str) -> Average | None:
         """Mean over detectors, if each has a value; its deviation is over the seeds that all have."""
         names = list(detectors)
-        found = [self.of(cil, name, metric, place) for name in names]
-        means = [average.mean for average in found if average]
+        averages = [self.of(cil, name, metric, place) for name in names]
+        means = [average.mean for average in averages if average]
         if not names or len(means) < len(names):
             return None
         values = [self._by_seed[cil, name, metric, place] for name in names]
@@ -100,11 +100,11 @@ class Results:
     @cached_property
     def _by_seed(self) -> dict[tuple[str, str, str, str], dict[int, float]]:
         """Values by seed, of each key of the averages."""
-        found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+        by_seed: dict[tuple[str, str, str, str], dict[int, float]] = {}
         columns = ["cil", "detector", "metric", "place", "seed", "value"]
         for *key, seed, value in self.per_seed[columns].itertuples(index=False, name=None):
-            found.setdefault((key[0], key[1], key[2], key[3]), {})[seed] = value
-        return found
+            by_seed.setdefault((key[0], key[1], key[2], key[3]), {})[seed] = value
+        return by_seed
 
     def finished(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Those of some rows that are of its finished runs and detectors."""
@@ -164,13 +164,13 @@ class Results:
         ]
 
     def _fewer_seeds(self, seeds: int) -> list[str]:
-        found: dict[tuple[str, int], list[str]] = {}
+        fewer: dict[tuple[str, int], list[str]] = {}
         for cil in self.cil:
             for detector in ["", *self.detectors]:
                 average = self.of(cil, detector, *(("auc", "all") if detector else ("accuracy", "")))
                 if average and average.seeds < seeds:
-                    found.setdefault((cil, average.seeds), []).append(detector)
-        return [f"{cil}, {count} of {seeds} ({self._named(names)})" for (cil, count), names in found.items()]
+                    fewer.setdefault((cil, average.seeds), []).append(detector)
+        return [f"{cil}, {count} of {seeds} ({self._named(names)})" for (cil, count), names in fewer.items()]
 
     def _named(self, detectors: list[str]) -> str:
         names = [name for name in detectors if name]
@@ -256,7 +256,7 @@ def _mixed(runs: list[RunRecord]) -> dict[str, list[str]]:
     A key that only some configs have is no difference: the others are of before it existed, or of another
     set of detectors.
     """
-    found = {}
+    differing = {}
     for cil in sort_cil(run["cil"] for run in runs):
         values: dict[str, set[str]] = {}
         for run in runs:
@@ -265,16 +265,16 @@ def _mixed(runs: list[RunRecord]) -> dict[str, list[str]]:
         keys = [key for key, several in values.items() if len(several) > 1]
         keys = [key for key in keys if key.partition(".")[0] not in ("seed", "place")]
         if keys:
-            found[cil] = keys
-    return found
+            differing[cil] = keys
+    return differing
 
 
 def _progress(rows: pd.DataFrame, measured: pd.DataFrame) -> "pd.Series[int]":
     """Steps that each detector of each run has on all of the run's datasets; a model's have no detector."""
     cells = measured[[*_METHOD, "step", "ood"]].drop_duplicates()
     cells = cells.assign(own=cells.groupby(["cil", "seed"])["ood"].transform("nunique"))
-    of_step = cells.groupby([*_METHOD, "step"]).agg(found=("ood", "size"), own=("own", "first"))
-    detectors = (of_step["found"] == of_step["own"]).groupby(_METHOD).sum()
+    of_step = cells.groupby([*_METHOD, "step"]).agg(there=("ood", "size"), own=("own", "first"))
+    detectors = (of_step["there"] == of_step["own"]).groupby(_METHOD).sum()
     models = rows.loc[rows["detector"] == "", [*_METHOD, "step"]].drop_duplicates().groupby(_METHOD).size()
     return pd.concat([models, detectors]).astype(int)
 

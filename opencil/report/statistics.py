@@ -99,8 +99,8 @@ def _friedman(ranks: Matrix) -> tuple[float, float] | None:
         return None
     if not np.ptp(ranks):
         return 0.0, 1.0
-    found = friedmanchisquare(*ranks.T)
-    return float(found.statistic), float(found.pvalue)
+    test = friedmanchisquare(*ranks.T)
+    return float(test.statistic), float(test.pvalue)
 
 
 def bootstrap(
@@ -135,17 +135,17 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
         raise unknown("detector", baseline, known)
     plain = rows[rows["detector"].isin(known)]
     made = []
-    for found in results(study):
-        finished = of_datasets(found.finished(plain))
+    for outcome in results(study):
+        finished = of_datasets(outcome.finished(plain))
         for metric in ("auc", "fpr"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
                 total = len(finished[_UNIT].drop_duplicates())
-                made.append(_table(found, cells, total, metric, baseline))
+                made.append(_table(outcome, cells, total, metric, baseline))
     return made
 
 
-def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baseline: str | None) -> Table:
+def _table(outcome: Results, cells: pd.DataFrame, total: int, metric: str, baseline: str | None) -> Table:
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     reference = baseline if baseline in cells.columns else ranking.detectors[0]
     values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
@@ -161,7 +161,7 @@ def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baselin
         )
     columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
     columns += [Column(metric_of(metric).column), Column("difference"), Column("low"), Column("high")]
-    left_out = [name for name in found.detectors if labelled(name)]
+    left_out = [name for name in outcome.detectors if labelled(name)]
     tested = ""
     if ranking.friedman:
         statistic, p = ranking.friedman
@@ -178,12 +178,12 @@ def _table(found: Results, cells: pd.DataFrame, total: int, metric: str, baselin
         *[f"{baseline} is not finished here, so the best stands for it."]
         * (baseline not in (None, reference)),
         *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
-        *found.missing(),
-        *found.mixture(),
+        *outcome.missing(),
+        *outcome.mixture(),
         metric_of(metric).sentence,
     ]
-    title = f"{found.title}: detectors ranked by {metric_of(metric).column}"
-    return Table(f"statistics-{metric}-{found.name}", title, columns, [Block(lines)], notes)
+    title = f"{outcome.title}: detectors ranked by {metric_of(metric).column}"
+    return Table(f"statistics-{metric}-{outcome.name}", title, columns, [Block(lines)], notes)
 
 
 def _letters(groups: list[int], count: int) -> str:

@@ -56,8 +56,8 @@ def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
         "dataset": dataset_tables,
         "ablation": ablation_tables,
     }
-    evaluated = [found for found in results(study) if found.datasets]
-    return [table for found in evaluated for table in makers[kind](found)]
+    evaluated = [outcome for outcome in results(study) if outcome.datasets]
+    return [table for outcome in evaluated for table in makers[kind](outcome)]
 
 
 # --- the paper's -----------------------------------------------------------------------------------
@@ -66,57 +66,59 @@ def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
 Key = tuple[str, str, str]
 
 
-def main_tables(found: Results) -> list[Table]:
+def main_tables(outcome: Results) -> list[Table]:
     """AUC and FPR over all datasets, per CIL method."""
-    columns = {Column(metric_of(m).column, cil): (cil, m, "all") for cil in found.cil for m in _MAIN}
-    return [_by_family(found, f"main-{found.name}", f"{found.title}: main results", columns)]
+    columns = {Column(metric_of(m).column, cil): (cil, m, "all") for cil in outcome.cil for m in _MAIN}
+    return [_by_family(outcome, f"main-{outcome.name}", f"{outcome.title}: main results", columns)]
 
 
-def distance_tables(found: Results) -> list[Table]:
+def distance_tables(outcome: Results) -> list[Table]:
     """Near and far datasets apart, per CIL method: a table each for AUC, AP and FPR."""
     made = []
     for metric in ("auc", "ap", "fpr"):
-        columns = {Column(place, cil): (cil, metric, place) for cil in found.cil for place in ("near", "far")}
-        title = f"{found.title}: near and far OOD, {metric_of(metric).column}"
-        made.append(_by_family(found, f"distance-{metric}-{found.name}", title, columns))
+        columns = {
+            Column(place, cil): (cil, metric, place) for cil in outcome.cil for place in ("near", "far")
+        }
+        title = f"{outcome.title}: near and far OOD, {metric_of(metric).column}"
+        made.append(_by_family(outcome, f"distance-{metric}-{outcome.name}", title, columns))
     return made
 
 
-def dataset_tables(found: Results) -> list[Table]:
+def dataset_tables(outcome: Results) -> list[Table]:
     """AUC and FPR on each OOD dataset: a table for each CIL method."""
     made = []
-    for cil in found.cil:
-        title = f"{found.title}, {cil}: OOD detection per dataset"
-        made.append(_by_family(found, f"dataset-{cil}-{found.name}", title, _per_dataset(found, cil)))
+    for cil in outcome.cil:
+        title = f"{outcome.title}, {cil}: OOD detection per dataset"
+        made.append(_by_family(outcome, f"dataset-{cil}-{outcome.name}", title, _per_dataset(outcome, cil)))
     return made
 
 
-def ablation_tables(found: Results) -> list[Table]:
+def ablation_tables(outcome: Results) -> list[Table]:
     """AUC and FPR on each OOD dataset of one detector under several values: those with labels."""
     made = []
-    for own in dict.fromkeys(method(name) for name in found.detectors if labelled(name)):
-        for cil in found.cil:
-            columns = _per_dataset(found, cil)
+    for own in dict.fromkeys(method(name) for name in outcome.detectors if labelled(name)):
+        for cil in outcome.cil:
+            columns = _per_dataset(outcome, cil)
             keys = list(columns.values())
-            every = ablation_lines(found, own)
-            names = [n for n in every if any((cil, n, m, p) in found.averages for _, m, p in keys)]
+            every = ablation_lines(outcome, own)
+            names = [n for n in every if any((cil, n, m, p) in outcome.averages for _, m, p in keys)]
             if not any(map(labelled, names)):
                 continue
-            lines = _ranked([_line(found, name, columns) for name in names], keys, variants=True)
-            values = _differing_values(names, own, found.runs)
-            notes = [*found.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
-            title = f"{found.title}, {cil}: ablation of {own}"
+            lines = _ranked([_line(outcome, name, columns) for name in names], keys, variants=True)
+            values = _differing_values(names, own, outcome.runs)
+            notes = [*outcome.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
+            title = f"{outcome.title}, {cil}: ablation of {own}"
             made.append(
-                Table(f"ablation-{own}-{cil}-{found.name}", title, _columns(columns), [Block(lines)], notes)
+                Table(f"ablation-{own}-{cil}-{outcome.name}", title, _columns(columns), [Block(lines)], notes)
             )
     return made
 
 
-def ablation_lines(found: Results, own: str) -> list[str]:
+def ablation_lines(outcome: Results, own: str) -> list[str]:
     """The lines of a method's ablation: what it is without its training, its variants, then the method."""
     tuned = own in dict(families([own])).get(FAMILIES[1], [])
-    variants = sorted(name for name in found.detectors if labelled(name) and method(name) == own)
-    return [name for name in [*[UNTUNED] * tuned, *variants, own] if name in found.detectors]
+    variants = sorted(name for name in outcome.detectors if labelled(name) and method(name) == own)
+    return [name for name in [*[UNTUNED] * tuned, *variants, own] if name in outcome.detectors]
 
 
 def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list[str]:
@@ -135,32 +137,32 @@ def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list
     ]
 
 
-def _per_dataset(found: Results, cil: str) -> dict[Column, Key]:
+def _per_dataset(outcome: Results, cil: str) -> dict[Column, Key]:
     return {
         Column(metric_of(m).column, f"{distance} {name}"): (cil, m, of_dataset(name))
-        for name, distance in found.datasets.items()
+        for name, distance in outcome.datasets.items()
         for m in _MAIN
     }
 
 
-def _by_family(found: Results, name: str, title: str, columns: dict[Column, Key]) -> Table:
+def _by_family(outcome: Results, name: str, title: str, columns: dict[Column, Key]) -> Table:
     """A table like the paper's: accuracy on top, a block of detectors per family, averages below each."""
     keys = list(columns.values())
     blocks, plain = [], []
-    for family, names in families(found.detectors):
-        lines = [_line(found, detector, columns) for detector in names]
+    for family, names in families(outcome.detectors):
+        lines = [_line(outcome, detector, columns) for detector in names]
         own = [detector for detector in names if not labelled(detector)]
         plain += own
-        blocks.append(Block(lines, family, [_average("Average", found, own, keys)] if own else []))
+        blocks.append(Block(lines, family, [_average("Average", outcome, own, keys)] if own else []))
     ranked = iter(_ranked([line for block in blocks for line in block.lines], keys))
     blocks = [replace(block, lines=[next(ranked) for _ in block.lines]) for block in blocks]
-    top = [Block([_accuracy_line(found, columns)])]
-    bottom = [Block([_average("Average (All)", found, plain, keys)])] if len(blocks) > 1 else []
-    notes = [*found.basis(), MARKS, *[_LABELLED] * any(map(labelled, found.detectors))]
+    top = [Block([_accuracy_line(outcome, columns)])]
+    bottom = [Block([_average("Average (All)", outcome, plain, keys)])] if len(blocks) > 1 else []
+    notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(labelled, outcome.detectors))]
     # All columns are of one method: its accuracy has no place on top.
     if any(column.group != cil for column, (cil, _, _) in columns.items()):
         top = []
-        notes.append(f"Average accuracy of {keys[0][0]}: {_cell(found.accuracy(keys[0][0])).text}.")
+        notes.append(f"Average accuracy of {keys[0][0]}: {_cell(outcome.accuracy(keys[0][0])).text}.")
     notes += [
         metric_of(metric).sentence for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]
     ]
@@ -171,20 +173,20 @@ def _columns(columns: dict[Column, Key]) -> list[Column]:
     return [Column("detector", label=True), *columns]
 
 
-def _line(found: Results, detector: str, columns: dict[Column, Key]) -> list[Cell]:
-    return [words(detector), *(_cell(found.of(cil, detector, m, p)) for cil, m, p in columns.values())]
+def _line(outcome: Results, detector: str, columns: dict[Column, Key]) -> list[Cell]:
+    return [words(detector), *(_cell(outcome.of(cil, detector, m, p)) for cil, m, p in columns.values())]
 
 
-def _average(name: str, found: Results, detectors: list[str], keys: list[Key]) -> list[Cell]:
-    return [words(name), *(_cell(found.mean_over(detectors, *key)) for key in keys)]
+def _average(name: str, outcome: Results, detectors: list[str], keys: list[Key]) -> list[Cell]:
+    return [words(name), *(_cell(outcome.mean_over(detectors, *key)) for key in keys)]
 
 
-def _accuracy_line(found: Results, columns: dict[Column, Key]) -> list[Cell]:
+def _accuracy_line(outcome: Results, columns: dict[Column, Key]) -> list[Cell]:
     """The accuracy of each CIL method, over the columns of its group."""
     cells, names = [words("CIL accuracy")], [cil for cil, _, _ in columns.values()]
     for i, cil in enumerate(names):
         first = i == 0 or names[i - 1] != cil
-        cells.append(replace(_cell(found.accuracy(cil)), span=names.count(cil)) if first else words(""))
+        cells.append(replace(_cell(outcome.accuracy(cil)), span=names.count(cil)) if first else words(""))
     return cells
 
 
@@ -223,15 +225,18 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
     shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
     averages = dict(list(over_seeds(shown).groupby(["benchmark", "k"])))
     made = []
-    for found in results(study, metrics=["auc"]):
-        key = (found.benchmark, found.k)
+    for outcome in results(study, metrics=["auc"]):
+        key = (outcome.benchmark, outcome.k)
         made.append(
-            _models(f"accuracy-{found.name}", f"{found.title}: accuracy", models[key], found.mixture())
+            _models(f"accuracy-{outcome.name}", f"{outcome.title}: accuracy", models[key], outcome.mixture())
         )
-        if found.datasets:
-            notes = [*found.mixture(), *_uneven(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])])]
-            title = f"{found.title}: OOD detection"
-            made.append(_summary(f"summary-{found.name}", title, averages[key], metrics, notes))
+        if outcome.datasets:
+            notes = [
+                *outcome.mixture(),
+                *_uneven(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])]),
+            ]
+            title = f"{outcome.title}: OOD detection"
+            made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes))
     return made
 
 

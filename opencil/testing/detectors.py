@@ -144,10 +144,10 @@ def _plain(outputs: Outputs) -> dict[str, Any]:
     }
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
+def _same(scores: Tensor, expected: Tensor) -> bool:
     """Equal but for rounding: a product of matrices may add in another order."""
     scale = float(expected.abs().max())
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale)
+    return scores.shape == expected.shape and torch.allclose(scores, expected, rtol=1e-4, atol=1e-5 * scale)
 
 
 def _refused(what: str, name: str, call: Callable[..., object], *args: Any, **given: Any) -> None:
@@ -300,12 +300,12 @@ def check_reads(detector: str | Detector) -> None:
     to_set_up = only(setup, made.reads_to_set_up | (made.reads & {"head"}))
     try:
         fresh = _fresh(detector).fit(**to_set_up, labels=setup.labels)
-        found = fresh.score(**only(samples.test, made.reads))
+        scores = fresh.score(**only(samples.test, made.reads))
     except Exception as error:
         raise AssertionError(
             f"{_name(detector)} fails where it is given only {', '.join(sorted(made.reads))}: {error}"
         ) from error
-    assert _same(found, made.score(samples.test)), (
+    assert _same(scores, made.score(samples.test)), (
         f"{_name(detector)} scores differently when it is given only what it says it reads"
     )
 

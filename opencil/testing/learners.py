@@ -127,11 +127,11 @@ def _state(model: Model | None) -> Weights:
     return {} if model is None else {key: tensor.clone() for key, tensor in model.state_dict().items()}
 
 
-def _differing(found: Weights, expected: Weights) -> list[str]:
+def _differing(actual: Weights, expected: Weights) -> list[str]:
     """Names of the tensors that are not the same bits."""
-    if found.keys() != expected.keys():
-        return sorted(found.keys() ^ expected.keys())
-    return [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)]
+    if actual.keys() != expected.keys():
+        return sorted(actual.keys() ^ expected.keys())
+    return [key for key, tensor in expected.items() if not torch.equal(actual[key], tensor)]
 
 
 def check_schedules(learner: str | Learner) -> None:
@@ -186,19 +186,19 @@ def check_teacher(learner: str | Learner) -> None:
 
 def check_repeatable(learner: str | Learner) -> None:
     """The same seeds give the same weights, whatever the global generator is at, and leave it there."""
-    found = []
+    endings = []
     with torch.random.fork_rng(devices=[]):
         for seed in (0, 1):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
             walk = _Walk.start(learner)
             list(walk.steps(2))
-            found.append(_state(walk.previous))
+            endings.append(_state(walk.previous))
             assert torch.equal(torch.get_rng_state(), before), (
                 f"{_name(learner)} draws from torch's global generator, so that packed runs disturb each "
                 "other: random choices should follow from the setting's seeds (`opencil.engine.seeding`)"
             )
-    changed = _differing(*found)
+    changed = _differing(*endings)
     assert not changed, f"{_name(learner)} gives other weights the second time: {', '.join(changed[:3])}"
 
 
@@ -226,14 +226,14 @@ def check_memory(learner: str | Learner) -> None:
     """The memory has as many images of every class as there is room for; without one it stays empty."""
     walk = _Walk.start(learner)
     for task in walk.steps(len(_stream())):
-        seen, found = task.step.seen, walk.memory.per_class
+        seen, remembered = task.step.seen, walk.memory.per_class
         wanted = [min(_MEMORY // seen, _IMAGES)] * seen if walk.learner.remembers else []
-        counts = [len(indices) for indices in found]
+        counts = [len(indices) for indices in remembered]
         assert counts == wanted, (
             f"{_name(learner)} remembers {counts} images of the classes after step {task.step.number}: "
             f"{wanted} are due, with room for {_MEMORY}"
         )
-        for label, indices in enumerate(found):
+        for label, indices in enumerate(remembered):
             labels = sorted(set(_stream().train.labels[indices].tolist()))
             assert labels == [label], (
                 f"{_name(learner)} remembers images of classes {labels} as class {label}"
