@@ -73,7 +73,13 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     except BadCheckpoint as error:
         raise file_formats.damaged(stored.checkpoint, error) from None
     # From here on as it will be when it is read again, so that a run that goes on does so with the same.
-    task.model = setting.contiguous(run.loaded(step, task.model.state_dict()))
+    try:
+        task.model = setting.contiguous(run.loaded(step, task.model.state_dict()))
+    except RuntimeError as error:
+        why = " ".join(str(error).split())
+        raise OpenCILError(
+            f"{run.spec.cil}, step {step.number}: the trained model does not fit into what blank makes: {why}"
+        ) from None
     if learner.remembers:
         task.computed = forward(task.model, setting.images, setting.transform, task.train_plus)
     memory = learner.remember(task)

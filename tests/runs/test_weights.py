@@ -190,6 +190,24 @@ def test_a_step_that_was_computed_anew_and_came_out_otherwise(run: Path, tmp_pat
     assert f"delete the folder {run / 'step02'}" in str(raised.value)
 
 
+def test_a_model_that_could_not_be_read_again_is_not_stored(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    @opencil.register_learner("forgetful")
+    @dataclass(frozen=True)
+    class Forgetful(LEARNERS.entry("growing").make):  # type: ignore[misc]
+        """Its blank model has the backbone of the first step alone."""
+
+        def blank(self, setting: Setting, step: opencil.Step) -> Model:
+            return GrownModel([setting.new_backbone()], step.seen)
+
+    failed = run_all(tiny(tmp_path, cil="forgetful", detector="msp"))[-1]
+    assert isinstance(failed, Failed)
+    assert "forgetful, step 2: the trained model does not fit into what blank makes" in str(failed.error)
+    assert "\n" not in str(failed.error)
+    assert not list(tmp_path.rglob("step02/*"))
+
+
 # --- files, without a run --------------------------------------------------------------------------
 
 
