@@ -1,5 +1,6 @@
 """``opencil run``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from opencil.cli.report import show
 from opencil.errors import OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
-    import pandas as pd
-
     from opencil.config import Config
 
 
@@ -23,8 +22,10 @@ def run(config: "Config") -> None:
 
     Started again, it goes on where it stopped; a finished run answers at once.
     """
+    from opencil.report.tables import summaries
     from opencil.runs.events import Failed
     from opencil.runs.plan import plan
+    from opencil.runs.reading import read_study
     from opencil.runs.runner import execute
     from opencil.runs.tensorboard import training_curves
 
@@ -46,20 +47,10 @@ def run(config: "Config") -> None:
                 failures += 1
                 tell(f"run {event.run} stopped: {event.error}")
     folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
-    rows = _rows([folder for folder in folders if any(folder.glob("step*/step.json"))])
-    if rows is not None:
-        from opencil.report.tables import summaries
-        from opencil.study.study import Study
-
-        show(screen, summaries(Study(rows[rows["detector"].isin(["", *config.detector])])))
+    if begun := [folder for folder in folders if any(folder.glob("step*/step.json"))]:
+        study = read_study(*begun)
+        asked = study.rows["detector"].isin(["", *config.detector])
+        show(screen, summaries(replace(study, rows=study.rows[asked])))
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
         raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")
-
-
-def _rows(folders: list[Path]) -> "pd.DataFrame | None":
-    import pandas as pd
-
-    from opencil.runs.store import read_rows
-
-    return pd.concat([read_rows(folder) for folder in folders], ignore_index=True) if folders else None

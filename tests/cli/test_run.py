@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
 from opencil.cli.progress import progress
-from opencil.config import Config, parse_yaml, resolve
+from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
@@ -62,78 +61,6 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.suffix in (".parquet", ".safetensors", ".yml")
     }
-
-
-# --- config ----------------------------------------------------------------------------------------
-
-
-def test_config_prints_one_yml_with_every_value() -> None:
-    result = call("config", "--benchmark", "digits", "--cil", "icarl", "--detector", "msp,energy")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == resolve(cil=["icarl"], detector=["msp", "energy"]).to_yaml()
-    assert list(yaml.safe_load(result.stdout)["detector"]) == ["msp", "energy"]
-
-
-FLAGS = [
-    ([], {}),
-    (["--cil", "all", "--detector", "all"], {}),
-    (["--detector", "msp energy"], {"detector": ["msp", "energy"]}),
-    (["--classes-per-step", "2,4"], {"flags": {"benchmark": {"classes_per_step": [2, 4]}}}),
-    (["--seed", "0,1,2"], {"flags": {"seed": [0, 1, 2]}}),
-    (["--seed", "0, 1"], {"flags": {"seed": [0, 1]}}),
-    (["--data-root", "d", "--runs", "r"], {"flags": {"place": {"data_root": "d", "runs": "r"}}}),
-    (["--device", "cuda:1"], {"flags": {"place": {"device": "cuda:1"}}}),
-    (["--pack", "3"], {"settings": ["place.pack=3"]}),
-    (["--tensorboard", "curves"], {"settings": ["place.tensorboard=curves"]}),
-    (["--precision", "bf16"], {"settings": ["training.precision=bf16"]}),
-    (["--epochs-scale", "0.1"], {"settings": ["cil.*.epochs_scale=0.1"]}),
-    (
-        ["--outputs-limit", "5MB"],
-        {"settings": ["place.outputs_limit=5MB"]},
-    ),
-    (["--set", "cil.icarl.epochs=5"], {"settings": ["cil.icarl.epochs=5"]}),
-    (
-        ["--set", "seed.runs=4", "--seed", "3", "--set", "benchmark.memory=16"],
-        {"settings": ["seed.runs=4", "benchmark.memory=16"]},
-    ),
-]
-
-
-@pytest.mark.parametrize(("flags", "same"), FLAGS, ids=[" ".join(flags) or "none" for flags, _ in FLAGS])
-def test_flags_are_the_library_s_values(flags: list[str], same: dict[str, Any]) -> None:
-    result = call("config", *flags)
-    assert result.exit_code == 0, result.stderr
-    assert resolve(parse_yaml(result.stdout, "printed")) == resolve(**same)
-
-
-def test_epochs_scale_scales_every_schedule_of_every_method() -> None:
-    plain, scaled = (
-        yaml.safe_load(call("config", "--cil", "icarl,foster", *flags).stdout)["cil"]
-        for flags in ([], ["--epochs-scale", "0.5"])
-    )
-    for cil, stage in (("icarl", "first"), ("icarl", "later"), ("foster", "boost"), ("foster", "compress")):
-        expected = round(plain[cil][stage]["epochs"] / 2)
-        assert scaled[cil][stage]["epochs"] == expected < plain[cil][stage]["epochs"]
-
-
-def test_flags_are_laid_on_a_yml(tmp_path: Path) -> None:
-    (tmp_path / "my.yml").write_text("cil: {icarl: {temperature: 3}}\ndetector: msp\nseed: [5, 6]\n")
-    result = call("config", "my.yml", "--seed", "7", "--set", "cil.icarl.epochs=4")
-    printed = yaml.safe_load(result.stdout)
-    assert printed["seed"]["runs"] == [7]
-    assert printed["cil"]["icarl"]["temperature"] == 3.0
-    assert printed["cil"]["icarl"]["first"]["epochs"] == 4
-    assert printed["detector"] == {"msp": {}}
-
-
-def test_the_environment_names_the_data_folder(tmp_path: Path) -> None:
-    result = call("config", OPENCIL_DATA="from-environment")
-    assert yaml.safe_load(result.stdout)["place"]["data_root"] == "from-environment"
-    result = call("config", "--data-root", "from-flag", OPENCIL_DATA="from-environment")
-    assert yaml.safe_load(result.stdout)["place"]["data_root"] == "from-flag"
-    refused = call("run", *SHORT, OPENCIL_DATA="not-there")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "'not-there'" in refused.stderr
 
 
 # --- run -------------------------------------------------------------------------------------------
@@ -437,48 +364,6 @@ def test_no_traceback_from_the_real_command(process: Callable[..., subprocess.Po
     assert err == (
         "error: benchmark.memory = 3 is not allowed: at least 1 image for each of 8 classes is needed\n"
     )
-
-
-# --- list ------------------------------------------------------------------------------------------
-
-KINDS = {
-    "benchmarks": opencil.list_benchmarks(),
-    "cil": opencil.list_learners(),
-    "detectors": opencil.list_detectors(),
-    "datasets": opencil.list_datasets(),
-    "backbones": opencil.list_backbones(),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_list_names_everything(kind: str) -> None:
-    result = call("list", kind)
-    assert (result.exit_code, result.stderr) == (0, "")
-    first = [line.strip("│┃ ").split()[0] for line in result.stdout.splitlines() if line.startswith("│")]
-    assert [word for word in first if word in KINDS[kind]] == KINDS[kind]
-    assert not CONTROL.search(result.stdout)
-
-
-def test_list_says_what_things_are() -> None:
-    assert "logsumexp" in call("list", "detectors").stdout
-    assert "arxiv.org/abs/2010.03759" in call("list", "detectors", "energy").stdout
-    benchmarks = call("list", "benchmarks").stdout
-    for word in ("80", "digits-held-out", "photo-patches, noise"):
-        assert word in benchmarks
-
-
-def test_list_takes_patterns() -> None:
-    text = call("list", "detectors", "m*").stdout
-    assert "msp" in text
-    assert "maxlogit" in text
-    assert "energy" not in text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_list_of_nothing_is_2(kind: str) -> None:
-    result = call("list", kind, "zz*")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "'zz*'" in result.stderr
 
 
 # --- help ------------------------------------------------------------------------------------------
