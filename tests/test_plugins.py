@@ -17,7 +17,15 @@ Plugin = Callable[[str], ModuleType]
 Tiny = Callable[..., Config]
 
 
-@pytest.mark.parametrize(("file", "name"), [("nearest_mean", "nearest-mean"), ("simple_cil", "simplecil")])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("adamw", "adamw-replay"),
+        ("der", "der"),
+        ("nearest_mean", "nearest-mean"),
+        ("simple_cil", "simplecil"),
+    ],
+)
 def test_a_learner_from_outside_keeps_the_contract(plugin: Plugin, file: str, name: str) -> None:
     plugin(file)
     check_learner(name)
@@ -96,3 +104,29 @@ def test_simplecil_on_a_frozen_backbone_with_weights_from_a_file(
     save_file(opencil.create_backbone("resnet8").state_dict(), weights)
     with pytest.raises(opencil.OpenCILError, match=r"backbone\.sha256: '\w+' in the stored run, '\w+' now"):
         list(opencil.execute(asked(weights)))
+
+
+@pytest.mark.parametrize(("file", "name"), [("adamw", "adamw-replay"), ("der", "der")])
+def test_a_learner_from_outside_learns(
+    plugin: Plugin, tiny: Tiny, tmp_path: Path, file: str, name: str
+) -> None:
+    plugin(file)
+    settings = ["benchmark.classes_per_step=4", f"cil.{name}.epochs=8"]
+    _, (first, second) = run(tiny(tmp_path, *settings, cil=name, detector="msp"))
+    assert first > 0.9
+    assert second > 0.8
+
+
+def test_der_trains_the_newest_backbone_alone(plugin: Plugin, tiny: Tiny, tmp_path: Path) -> None:
+    """Its features are those of all backbones side by side; the older ones stay as they were, bit for bit."""
+    plugin("der")
+    run(tiny(tmp_path, "cil.der.epochs=1", cil="der", detector="energy"))
+    stored = opencil.open_run(tmp_path / "digits/k2/der/seed0")
+    models = [stored.model(number) for number in (1, 2, 3, 4)]
+    assert [model.head.in_features // 64 for model in models] == [1, 2, 3, 4]
+    for number, model in enumerate(models[:-1]):
+        then, kept, newest = (
+            part.state_dict() for part in (model.backbone, models[-1].older[number], models[-1].backbone)
+        )
+        assert all(torch.equal(kept[key], tensor) for key, tensor in then.items())
+        assert not all(torch.equal(newest[key], tensor) for key, tensor in then.items())

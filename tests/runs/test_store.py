@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import opencil
 from opencil import BadInput, OpenCILError
-from opencil.config import Config
+from opencil.config import Config, dump_yaml, read_yaml
 from opencil.runs import runner
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
@@ -156,6 +156,25 @@ def test_the_stored_config_is_the_whole_config(finished: Path, tiny: Make) -> No
     folder = RunFolder(finished / RUN)
     assert folder.differences(spec) == {}
     assert folder.finished(spec)
+
+
+def test_a_config_from_before_schedules_named_their_optimiser_is_the_same(
+    finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    """What a schedule says now and did not say then is what it was."""
+    path = finished / RUN / "config.yml"
+    record = read_yaml(path)
+    then = ("epochs", "lr", "decay", "milestones", "factor", "momentum", "weight_decay")
+    values = record["cil"]["icarl"]
+    for name in ("first", "later"):
+        values[name] = {key: values[name][key] for key in then}
+    path.write_text(dump_yaml(record), encoding="utf-8")
+    (event,) = run_all(tiny(finished))
+    assert isinstance(event, Finished)
+    assert event.already
+    setting = "cil.icarl.later.optimiser=adam"
+    with pytest.raises(BadInput, match=r"later\.optimiser: 'sgd' in the stored run, 'adam' now"):
+        run_all(tiny(finished, setting))
 
 
 # --- changed configs -------------------------------------------------------------------------------
