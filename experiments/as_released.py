@@ -53,7 +53,7 @@ class ReleasedBiC(BiC):
 
 @register_detector("augmix_released")
 @dataclass
-class AugMix(augmix.AugMix):  # named alike: what a tuner draws follows from its class's name
+class ReleasedAugMix(augmix.AugMix):
     """AugMix whose augmented views of the memory are of other images than the clean ones."""
 
     def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
@@ -66,7 +66,7 @@ class AugMix(augmix.AugMix):  # named alike: what a tuner draws follows from its
 
 @register_detector("npos_released")
 @dataclass
-class NPOS(npos.NPOS):
+class ReleasedNPOS(npos.NPOS):
     """NPOS that keeps perturbations whatever their distance from the class."""
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
@@ -76,6 +76,11 @@ class NPOS(npos.NPOS):
         chance = torch.rand(made.view(shape).shape[:2], generator=numbers, device=made.device)
         kept = chance.topk(self.kept, dim=1).indices
         return made.view(shape).gather(1, kept[..., None].expand(-1, -1, shape[-1])).flatten(0, 1)
+
+
+# What a tuner draws follows from its name: these draw what ours do, so that nothing else differs.
+ReleasedAugMix.registered_name = property(lambda _: "augmix")
+ReleasedNPOS.registered_name = property(lambda _: "npos")
 
 
 if __name__ == "__main__":
