@@ -18,6 +18,8 @@ import yaml
 from opencil.data.images import Store
 from opencil.data.memory import quota
 from opencil.data.own_dataset import OwnDataset
+from opencil.data.roles import OOD_ROLES, ROLES, SHIFTED, Role
+from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
@@ -57,6 +59,7 @@ class BenchmarkConfig(Values):
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
+    shifted: dict[str, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
@@ -89,6 +92,12 @@ class BenchmarkConfig(Values):
                     f"datasets: the name {name!r} is not allowed: lower-case letters, digits, - _ . are, and "
                     "the names of 'opencil list datasets' are taken"
                 )
+        for name in self.shifted:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in (self.id, *self.ood):
+                raise ValueError(
+                    f"shifted: the name {name!r} is not allowed: lower-case letters, digits, - _ . are, and "
+                    "the names of other sets are taken"
+                )
         for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
             for name in names:
                 if name not in self.datasets:
@@ -103,6 +112,11 @@ class BenchmarkConfig(Values):
         classes = getattr(DATASETS.entry(self.id).make, "classes", None)
         if classes is not None:
             self.check_classes(classes)
+
+    @property
+    def ood(self) -> dict[str, Role]:
+        """The OOD sets with their roles."""
+        return {name: role for role in OOD_ROLES for name in getattr(self, role)}
 
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again when the data tell it."""
@@ -345,8 +359,8 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                         raise BadInput(
                             f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values"
                         )
-        elif key == "benchmark" and isinstance(value, str):
-            value = {"name": value}
+        elif key == "benchmark":
+            value = {"name": value} if isinstance(value, str) else _with_roles(value)
         elif key == "seed" and not isinstance(value, dict):
             value = {"runs": value}
         if key == "benchmark" and isinstance(value, dict) and "setup" in value:
@@ -362,6 +376,33 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             if listed in value and not isinstance(value[listed], list):
                 value = {**value, listed: [value[listed]]}
         normal[key] = value
+    return normal
+
+
+def _with_roles(benchmark: Any) -> Any:
+    """A benchmark whose ``sets``, each with a role, stand under their roles."""
+    if not isinstance(benchmark, dict):
+        return benchmark
+    normal = {key: value for key, value in benchmark.items() if key != "sets"}
+    shifted = normal.get(SHIFTED)
+    if isinstance(shifted, str):
+        shifted = [shifted]
+    if isinstance(shifted, list) and all(isinstance(name, str) for name in shifted):
+        normal[SHIFTED] = {name: {} for name in shifted}
+    for entry in benchmark.get("sets") or ():
+        values = dict(entry) if isinstance(entry, dict) else {}
+        name, role = values.pop("name", None), values.pop("role", None)
+        if role not in ROLES or not isinstance(name, str) or (values and role != SHIFTED):
+            raise BadInput(
+                f"benchmark.sets has {entry!r}, which is not allowed: a name and a role are needed, one of "
+                f"{', '.join(ROLES)}; only shifted sets have values of their own"
+            )
+        if role == SHIFTED:
+            normal[SHIFTED] = {**normal.get(SHIFTED, {}), name: values}
+        else:
+            normal[role] = [*normal.get(role, []), name]
+    for role in OOD_ROLES if "sets" in benchmark else ():
+        normal.setdefault(role, [])
     return normal
 
 

@@ -109,6 +109,7 @@ def test_printed_yml_holds_every_value() -> None:
         "batch_size",
         "ood_order",
         "datasets",
+        "shifted",
     }
     schedule = {field.name for field in fields(Schedule)}
     assert {n: set(v) for n, v in printed["cil"]["icarl"].items() if isinstance(v, dict)} == {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -195,15 +195,15 @@ def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
 
 def _asked(config: "Config") -> "list[Asked]":
     """The splits in files that a config's benchmark reads; those that come with a package need no check."""
-    from opencil.data.check import Asked, Role
+    from opencil.data.check import Asked
     from opencil.data.file_dataset import FileDataset
     from opencil.data.images import Split
+    from opencil.data.roles import Role
     from opencil.registry import DATASETS
 
     b = config.benchmark
-    wanted: list[tuple[str, Split, Role]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
-    wanted += [(name, "test", "near") for name in b.near]
-    wanted += [(name, "test", "far") for name in b.far]
+    wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
+    wanted += [(name, "test", role) for name, role in b.ood.items()]
     made = {name: b.datasets.get(name) or DATASETS.create(name) for name, _, _ in wanted}
     splits = [
         Asked(name, dataset, split, role)

@@ -28,7 +28,8 @@ def _benchmarks(pattern: str, _: bool) -> Iterator[Line]:
         b = resolve(flags={"benchmark": name}).benchmark
         line = {"name": name, "ID data": b.id}
         line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
-        yield line | {"near OOD": ", ".join(b.near), "far OOD": ", ".join(b.far)}
+        sets = {"near OOD": b.near, "far OOD": b.far, "shifted ID": b.shifted}
+        yield line | {role: ", ".join(names) for role, names in sets.items()}
 
 
 def _registered(

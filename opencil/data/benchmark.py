@@ -1,18 +1,17 @@
-"""A benchmark's data, loaded: the ID dataset's two splits and the OOD sets with their roles."""
+"""A benchmark's data, loaded: the ID dataset's two splits and the evaluation sets with their roles."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 
 from opencil.data.images import Access, Dataset, Images, Split
+from opencil.data.roles import SHIFTED, Role
+from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
-
-Distance = Literal["near", "far"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class OOD:
     """An OOD test set and how far it lies from the ID data."""
 
     images: Images
-    distance: Distance
+    distance: Role
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,12 @@ class BenchmarkData:
     test: Images
     ood: dict[str, OOD]
     transform: Transform
+    shifted: dict[str, Images] = field(default_factory=dict)  #: the test images under a shift, in their order
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The role of every evaluation set, by name."""
+        return {name: ood.distance for name, ood in self.ood.items()} | dict.fromkeys(self.shifted, SHIFTED)
 
     def stream(self, classes_per_step: int | str, order_seed: int = 1993) -> Stream:
         """The class-incremental stream over it."""
@@ -39,9 +44,9 @@ class BenchmarkData:
 
 def load_data(
     id_name: str,
-    near: tuple[str, ...],
-    far: tuple[str, ...],
+    ood: Mapping[str, Role],
     *,
+    shifted: Mapping[str, ShiftedSet] | None = None,
     image_size: int,
     transform: Transform,
     device: torch.device,
@@ -53,11 +58,15 @@ def load_data(
     def load(name: str, split: Split) -> Images:
         return dataset_of(name, own).serve(name, split, image_size, access).to(device)
 
-    distances: dict[str, Distance] = dict.fromkeys(near, "near") | dict.fromkeys(far, "far")  # type: ignore[assignment]
     train, test = load(id_name, "train"), load(id_name, "test")
     _same_classes(train, test)
-    ood = {name: OOD(load(name, "test"), distance) for name, distance in distances.items()}
-    return BenchmarkData(train, test, ood, transform.fitted(train))
+    return BenchmarkData(
+        train,
+        test,
+        {name: OOD(load(name, "test"), role) for name, role in ood.items()},
+        transform.fitted(train),
+        {name: kind.make(name, test, access.root) for name, kind in (shifted or {}).items()},
+    )
 
 
 def dataset_of(name: str, own: Mapping[str, Dataset] | None = None) -> Dataset:

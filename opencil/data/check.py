@@ -11,12 +11,12 @@ from opencil.data.decoding import decoded, workers_here
 from opencil.data.file_dataset import FileDataset
 from opencil.data.image_cache import SURVEY_SIDE
 from opencil.data.images import Dataset, Split
+from opencil.data.roles import Role
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
     from opencil.data.readers.source import SplitOnDisk
 
-Role = Literal["ID", "near", "far"]
 
 #: Of more images than this, so many at even distances are decoded, unless all are asked for.
 SAMPLE = 20_000
@@ -30,7 +30,7 @@ class Asked:
     name: str
     dataset: FileDataset
     split: Split
-    role: Role
+    role: Role | Literal["ID"]
 
 
 @dataclass

@@ -62,6 +62,10 @@ class Images(ABC):
         names = tuple(self.classes[c] for c in order) if self.classes else ()
         return self._with(labels=position.to(self.labels.device)[self.labels], classes=names)
 
+    def labelled_as(self, other: "Images") -> Self:
+        """The same images with the labels and class names of others, which are as many and in their order."""
+        return self._with(labels=other.labels, classes=other.classes)
+
     def _with(self, **values: Any) -> Self:
         """The same images with some of their fields replaced."""
         return cast(Self, replace(cast(Any, self), **values))

@@ -3,6 +3,7 @@
 import pandas as pd
 import torch
 
+from opencil.data.roles import ALL, SHIFTED
 from opencil.evaluation.metrics import backward_transfer, forgetting
 
 #: What tells one run from another.
@@ -16,7 +17,7 @@ def per_step(rows: pd.DataFrame) -> pd.DataFrame:
     Rows of one task's samples have no place in it.
     """
     measured = of_datasets(rows)
-    both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split="all")])
+    both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split=ALL)])
     return both.groupby([*RUN, "step", "detector", "split", "metric"], as_index=False).agg(
         value=("value", "mean")
     )
@@ -24,15 +25,17 @@ def per_step(rows: pd.DataFrame) -> pd.DataFrame:
 
 def of_datasets(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a detector against all of an OOD dataset."""
-    return rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
+    whole = (rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)
+    return rows[whole & (rows["distance"] != SHIFTED)]
 
 
 def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """One value per run, detector, split and metric; the split of what is of ID images alone is empty.
+    """One value per run, detector, split and metric; the split of what is of ID images is empty.
 
     So is the detector of what is of the model itself, such as its accuracy.
     """
-    inside = rows[((rows["detector"] == "") | (rows["ood"] == "")) & (rows["task"] == 0)].assign(split="")
+    of_id = (rows["detector"] == "") | (rows["ood"] == "") | (rows["distance"] == SHIFTED)
+    inside = rows[of_id & (rows["task"] == 0)].assign(split="")
     table = pd.concat([per_step(rows), inside[[*RUN, "step", "detector", "split", "metric", "value"]]])
     return _over_steps(table, "split")
 

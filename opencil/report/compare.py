@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
@@ -18,8 +19,8 @@ from opencil.study.study import Study
 
 #: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
 COMPARED: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "main": (("auc", "fpr"), ("all",)),
-    "distance": (("auc", "ap", "fpr"), ("near", "far")),
+    "main": (("auc", "fpr"), (ALL,)),
+    "distance": (("auc", "ap", "fpr"), OOD_ROLES),
     "ablation": (("auc", "fpr"), ()),  # its places are the datasets
 }
 _FLAG = "†"
@@ -88,7 +89,7 @@ def compare(outcome: Results) -> pd.DataFrame:
 
 def _other_splits(outcome: Results) -> list[str]:
     """The splits in which our averages are over other OOD datasets than the paper's."""
-    ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in ("near", "far")}
+    ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in OOD_ROLES}
     paper = OOD.get(outcome.benchmark, {})
     other = [split for split, names in ours.items() if names != set(paper.get(split, ()))]
     return [*other, "all"] if other else []
@@ -347,7 +348,7 @@ def _contradictions(outcome: Results, cells: pd.DataFrame) -> Table | None:
     ]
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
     columns += [Column("printed"), Column("from near/far"), Column("ours")]
-    near, far = (len(OOD[outcome.benchmark][split]) for split in ("near", "far"))
+    near, far = (len(OOD[outcome.benchmark][role]) for role in OOD_ROLES)
     notes = [
         f"The mean over all {near + far} datasets should be ({near} · near + {far} · far) / {near + far}; "
         "these miss it by more than 0.05. They are not counted in the comparison."

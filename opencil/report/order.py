@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from opencil.data.roles import OOD_ROLES
 from opencil.evaluation.metric import metrics
 from opencil.published import OOD, published_results
 from opencil.registry import DETECTORS
@@ -47,7 +48,9 @@ def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str
     """OOD datasets with their distances: near ones first, as in the paper, then others by name."""
     paper = [name for names in OOD.get(benchmark, {}).values() for name in names]
     ordered = _sorted(distances, paper)
-    return {name: distances[name] for name in sorted(ordered, key=lambda name: distances[name] != "near")}
+    return {
+        name: distances[name] for name in sorted(ordered, key=lambda name: distances[name] != OOD_ROLES[0])
+    }
 
 
 def sort_metrics(names: Iterable[str]) -> list[str]:

@@ -21,8 +21,10 @@ import pandas as pd
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
+from opencil.data.roles import SHIFTED
 from opencil.evaluation.metric import metric_of
 from opencil.published import OOD
+from opencil.report.averages import of_datasets
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
 from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
@@ -131,7 +133,7 @@ def _shorter(svg: str) -> str:
 
 def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The metrics that rows have, ours first in their order, with what they mean."""
-    present = {str(name) for name in rows.loc[(rows["ood"] != "") & (rows["task"] == 0), "metric"].unique()}
+    present = {str(name) for part in (of_datasets(rows), _of_id(rows)) for name in part["metric"].unique()}
     records = [metric_of(name) for name in sort_metrics(present)]
     return {
         metric.name: {
@@ -151,7 +153,7 @@ def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
     how many steps there will be, ``needed`` how many of them have a metric: some begin at step 2. Averages
     are over the OOD sets that are ``shared``; a detector that is a ``variant`` of another has no rank.
     """
-    detected = rows[(rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)]
+    detected = of_datasets(rows)
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
     benchmark = str(rows["benchmark"].iloc[0])
     cils, seeds = sort_cil(rows["cil"].unique()), sorted(rows["seed"].unique().tolist())
@@ -166,6 +168,11 @@ def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
         "step": steps,
         "ood": list(oods),
     }
+    # What is of ID images alone is the same whichever OOD set is looked at.
+    alone = _of_id(rows).merge(pd.DataFrame({"ood": list(oods)}), how="cross")
+    of_model, of_detector = alone[alone["detector"] == ""], alone[alone["detector"] != ""]
+    of_model = of_model.drop(columns="detector").merge(pd.DataFrame({"detector": list(family)}), how="cross")
+    detected = pd.concat([detected, of_detector, of_model], ignore_index=True)
     values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
     planned = counted.steps if counted else int(rows["step"].max())
     first = detected.groupby("metric")["step"].min()
@@ -189,6 +196,13 @@ def _group(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
         "values": values,
         "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
     }
+
+
+def _of_id(rows: pd.DataFrame) -> pd.DataFrame:
+    """What is of ID images alone, clean or shifted, beside accuracies: the mean over shifted sets."""
+    alone = (rows["distance"] == SHIFTED) | ((rows["detector"] != "") & (rows["ood"] == ""))
+    keys = ["cil", "seed", "step", "detector", "metric"]
+    return rows[alone & (rows["task"] == 0)].groupby(keys, as_index=False).agg(value=("value", "mean"))
 
 
 def _blocks(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]]) -> list[list[int | None] | None]:

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
+from opencil.data.roles import OOD_ROLES
 from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord
@@ -116,7 +117,7 @@ class Results:
         """Notes on what was averaged, and on what is missing."""
         seeds = max((a.seeds for a in self.averages.values()), default=0)
         over_seeds = f"then over {count(seeds, 'seed')}" + " (± standard deviation)" * (seeds > 1)
-        splits = {d: [name for name, far in self.averaged.items() if far == d] for d in ("near", "far")}
+        splits = {d: [name for name, far in self.averaged.items() if far == d] for d in OOD_ROLES}
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
         over_steps = f"then over {count(self.steps, 'step')}"
         notes = [f"Percent: mean over OOD datasets ({named or 'none'}), {over_steps}, {over_seeds}."]

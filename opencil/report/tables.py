@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import metric_of
+from opencil.evaluation.metric import metrics as all_metrics
 from opencil.report.averages import continual, over_seeds
 from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
 from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors, sort_metrics
@@ -27,7 +29,7 @@ from opencil.validation import flat
 Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
 KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
 
-_SPLITS = ("near", "far", "all")
+_SPLITS = (*OOD_ROLES, ALL)
 _MAIN = ("auc", "fpr")
 #: Every fine-tuning detector scores by Energy: without its training, that is what it would be.
 UNTUNED = "energy"
@@ -76,8 +78,8 @@ def distance_tables(outcome: Results) -> list[Table]:
     """Near and far datasets apart, per CIL method: a table each for AUC, AP and FPR."""
     made = []
     for metric in ("auc", "ap", "fpr"):
-        columns = {
-            Column(place, cil): (cil, metric, place) for cil in outcome.cil for place in ("near", "far")
+        columns: dict[Column, Key] = {
+            Column(role, cil): (cil, metric, role) for cil in outcome.cil for role in OOD_ROLES
         }
         title = f"{outcome.title}: near and far OOD, {metric_of(metric).column}"
         made.append(_by_family(outcome, f"distance-{metric}-{outcome.name}", title, columns))
@@ -222,7 +224,8 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
     rows = study.rows
     metrics = [*PAPER, *(FLIPPED if extra else ()), *_asked_for(rows)]
     models = dict(list(continual(rows).groupby(["benchmark", "k"])))
-    shown = rows[rows["metric"].isin(["accuracy", *metrics])]  # some others begin at step 2
+    shifted = [m.name for m in all_metrics().values() if m.reads_shifted and not m.of_model]
+    shown = rows[rows["metric"].isin(["accuracy", *metrics, *shifted])]  # some others begin at step 2
     averages = dict(list(over_seeds(shown).groupby(["benchmark", "k"])))
     made = []
     for outcome in results(study, metrics=["auc"]):
@@ -237,6 +240,10 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
             ]
             title = f"{outcome.title}: OOD detection"
             made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes))
+            here = averages[key]["metric"]
+            if of_shift := [name for name in shifted if (here == name).any()]:
+                title = f"{outcome.title}: OOD detection under covariate shift"
+                made.append(_summary(f"shifted-{outcome.name}", title, averages[key], of_shift, notes))
     return made
 
 

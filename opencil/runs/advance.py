@@ -18,7 +18,7 @@ from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Diverged
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metrics import accuracy
-from opencil.evaluation.protocol import Measurement, measure
+from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.registry import DETECTORS
 from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
@@ -89,6 +89,12 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     assert test.labels is not None
     others = learner.other_predictions(task, memory, test)
     found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
+    shifted = {
+        name: forward(task.model, images, setting.transform, step.test)
+        for name, images in run.shifted.items()
+    }
+    # Those of the test images are there already, by task.
+    found += [measured for measured in measure_model(test, shifted) if measured.ood]
     info: dict[str, Any] = {
         "step": step.number,
         "steps": step.steps,
@@ -98,7 +104,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "precision": setting.arithmetic.on(setting.images.device),
     }
     stock = stored.save(task.model.state_dict(), stock, memory, rows_of(run, step, "", found), info)
-    computed = [test] if task.computed is None else [test, task.computed]
+    computed = [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
     run.keep(TrainedStep(step, task.model, info, stock, computed), memory)
 
 
@@ -167,12 +173,13 @@ def _detect(
     ood = {
         name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in run.data.ood.items()
     }
+    shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
     of_setup = cache(lambda which: outputs(stream.train, run.setup(step, which)))
     tasks = torch.tensor(step.task_of_class, device=test.logits.device)
     for name, detector in detectors.items():
         try:
             learned_from = None if detector.ready else of_setup(detector.set_up_on)
-            yield name, rows_of(run, step, name, measure(detector, learned_from, test, ood, tasks))
+            yield name, rows_of(run, step, name, measure(detector, learned_from, test, ood, tasks, shifted))
         except BadInput as error:  # one detector's trouble is not the others'
             yield name, error
 
@@ -180,7 +187,7 @@ def _detect(
 def rows_of(run: Run, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:
     """Rows of measurements; ``detector`` is empty where they are of the CIL model itself."""
     spec = run.spec
-    distance = {"": ""} | {name: ood.distance for name, ood in run.data.ood.items()}
+    distance = {"": "", **run.data.roles}
     head = (spec.benchmark.name, spec.classes_per_step, spec.cil, spec.seeds.run, step.number, detector)
     return pd.DataFrame(
         [(*head, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in found], columns=COLUMNS

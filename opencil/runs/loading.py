@@ -7,6 +7,7 @@ from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
 from opencil.data.check import describe
 from opencil.data.images import Access, Images, Split
+from opencil.data.roles import SHIFTED
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
 
@@ -16,8 +17,8 @@ def load(config: Config) -> BenchmarkData:
     benchmark, place = config.benchmark, config.place
     data = load_data(
         benchmark.id,
-        benchmark.near,
-        benchmark.far,
+        benchmark.ood,
+        shifted=benchmark.shifted,
         image_size=benchmark.image_size,
         transform=benchmark.transform,
         device=resolve_device(place.device),
@@ -38,6 +39,10 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
 
     splits = [of(benchmark.id, "ID", "train", data.train), of(benchmark.id, "ID", "test", data.test)]
     splits += [of(name, ood.distance, "test", ood.images) for name, ood in data.ood.items()]
+    splits += [
+        {"name": name, "role": SHIFTED, "split": "test", "images": len(images), "paper": None, "files": ""}
+        for name, images in data.shifted.items()
+    ]
     return {"datasets": splits}
 
 

@@ -68,6 +68,9 @@ class RunSpec:
 def defaults(record: dict[str, Any]) -> dict[str, Any]:
     """A record's optional values as they are when nothing is said: what one that is new now was before."""
     optional = {f.name: f.default for f in fields(BenchmarkConfig) if f.default is not MISSING}
+    optional |= {
+        f.name: f.default_factory() for f in fields(BenchmarkConfig) if f.default_factory is not MISSING
+    }
     methods = {"cil": LEARNERS, "detector": DETECTORS}
     return {"benchmark": optional, "training": plain(Arithmetic())} | {
         section: {name: plain(registry.create(name)) for name in record[section]}

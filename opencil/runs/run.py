@@ -86,6 +86,8 @@ class Run:
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
         self.spec, self.folder, self.data = spec, folder, data
         self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order)
+        #: The shifted test images with the stream's labels: a step's are at the indices of its test images.
+        self.shifted = {name: images.labelled_as(self.stream.test) for name, images in data.shifted.items()}
         self.learner: Learner = LEARNERS.create(spec.cil, **spec.values)
         self.setting = Setting(
             images=self.stream.train,

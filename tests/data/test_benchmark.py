@@ -13,8 +13,7 @@ from opencil.errors import BadInput
 def data() -> BenchmarkData:
     return load_data(
         "digits",
-        ("digits-held-out",),
-        ("noise", "photo-patches"),
+        {"digits-held-out": "near", "noise": "far", "photo-patches": "far"},
         image_size=8,
         transform=Transform((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=8),
         device=torch.device("cpu"),
@@ -43,8 +42,7 @@ def test_an_unknown_dataset_is_refused_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="did you mean 'digits'"):
         load_data(
             "digit",
-            (),
-            ("noise",),
+            {"noise": "far"},
             image_size=8,
             transform=Transform((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=8),
             device=torch.device("cpu"),

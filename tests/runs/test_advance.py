@@ -75,6 +75,7 @@ def test_ood_data_grow_and_are_nested(order: str, finished: Path, tiny: Make, ru
     stream = opencil.benchmark("digits").stream(2)
     assert counts == {
         "digits": [len(step.test) for step in stream],
+        "corrupted": [len(step.test) for step in stream],
         "noise": [125, 250, 375, 500],
         "photo-patches": [130, 260, 390, 520],
         "digits-held-out": [88, 177, 266, 354],
@@ -157,6 +158,7 @@ def test_rows_are_what_evaluate_gives_for_the_stored_model(
         model,
         stream.test,
         {name: ood.images for name, ood in data.ood.items()},
+        shifted={name: images.labelled_as(stream.test) for name, images in data.shifted.items()},
         setup=opencil.ImageSet("train+", stream.train.images[train_plus], stream.train.labels[train_plus]),
         detectors=names,
         transform=data.transform,
@@ -238,7 +240,7 @@ def test_new_images_pass_the_trained_network_once(
     config = tiny(tmp_path, "benchmark.classes_per_step=8", "cil.icarl.epochs=1")
     assert isinstance(run_all(config)[-1], Finished)
     (step,) = opencil.benchmark("digits").stream(8)
-    assert seen[0] == len(step.train) + len(step.test) + 500 + 520 + 354
+    assert seen[0] == len(step.train) + 2 * len(step.test) + 500 + 520 + 354
 
 
 # --- the cache -------------------------------------------------------------------------------------
@@ -247,14 +249,14 @@ def test_new_images_pass_the_trained_network_once(
 def test_one_forward_pass_serves_all_detectors(
     finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
 ) -> None:
-    """Without a cache: test, OOD and set-up images once each, however many detectors there are."""
+    """Without a cache: test, shifted, OOD and set-up images once each, however many detectors there are."""
     forget(finished)
     run_all(tiny(finished, "place.outputs_limit=0"))
     stream = opencil.benchmark("digits").stream(2)
     ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
     kept = [80 // step.old * step.old if step.old else 0 for step in stream]
     setup = sum(len(step.train) + memory for step, memory in zip(stream, kept, strict=True))
-    assert images_seen() == sum(len(step.test) for step in stream) + ood + setup
+    assert images_seen() == 2 * sum(len(step.test) for step in stream) + ood + setup
 
 
 def test_each_set_of_set_up_images_passes_once(
@@ -269,7 +271,7 @@ def test_each_set_of_set_up_images_passes_once(
     ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
     kept = [80 // seen * seen if seen else 0 for seen in (0, 2, 4, 6, 8)]
     train_plus = sum(len(step.train) + kept[step.number - 1] for step in stream)
-    assert images_seen() == sum(len(step.test) for step in stream) + ood + train_plus + sum(kept)
+    assert images_seen() == 2 * sum(len(step.test) for step in stream) + ood + train_plus + sum(kept)
 
 
 def test_a_detector_that_is_added_later_needs_no_forward_pass(

@@ -43,7 +43,7 @@ def unfinish(runs: Path, *steps: int) -> Path:
 
 OOD = {"digits-held-out": "near", "photo-patches": "far", "noise": "far"}
 ALWAYS = ["auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive", "auc_new", "fpr_new", "oscr"]
-ALWAYS += ["accuracy_with_rejection", "ood_as_new"]
+ALWAYS += ["accuracy_with_rejection", "ood_as_new", "auc_full", "fpr_full", "ap_full"]
 
 
 def test_rows_are_the_documented_ones(finished: Path) -> None:
@@ -58,8 +58,10 @@ def test_rows_are_the_documented_ones(finished: Path) -> None:
         tasks = range(1, step + 1)
         for metric in ("accuracy", "accuracy_nearest_mean"):
             expected |= {(step, "", "", "", task, metric) for task in (0, *tasks)}
+        expected.add((step, "", "corrupted", "shifted", 0, "accuracy_shifted"))
         for detector in ("energy", "msp", "relation"):
             expected |= {(step, detector, "", "", task, "confidence") for task in tasks}
+            expected.add((step, detector, "corrupted", "shifted", 0, "fpr_shifted"))
             for ood, distance in OOD.items():
                 metrics = ALWAYS if step == 1 else [*ALWAYS, "auc_old", "fpr_old"]
                 expected |= {(step, detector, ood, distance, 0, metric) for metric in metrics}
@@ -100,7 +102,9 @@ def test_layout(finished: Path, contents: Contents) -> None:
     detectors = [f"detectors/{name}.parquet" for name in ("energy", "msp", "relation")]
     found = contents(finished)
     outputs = {name for name in found if name.startswith(".outputs/")}
-    assert len(outputs) == 4 * (1 + 3 + 1), "of each step: test images, three OOD sets, the set-up"
+    assert len(outputs) == 4 * (2 + 3 + 1), (
+        "of each step: test images, shifted ones, three OOD sets, the set-up"
+    )
     assert found.keys() - outputs == {
         f"{RUN}/{name}"
         for name in [

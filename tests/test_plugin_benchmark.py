@@ -1,0 +1,128 @@
+"""A benchmark of a file outside the package, with uneven steps and shifted sets, and a metric beside it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+import torch
+
+import opencil
+from opencil.config import Config, read_yaml
+from opencil.report.tables import summaries
+from opencil.runs.events import Finished
+from opencil.runs.reading import read_study
+
+FILE = Path(__file__).parent / "plugins/open_world.yml"
+SHIFTED = {"dim", "rough"}
+
+
+def config(runs: Path) -> Config:
+    return opencil.resolve(read_yaml(FILE), flags={"place": {"runs": str(runs), "device": "cpu"}})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    *_, last = opencil.execute(config(folder))
+    assert isinstance(last, Finished), last
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(runs: Path) -> pd.DataFrame:
+    return opencil.read_rows(runs)
+
+
+def test_the_config_is_printed_and_read_again(tmp_path: Path) -> None:
+    resolved = config(tmp_path)
+    assert resolved.benchmark.near == ("digits-held-out",)
+    assert resolved.benchmark.shifted["dim"].severities == (3, 5)
+    from opencil.config import parse_yaml
+
+    assert opencil.resolve(parse_yaml(resolved.to_yaml(), "printed")) == resolved
+
+
+def test_steps_are_uneven(runs: Path, rows: pd.DataFrame) -> None:
+    assert (runs / "open-world/k4+2/icarl/seed0").is_dir()
+    assert set(rows["k"]) == {"4+2"}
+    run = opencil.open_run(runs / "open-world/k4+2/icarl/seed0")
+    assert [step.new for step in run.stream] == [4, 2, 2]
+    tasks = rows[(rows["detector"] == "") & (rows["step"] == 3) & (rows["metric"] == "accuracy")]
+    assert sorted(tasks["task"]) == [0, 1, 2, 3]
+    (record,) = read_study(runs).runs
+    assert (record["k"], record["steps"], record["trained"]) == ("4+2", 3, 3)
+    assert {data["name"] for data in record["data"] if data["role"] == "shifted"} == SHIFTED
+
+
+def test_shifted_sets_have_rows_of_their_own(rows: pd.DataFrame) -> None:
+    shifted = rows[rows["distance"] == "shifted"]
+    assert set(shifted["ood"]) == SHIFTED
+    assert set(shifted["metric"]) == {"accuracy_shifted", "fpr_shifted"}
+    assert set(shifted.loc[shifted["detector"] == "", "metric"]) == {"accuracy_shifted"}
+    full = rows[rows["metric"].str.endswith("_full")]
+    assert set(full["ood"]) == {"digits-held-out", "noise"}
+    assert set(full["metric"]) == {"auc_full", "fpr_full", "ap_full"}
+
+
+def test_values_are_those_of_the_stored_model(runs: Path, rows: pd.DataFrame) -> None:
+    run = opencil.open_run(runs / "open-world/k4+2/icarl/seed0")
+    step, model, energy = run.stream[1], run.model(2), run.detector("energy", 2)
+    clean = opencil.forward(model, run.stream.test, run.data.transform, step.test)
+    shifted = {
+        name: opencil.forward(model, images, run.data.transform, step.test)
+        for name, images in run.shifted.items()
+    }
+    at = rows[(rows["step"] == 2) & rows["detector"].isin(["", "energy"]) & (rows["task"] == 0)]
+    found = {(row.ood, row.metric): row.value for row in at.itertuples()}
+    scores = energy.score(clean)
+    kept = scores.sort(descending=True).values[-(-len(scores) * 95 // 100) - 1]
+    for name, outputs in shifted.items():
+        right = (outputs.logits.argmax(dim=1) == clean.labels).double().mean().item()
+        assert found[name, "accuracy_shifted"] == pytest.approx(right)
+        rejected = (energy.score(outputs) < kept).double().mean().item()
+        assert found[name, "fpr_shifted"] == pytest.approx(rejected)
+    noise = run.data.ood["noise"].images
+    ood = opencil.forward(model, noise, run.data.transform, run.spec.ood_seen("noise", len(noise), step))
+    everything = torch.cat([scores, *(energy.score(outputs) for outputs in shifted.values())])
+    expected = opencil.ood_metrics(everything, energy.score(ood))
+    assert found["noise", "auc_full"] == expected.auc
+    assert found["noise", "fpr_full"] == expected.fpr
+    assert found["noise", "ap_full"] == expected.ap
+
+
+def test_tables_and_page_show_the_shift_apart(runs: Path, rows: pd.DataFrame) -> None:
+    study = read_study(runs)
+    accuracy, plain, shifted = summaries(study)
+    assert "average shifted" in [column.name for column in accuracy.columns]
+    assert shifted.title.endswith("4+2 classes per step: OOD detection under covariate shift")
+    line = shifted.blocks[0].lines[0]
+    of_msp = rows[rows["detector"] == "msp"]
+    rejected = of_msp.loc[of_msp["metric"] == "fpr_shifted", "value"].mean()
+    assert line[3].value == pytest.approx(100 * rejected)
+    without = summaries(replace(study, rows=rows[rows["distance"] != "shifted"]))[1]
+    assert without.blocks == plain.blocks
+
+
+def test_a_metric_from_outside(plugin: Callable[[str], ModuleType], runs: Path) -> None:
+    plugin("aurc")
+    run = opencil.open_run(runs / "open-world/k4+2/icarl/seed0")
+    table = opencil.evaluate(
+        run.model(3),
+        run.stream.test,
+        {"noise": run.data.ood["noise"].images},
+        transform=run.data.transform,
+        detectors=["msp"],
+        shifted=run.shifted,
+        metrics=["aurc"],
+    )
+    (found,) = table[table["metric"] == "aurc"].to_dict("records")
+    outputs = opencil.forward(run.model(3), run.stream.test, run.data.transform)
+    assert outputs.labels is not None
+    order = outputs.logits.softmax(dim=1).amax(dim=1).argsort(descending=True)
+    wrong = (outputs.logits.argmax(dim=1) != outputs.labels)[order].tolist()
+    naive = sum(sum(wrong[:n]) / n for n in range(1, len(wrong) + 1)) / len(wrong)
+    assert found["value"] == pytest.approx(naive)
+    assert set(table.loc[table["metric"] == "accuracy_shifted", "ood"]) == SHIFTED
