@@ -22,7 +22,7 @@ def _config_from_flags(
     benchmark: Annotated[str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.")] = None,
     cil: Annotated[str | None, typer.Option(help="CIL methods: icarl,wa or all.", metavar="A,B|all")] = None,
     detector: Annotated[
-        str | None, typer.Option(help="Detectors: msp,energy or all.", metavar="A,B|all")
+        str | None, typer.Option(help="Detectors: msp,ber or all.", metavar="A,B|all")
     ] = None,
     classes_per_step: Annotated[
         str | None, typer.Option(help="Classes per step, k: 10, 50+10 or 20-20-10.", metavar="K,K")
@@ -34,9 +34,7 @@ def _config_from_flags(
     runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
     precision: Annotated[str | None, typer.Option(help="Training on a GPU: bf16, tf32 or fp32.")] = None,
-    pack: Annotated[
-        int | None, typer.Option(help="Runs that advance together on one GPU.", metavar="N")
-    ] = None,
+    pack: Annotated[int | None, typer.Option(help="Runs together on one GPU.", metavar="N")] = None,
     tensorboard: Annotated[
         str | None, typer.Option(help="Write training curves for TensorBoard there.", metavar="DIR")
     ] = None,
