@@ -47,7 +47,8 @@ def progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
             name, now = str(event.run), time.monotonic()
             completed = 1.0
             if isinstance(event, (Finished, Failed)):
-                share, where = 1.0, type(event).__name__.lower()
+                # What a failed run did not do is not done.
+                share, where = float(isinstance(event, Finished)), type(event).__name__.lower()
             elif isinstance(event, Evaluated):
                 share, where = event.step / event.steps, f"step {event.step}/{event.steps} · {event.detector}"
             elif isinstance(event, Training):

@@ -144,9 +144,20 @@ class Results:
             f"{cil} ({', '.join(keys[:_NAMED])}{f' and {len(keys) - _NAMED} more' * (len(keys) > _NAMED)})"
             for cil, keys in _mixed(self.runs).items()
         ]
-        return (
-            [f"Runs of one method that differ in more than their seeds: {'; '.join(parts)}."] if parts else []
-        )
+        notes = [f"Runs of one method that differ in more than their seeds: {'; '.join(parts)}."]
+        return notes * bool(parts) + self._makers()
+
+    def _makers(self) -> list[str]:
+        """A note on rows that were made by different versions of the source, or on different devices."""
+        made = [one for run in self.runs for one in run.get("made", [])]
+        notes = []
+        for what, values in (
+            ("versions of the source", {one["source"] for one in made}),
+            ("devices", {f"{one['device']} ({one['precision']})" for one in made}),
+        ):
+            if len(values) > 1:
+                notes.append(f"Rows were made by several {what}: {', '.join(sorted(values))}.")
+        return notes
 
     def unfinished(self) -> list[str]:
         """How far each run and detector that is not finished has come, in words."""

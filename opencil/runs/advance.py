@@ -23,6 +23,7 @@ from opencil.registry import DETECTORS
 from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.outputs_cache import OutputsCache
+from opencil.runs.provenance import made_now
 from opencil.runs.run import Run, TrainedStep
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
@@ -102,6 +103,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "seconds": {"training": time.monotonic() - started},
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
+        "made": {"": _made_now(run)},
     }
     stock = stored.save(task.model.state_dict(), stock, memory, rows_of(run, step, "", found), info)
     computed = [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
@@ -123,6 +125,8 @@ def _evaluate(
         for name, error in (yield from _tune(run, trained, detectors, checkpoint_seconds)).items():
             problems.setdefault(name, f"step {step.number}: {error}")
             del detectors[name]
+    # Before the rows: there are none without it, and what is noted of a detector without rows is not read.
+    run.note_made(step, dict.fromkeys(detectors, _made_now(run)))
     with run.timed(step, "evaluation"):
         for name, rows in _detect(run, trained, detectors, kept):
             if isinstance(rows, BadInput):
@@ -182,6 +186,10 @@ def _detect(
             yield name, rows_of(run, step, name, measure(detector, learned_from, test, ood, tasks, shifted))
         except BadInput as error:  # one detector's trouble is not the others'
             yield name, error
+
+
+def _made_now(run: Run) -> dict[str, str]:
+    return made_now(run.stream.test.device, run.spec.training)
 
 
 def rows_of(run: Run, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:

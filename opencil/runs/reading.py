@@ -9,8 +9,8 @@ from opencil.data.stream import StepSizes
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
 from opencil.runs import file_formats
-from opencil.runs.store import RunFolder, find_runs
-from opencil.study.records import IDENTITY, USABLE, Identity, RunRecord, trouble
+from opencil.runs.store import RunFolder, StepFolder, find_runs
+from opencil.study.records import IDENTITY, USABLE, Identity, Made, RunRecord, trouble
 from opencil.study.rows import plain_k, read_tables
 from opencil.study.study import ROWS, RUNS, Study, read_published, showable_rows, together, unusable
 
@@ -60,11 +60,39 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         detectors={name: evaluated.count(name) for name in names},
         config=config,
         environment=_json(folder.path / "environment.json"),
+        made=_made(steps, infos),
         data=_json(folder.path / "data.json").get("datasets", []),
     )
     if problem := trouble(record):
         raise unusable(folder.path, problem)
     return record, rows
+
+
+def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
+    """What made the rows: alike are together, in the order of their first."""
+    alike: dict[tuple[str, ...], Made] = {}
+    for step, info in zip(steps, infos, strict=True):
+        noted = info.get("made", {})
+        for name in ("", *(path.stem for path in step.tables()[1:])):
+            if (note := noted.get(name)) is None:
+                continue
+            key = tuple(note[part] for part in ("source", "torch", "device", "precision"))
+            source, torch, device, precision = key
+            made = alike.setdefault(
+                key,
+                Made(
+                    source=source,
+                    torch=torch,
+                    device=device,
+                    precision=precision,
+                    first=note["time"],
+                    last=note["time"],
+                    steps={},
+                ),
+            )
+            made["first"], made["last"] = min(made["first"], note["time"]), max(made["last"], note["time"])
+            made["steps"].setdefault(name, []).append(step.number)
+    return list(alike.values())
 
 
 def _identity(config: dict[str, Any], path: Path) -> Identity:

@@ -159,6 +159,11 @@ class Run:
         self._latest, number = trained, trained.step.number
         self._infos[number], self._memories[number] = trained.info, memory
 
+    def note_made(self, step: Step, made: dict[str, dict[str, str]]) -> None:
+        """Note what makes the rows of some detectors: see ``made_now``."""
+        self.info(step.number).setdefault("made", {}).update(made)
+        self._stored(step.number).save_info(self.info(step.number))
+
     @contextmanager
     def timed(self, step: Step, what: str) -> Iterator[None]:
         """Note how long a block's work on a stored step takes, in addition to what it took before."""

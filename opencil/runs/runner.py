@@ -1,7 +1,5 @@
 """All runs of a config: each goes on from where it is, some take turns, and each fails alone."""
 
-import hashlib
-import platform
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -10,10 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from opencil._version import __version__
 from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
@@ -24,6 +20,7 @@ from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.loading import describe_data, load
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
+from opencil.runs.provenance import environment
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
@@ -131,27 +128,3 @@ class _Lane:
     def close(self) -> None:
         """End the run where it stands; what it has stored stays. (Nothing is computed, on no stream.)"""
         self._events.close()
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and device, for a run's record."""
-    return {
-        "opencil": __version__,
-        "source": source_digest(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-    }
-
-
-@cache
-def source_digest() -> str:
-    """A digest of the package's source: what two runs have in common that the same code made."""
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]

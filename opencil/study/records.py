@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from opencil.data.stream import StepSizes
 from opencil.errors import BadInput
@@ -13,6 +13,18 @@ IDENTITY = ("benchmark", "k", "cil", "seed")
 
 
 Identity = tuple[str, int | str, str, int]
+
+
+class Made(TypedDict):
+    """What some rows of a run were made with, and from when to when."""
+
+    source: str  #: digest of the package's source
+    torch: str
+    device: str
+    precision: str
+    first: str
+    last: str
+    steps: dict[str, list[int]]  #: of each detector; '' is the model itself
 
 
 class RunRecord(TypedDict):
@@ -27,7 +39,8 @@ class RunRecord(TypedDict):
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
     detectors: dict[str, int]  #: steps that each detector has been evaluated on; 0 where it is still to come
     config: dict[str, Any]  #: as in the run's config.yml
-    environment: dict[str, Any]  #: versions and device
+    environment: dict[str, Any]  #: versions and device of the last call
+    made: NotRequired[list[Made]]  #: what made which rows; absent where the run did not note that
     data: list[dict[str, Any]]  #: what images it read; empty where the run did not note that
 
 
@@ -97,6 +110,15 @@ def _dataset(value: object) -> bool:
     )
 
 
+def _made(value: object) -> bool:
+    """Whether a value notes what made some rows."""
+    return (
+        isinstance(value, dict)
+        and all(_text(value.get(key)) for key in ("source", "torch", "device", "precision", "first", "last"))
+        and _mapping(value.get("steps"), lambda steps: _list(steps, lambda step: _whole(step, 1)))
+    )
+
+
 #: What each value of a record must be.
 USABLE: dict[str, Callable[[Any], bool]] = {
     "benchmark": _text,
@@ -110,6 +132,7 @@ USABLE: dict[str, Callable[[Any], bool]] = {
     "config": lambda value: _mapping(value) and _mapping(value.get("detector", {}), _mapping),
     "environment": _environment,
     "data": lambda value: _list(value, _dataset),
+    "made": lambda value: value is ... or _list(value, _made),
 }
 
 

@@ -279,6 +279,15 @@ def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "% of all runs" not in result.stdout
 
 
+def test_a_failed_run_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencil.cli.progress._LINES", 0.0)
+    result = call("run", *SHORT, "--detector", "msp", "--set", "cil.icarl.first.lr=1e30")
+    assert result.exit_code == 1
+    ends = [line for line in result.stderr.splitlines() if line.endswith("failed")]
+    assert len(ends) == 1
+    assert "100 %" not in ends[0]
+
+
 # --- bad input -------------------------------------------------------------------------------------
 
 BAD = [

@@ -377,6 +377,21 @@ def test_runs_that_differ_in_more_than_seeds_are_named(made_up: Rows, record: Re
     )
 
 
+def test_rows_of_several_makers_are_noted(made_up: Rows, record: Record) -> None:
+    def notes(*made: tuple[str, str]) -> list[str]:
+        parts = [
+            {"source": source, "device": device, "precision": "fp32", "steps": {}} for source, device in made
+        ]
+        study = Study(made_up(seeds=(0,)), [record(made=parts)])
+        return [note for note in tables("main", study)[0].notes if "made by" in note]
+
+    assert notes() == notes(("a", "cpu"), ("a", "cpu")) == []
+    assert notes(("b", "cpu"), ("a", "cpu")) == ["Rows were made by several versions of the source: a, b."]
+    assert notes(("a", "cpu"), ("a", "H200")) == [
+        "Rows were made by several devices: H200 (fp32), cpu (fp32)."
+    ]
+
+
 def test_fewer_seeds_are_named(made_up: Rows) -> None:
     (table,) = tables("main", Study(pd.concat([made_up(), made_up(cil="wa", seeds=(0,))])))
     assert "±" in line(table, "msp")["icarl AUC↑"]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config, dump_yaml, read_yaml
-from opencil.runs import runner
+from opencil.runs import provenance, runner
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
@@ -122,7 +122,7 @@ def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
     assert environment["opencil"] == opencil.__version__
     assert environment["torch"] == torch.__version__
     assert environment["numpy"] == np.__version__
-    assert environment["source"] == runner.source_digest()
+    assert environment["source"] == provenance.source_digest()
     assert {"python", "system", "machine", "device", "threads"} <= set(environment)
     for name in ("environment.json", "config.yml", "step01/step.json"):
         text = (finished / RUN / name).read_text()

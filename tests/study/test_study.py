@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config
+from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study
 from opencil.study.study import Study, write_study
 
@@ -61,6 +63,27 @@ def test_the_data_that_a_run_read(finished: Path) -> None:
         ("photo-patches", "far", "test"): 520,
         ("noise", "far", "test"): 500,
     }
+
+
+def test_what_made_which_rows(finished: Path) -> None:
+    """A run may be made in several calls: each step's rows say by which source, where and when."""
+    (made,) = only(read_study(finished))["made"]
+    every = {name: [1, 2, 3, 4] for name in ("", "energy", "msp", "relation")}
+    assert made["steps"] == every
+    assert (made["source"], made["device"], made["precision"]) == (source_digest(), "cpu", "fp32")
+    assert made["first"] <= made["last"]
+    assert datetime.fromisoformat(made["last"]).tzinfo is not None
+    path = next(finished.rglob("step02/step.json"))
+    info = json.loads(path.read_text())
+    info["made"]["msp"]["source"] = "another"
+    path.write_text(json.dumps(info))
+    other = only(read_study(finished))["made"]
+    assert [(one["source"], one["steps"]) for one in other] == [
+        (source_digest(), every | {"msp": [1, 3, 4]}),
+        ("another", {"msp": [2]}),
+    ]
+    next(finished.rglob("step02/detectors/msp.parquet")).unlink()
+    assert len(only(read_study(finished))["made"]) == 1, "of rows that are there"
 
 
 def test_an_unfinished_run_has_what_it_has(finished: Path) -> None:

@@ -1,0 +1,53 @@
+"""What made a result: the source, the versions, the device and its precision, and when."""
+
+import hashlib
+import platform
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opencil._version import __version__
+from opencil.engine.arithmetic import Arithmetic
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and device, for a run's record."""
+    return {
+        "opencil": __version__,
+        "source": source_digest(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "device": _name(device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def made_now(device: torch.device, training: Arithmetic) -> dict[str, str]:
+    """What makes rows at this moment, for their record; a run may be made in several calls."""
+    return {
+        "source": source_digest(),
+        "torch": torch.__version__,
+        "device": _name(device),
+        "precision": training.on(device),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def source_digest() -> str:
+    """A digest of the package's source: what two runs have in common that the same code made."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
