@@ -62,6 +62,7 @@ def test_the_data_that_a_run_read(finished: Path) -> None:
         ("digits-held-out", "near", "test"): 354,
         ("photo-patches", "far", "test"): 520,
         ("noise", "far", "test"): 500,
+        ("corrupted", "shifted", "test"): 478,
     }
 
 
