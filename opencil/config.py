@@ -25,7 +25,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
 from opencil.nets.create import Named, checked, pinned
-from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
+from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS, Registry
 from opencil.validation import (
     Bound,
     Count,
@@ -189,6 +189,7 @@ class Config:
     training: Arithmetic = field(default_factory=Arithmetic)
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
+    metric: tuple[str, ...] = ()  #: measured beside the standard ones
 
     def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
         """The detectors that a CIL method can have: those that draw on old images only if it has any."""
@@ -257,7 +258,11 @@ def resolve(
         training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
+        metric=next((tuple(layer["metric"]) for layer in reversed(layers) if "metric" in layer), ()),
     )
+    for name in config.metric:
+        if name not in METRICS.names():
+            raise unknown("metric", name, METRICS.names())
     if config.detector and not any(config.detectors_of(method) for method in config.cil):
         raise BadInput(
             f"{', '.join(config.cil)} sees no images of old classes again, and {', '.join(config.detector)} "
@@ -345,6 +350,12 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
         if key not in SECTIONS:
             raise unknown("config section", str(key), SECTIONS)
         if value is None:
+            continue
+        if key == "metric":
+            listed = value.replace(",", " ").split() if isinstance(value, str) else value
+            if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+                raise BadInput(f"metric = {value!r} is not allowed: it should be a list of names")
+            normal[key] = list(dict.fromkeys(listed))
             continue
         if key in ("cil", "detector"):
             names = value.replace(",", " ").split() if isinstance(value, str) else value

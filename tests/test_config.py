@@ -667,3 +667,40 @@ def test_a_file_of_weights_is_pinned_by_its_checksum(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"weights\.safetensors' has changed: its sha256 is"):
         resolve(printed)
     assert resolve(settings=[setting]) != config
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+def test_metrics_are_names_in_a_list_or_a_text() -> None:
+    assert resolve().metric == ()
+    assert resolve({"metric": "auc, oscr"}).metric == ("auc", "oscr")
+    assert resolve({"metric": ["auc"]}, flags={"metric": ["oscr", "oscr"]}).metric == ("oscr",)
+    with pytest.raises(BadInput, match=r"metric 'osc' is unknown.*did you mean 'oscr'"):
+        resolve({"metric": ["osc"]})
+    with pytest.raises(BadInput, match="a list of names"):
+        resolve({"metric": 3})
+
+
+def test_evaluation_sets_have_roles() -> None:
+    listed = [{"name": "noise", "role": "far"}, {"name": "dim", "role": "shifted", "severities": [5]}]
+    benchmark = resolve({"benchmark": {"name": "digits", "sets": listed}}).benchmark
+    assert (benchmark.near, benchmark.far) == ((), ("noise",))
+    assert benchmark.shifted["dim"].severities == (5,)
+    assert resolve({"benchmark": {"name": "cifar100", "shifted": "corrupted"}}).benchmark.shifted.keys() == {
+        "corrupted"
+    }
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"name": "noise", "role": "beside"}, {"role": "far"}, {"name": "noise", "role": "far", "seed": 1}, "x"],
+)
+def test_sets_without_a_usable_role(entry: Any) -> None:
+    with pytest.raises(BadInput, match=r"near, far, shifted; only shifted sets have values"):
+        resolve({"benchmark": {"name": "digits", "sets": [entry]}})
+
+
+def test_a_shifted_set_has_a_name_of_its_own() -> None:
+    with pytest.raises(BadInput, match="shifted: the name 'noise' is not allowed"):
+        resolve({"benchmark": {"name": "digits", "shifted": "noise"}})

@@ -12,7 +12,7 @@ import torch
 import opencil
 from opencil.config import Config, read_yaml
 from opencil.report.tables import summaries
-from opencil.runs.events import Finished
+from opencil.runs.events import Evaluated, Finished
 from opencil.runs.reading import read_study
 
 FILE = Path(__file__).parent / "plugins/open_world.yml"
@@ -104,6 +104,33 @@ def test_tables_and_page_show_the_shift_apart(runs: Path, rows: pd.DataFrame) ->
     assert line[3].value == pytest.approx(100 * rejected)
     without = summaries(replace(study, rows=rows[rows["distance"] != "shifted"]))[1]
     assert without.blocks == plain.blocks
+
+
+def test_a_metric_is_added_to_stored_runs_without_training(
+    plugin: Callable[[str], ModuleType], runs: Path, rows: pd.DataFrame
+) -> None:
+    plugin("aurc")
+
+    @opencil.register_metric("never", label="Never", definition="no value, ever.")
+    def never(id_logits: torch.Tensor) -> None:
+        return None
+
+    asked = replace(config(runs), metric=("aurc", "never"))
+    events = list(opencil.execute(asked))
+    assert {type(event) for event in events} == {Evaluated, Finished}
+    now = opencil.read_rows(runs)
+    added = now[now["metric"] == "aurc"]
+    assert set(zip(added["step"], added["detector"], added["ood"], strict=True)) == {
+        (step, detector, "") for step in (1, 2, 3) for detector in ("msp", "energy")
+    }
+    keys = [name for name in rows.columns if name != "value"]
+    kept = now[now["metric"] != "aurc"].sort_values(keys, ignore_index=True)
+    pd.testing.assert_frame_equal(kept, rows.sort_values(keys, ignore_index=True), check_exact=True)
+    (again,) = opencil.execute(asked)
+    assert isinstance(again, Finished)
+    assert again.already
+    table = summaries(read_study(runs))[1]
+    assert "AURC↓" in [column.name for column in table.columns]
 
 
 def test_a_metric_from_outside(plugin: Callable[[str], ModuleType], runs: Path) -> None:

@@ -24,6 +24,13 @@ def _config_from_flags(
     detector: Annotated[
         str | None, typer.Option(help="Detectors: msp,ber or all.", metavar="A,B|all")
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Metrics beside the standard ones, on stored runs too: see 'opencil list metrics'.",
+            metavar="A,B",
+        ),
+    ] = None,
     classes_per_step: Annotated[
         str | None, typer.Option(help="Classes per step, k: 10, 50+10 or 20-20-10.", metavar="K,K")
     ] = None,
@@ -74,6 +81,8 @@ def _config_from_flags(
         "tensorboard": tensorboard,
     }
     flags["place"] = {name: value for name, value in place.items() if value is not None}
+    if metric is not None:
+        flags["metric"] = names("--metric", metric)
     if precision is not None:
         flags["training"] = {"precision": precision}
     if epochs_scale is not None:

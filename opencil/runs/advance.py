@@ -1,8 +1,9 @@
 """What is missing of a run: train a step, compute its outputs once, evaluate every detector, go on."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Diverged
 from opencil.errors import BadInput, OpenCILError
+from opencil.evaluation.metric import chosen_metrics
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.registry import DETECTORS
@@ -25,9 +27,10 @@ from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.provenance import made_now
 from opencil.runs.run import Run, TrainedStep
+from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
-from opencil.study.rows import COLUMNS, write_rows
+from opencil.study.rows import COLUMNS, measured_metrics, noted, read_tables, write_rows
 
 
 def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator[Event]:
@@ -35,12 +38,16 @@ def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator
     problems: dict[str, str] = {}
     for step in run.stream:
         stored = run.folder.step(step.number)
-        missing = [name for name in run.spec.detectors if not stored.detector_rows(name).exists()]
+        asked = run.spec.metrics_of_detectors
+        tables = {name: stored.detector_rows(name) for name in run.spec.detectors}
+        missing = [name for name, table in tables.items() if not table.exists() or stored.lacks(table, asked)]
         if stored.trained:
             run.check_images(step.number)
             stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
         else:
             yield from _train(run, step, checkpoint_seconds)
+        if stored.lacks(stored.model_rows, run.spec.metrics_of_model):
+            _measure_model(run, step, kept)
         if missing:
             yield from _evaluate(run, step, missing, kept, checkpoint_seconds, problems)
     if problems:
@@ -95,7 +102,8 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         for name, images in run.shifted.items()
     }
     # Those of the test images are there already, by task.
-    found += [measured for measured in measure_model(test, shifted) if measured.ood]
+    more = measure_model(test, shifted, _tasks(test, step), chosen_metrics(run.spec.metrics))
+    found += [measured for measured in more if (measured.ood, measured.metric) != ("", "accuracy")]
     info: dict[str, Any] = {
         "step": step.number,
         "steps": step.steps,
@@ -105,7 +113,13 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "precision": setting.arithmetic.on(setting.images.device),
         "made": {"": _made_now(run)},
     }
-    stock = stored.save(task.model.state_dict(), stock, memory, rows_of(run, step, "", found), info)
+    stock = stored.save(
+        task.model.state_dict(),
+        stock,
+        memory,
+        noted(rows_of(run, step, "", found), run.spec.metrics_of_model),
+        info,
+    )
     computed = [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
     run.keep(TrainedStep(step, task.model, info, stock, computed), memory)
 
@@ -121,6 +135,14 @@ def _evaluate(
     """Rows of some detectors on a step; why one has none is added to ``problems``, if it is the first."""
     trained, stored = run.trained(step.number), run.folder.step(step.number)
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **run.spec.detectors[n]) for n in names}
+    for name in [n for n, detector in detectors.items() if isinstance(detector, Tuner)]:
+        # It has been evaluated, and a metric is missing: what is measured now must be of the same head.
+        if stored.detector_rows(name).exists() and not stored.head(name).exists():
+            problems.setdefault(
+                name,
+                f"step {step.number}: its head is gone; delete {stored.detector_rows(name)} to tune it again",
+            )
+            del detectors[name]
     with run.timed(step, "tuning"):
         for name, error in (yield from _tune(run, trained, detectors, checkpoint_seconds)).items():
             problems.setdefault(name, f"step {step.number}: {error}")
@@ -132,7 +154,7 @@ def _evaluate(
             if isinstance(rows, BadInput):
                 problems.setdefault(name, f"step {step.number}: {rows}")
                 continue
-            write_rows(stored.detector_rows(name), rows)
+            _add_rows(stored, stored.detector_rows(name), rows, run.spec.metrics_of_detectors)
             yield Evaluated(run.spec, step.number, step.steps, name)
     trained.outputs.clear()  # the model is needed for the next step, they are not
 
@@ -159,31 +181,62 @@ def _tune(
         yield Training(run.spec, step.number, step.steps, progress)
 
 
+def _add_rows(stored: StepFolder, table: Path, rows: pd.DataFrame, asked: list[str]) -> None:
+    """Store a table of rows; of one that is there already, only metrics that it lacks are added."""
+    known = set(asked)
+    if table.exists():
+        before, lacking = read_tables([table], file_formats.damaged), stored.lacks(table, asked)
+        rows = pd.concat([before, rows[rows["metric"].isin(lacking)]], ignore_index=True)
+        known |= measured_metrics(table, file_formats.damaged)
+    write_rows(table, noted(rows, known if asked else ()))
+
+
+def _measure_model(run: Run, step: Step, kept: OutputsCache) -> None:
+    """Add the metrics of a stored step's model that are asked for and missing."""
+    outputs, stored = _outputs(run, run.trained(step.number), kept), run.folder.step(step.number)
+    test = outputs(run.stream.test, step.test)
+    shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
+    found = measure_model(test, shifted, _tasks(test, step), run.spec.metrics_of_model)
+    _add_rows(stored, stored.model_rows, rows_of(run, step, "", found), run.spec.metrics_of_model)
+
+
+def _tasks(outputs: Outputs, step: Step) -> Tensor:
+    """The task of each class seen, where the outputs are."""
+    return torch.tensor(step.task_of_class, device=outputs.logits.device)
+
+
+def _outputs(run: Run, trained: TrainedStep, kept: OutputsCache) -> Callable[[Images, Tensor], Outputs]:
+    """A function that gives the model's outputs of some images, computed at most once."""
+    model = run.setting.contiguous(trained.model)
+
+    def outputs(images: Images, indices: Tensor) -> Outputs:
+        # The method's values decide with the weights what its model computes.
+        identity = f"{trained.weights} {run.spec.cil} {run.spec.values}"
+        at_hand = (computed.of(images, indices) for computed in trained.outputs)
+        computed = next((outputs for outputs in at_hand if outputs is not None), None)
+        return kept.outputs(identity, Inputs(model, images, run.data.transform, indices), computed)
+
+    return outputs
+
+
 def _detect(
     run: Run, trained: TrainedStep, detectors: Mapping[str, Detector], kept: OutputsCache
 ) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
     """Rows of each detector on a step's model, as they are found, or why it has none."""
     step, spec, stream = trained.step, run.spec, run.stream
-    model = run.setting.contiguous(trained.model)
-
-    def outputs(images: Images, indices: Tensor) -> Outputs:
-        # The method's values decide with the weights what its model computes.
-        identity = f"{trained.weights} {spec.cil} {spec.values}"
-        at_hand = (computed.of(images, indices) for computed in trained.outputs)
-        computed = next((outputs for outputs in at_hand if outputs is not None), None)
-        return kept.outputs(identity, Inputs(model, images, run.data.transform, indices), computed)
-
+    outputs, names = _outputs(run, trained, kept), chosen_metrics(spec.metrics)
     test = outputs(stream.test, step.test)
     ood = {
         name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in run.data.ood.items()
     }
     shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
     of_setup = cache(lambda which: outputs(stream.train, run.setup(step, which)))
-    tasks = torch.tensor(step.task_of_class, device=test.logits.device)
+    tasks = _tasks(test, step)
     for name, detector in detectors.items():
         try:
             learned_from = None if detector.ready else of_setup(detector.set_up_on)
-            yield name, rows_of(run, step, name, measure(detector, learned_from, test, ood, tasks, shifted))
+            found = measure(detector, learned_from, test, ood, tasks, shifted, names)
+            yield name, rows_of(run, step, name, found)
         except BadInput as error:  # one detector's trouble is not the others'
             yield name, error
 

@@ -10,6 +10,8 @@ from opencil.config import BenchmarkConfig, Config
 from opencil.data.stream import Step, ood_subset
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.seeding import derive
+from opencil.errors import BadInput
+from opencil.evaluation.metric import metric_of
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.validation import names_of, plain
 
@@ -35,6 +37,17 @@ class RunSpec:
     training: Arithmetic
     seeds: Seeds
     detectors: dict[str, dict[str, Any]]
+    metrics: tuple[str, ...] = ()  #: asked for beside the standard ones; they decide nothing that is stored
+
+    @property
+    def metrics_of_model(self) -> list[str]:
+        """Those of them that are of the CIL model itself."""
+        return [name for name in self.metrics if metric_of(name).of_model]
+
+    @property
+    def metrics_of_detectors(self) -> list[str]:
+        """Those of them that each detector has."""
+        return [name for name in self.metrics if not metric_of(name).of_model]
 
     @property
     def classes_per_step(self) -> int | str:
@@ -93,6 +106,12 @@ def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
 
 def plan(config: Config) -> list[RunSpec]:
     """The runs of a config: every step size × seed × method, methods innermost so that they compare early."""
+    for name in config.metric:
+        if metric_of(name).reads_shifted and not config.benchmark.shifted:
+            raise BadInput(
+                f"metric {name!r} reads shifted images, and benchmark {config.benchmark.name!r} has none: "
+                "name some in benchmark.shifted"
+            )
     return [
         RunSpec(
             benchmark=replace(config.benchmark, classes_per_step=(k,)),
@@ -101,6 +120,7 @@ def plan(config: Config) -> list[RunSpec]:
             training=config.training,
             seeds=_seeds(config, seed),
             detectors=config.detectors_of(name),
+            metrics=config.metric,
         )
         for k in config.benchmark.classes_per_step
         for seed in config.seed.runs

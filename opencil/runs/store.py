@@ -18,7 +18,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.runs.weights import Stock, read_weights, write_weights
-from opencil.study.rows import read_tables, write_rows
+from opencil.study.rows import measured_metrics, read_tables, write_rows
 from opencil.validation import flat
 
 #: Values that say where a file lies; its checksum, beside them, says what it is.
@@ -146,6 +146,25 @@ class StepFolder:
         """The files of the step's rows: of the model itself, then of the detectors evaluated so far."""
         return [self.path / "accuracy.parquet", *sorted((self.path / "detectors").glob("*.parquet"))]
 
+    def lacks(self, table: Path, metrics: Iterable[str]) -> set[str]:
+        """Those of some metrics that a table of rows, if it is there, was not measured with."""
+        wanted = set(metrics)
+        return wanted - measured_metrics(table, file_formats.damaged) if wanted and table.exists() else set()
+
+    @property
+    def model_rows(self) -> Path:
+        """The file of the model's own rows."""
+        return self.path / "accuracy.parquet"
+
+    def complete(self, spec: RunSpec) -> bool:
+        """Whether the step is trained, and all that is asked of it measured."""
+        tables = [self.detector_rows(name) for name in spec.detectors]
+        return (
+            self.trained
+            and all(table.exists() and not self.lacks(table, spec.metrics_of_detectors) for table in tables)
+            and not self.lacks(self.model_rows, spec.metrics_of_model)
+        )
+
     def detector_rows(self, name: str) -> Path:
         """The file of a detector's rows."""
         return self.path / "detectors" / f"{name}.parquet"
@@ -167,7 +186,7 @@ class RunFolder:
         if not first.trained or self.differences(spec):
             return False
         steps = [self.step(t) for t in range(1, first.info()["steps"] + 1)]
-        return all(s.trained and all(s.detector_rows(d).exists() for d in spec.detectors) for s in steps)
+        return all(step.complete(spec) for step in steps)
 
     def differences(self, spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         """Stored values that a spec has otherwise, and its own; not of detectors that only one has."""

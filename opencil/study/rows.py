@@ -1,6 +1,7 @@
 """Rows, one a measured value: their columns, and the files that they are stored in."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,27 @@ def read_tables(paths: list[Path], damaged: Callable[[Path, object], OpenCILErro
     rows = pa.concat_tables([table.cast(uneven) for table in tables]).to_pandas()
     labels = {text: int(text) if text.isdecimal() else text for text in rows["k"].unique()}
     return rows.assign(k=rows["k"].map(labels))
+
+
+def noted(rows: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
+    """Rows that say which metrics they were measured with: those without a value are not looked for again."""
+    if names := sorted(metrics):
+        rows.attrs["metrics"] = names
+    return rows
+
+
+def measured_metrics(path: Path, damaged: Callable[[Path, object], OpenCILError]) -> set[str]:
+    """The metrics of a file's rows, and those that were measured and had no value."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            attributes = json.loads((file.schema_arrow.metadata or {}).get(b"PANDAS_ATTRS", b"{}"))
+            there = file.read(columns=["metric"])["metric"].unique().to_pylist()
+    except (OSError, ValueError, ArrowException) as error:
+        raise damaged(path, error) from None
+    return {*there, *attributes.get("metrics", ())}
 
 
 def plain_k(value: Any) -> int | str:
