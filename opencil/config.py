@@ -37,6 +37,7 @@ from opencil.validation import (
     names_of,
     parse_size,
     plain,
+    without,
 )
 
 T = TypeVar("T")
@@ -304,19 +305,24 @@ def _methods(
     made = {}
     for name in dict.fromkeys(names):
         cls = registry.entry(name).make
-        values = plain(build(cls, {}, where=f"{key}.{name}"))  # type: ignore[arg-type]
-        # A labelled method, ber@nter, begins with what is said of ber.
-        keys = dict.fromkeys(("*", name.partition("@")[0], name))
+        values, named = registry.defaults(name), registry.named_values(name)
+        # A labelled method, ber@nter, begins with what is said of ber; what its label stands for stays.
+        known = name.partition("@")[0]
+        keys = dict.fromkeys(("*", known, name))
         for n, values_here in ((n, section.get(n, {})) for section in sections for n in keys):
             if n == "*":  # for the methods that have the value
                 values_here = {v: values_here[v] for v in values_here if v in names_of(cls)}
-            if values_here:
+            if values_here := without(values_here, named if n == known else {}):
                 values = plain(build(cls, merge(values, values_here), where=f"{key}.{name}"))  # type: ignore[arg-type]
         made[name] = values
-    for name in top.get(key, {}):  # a setting for a method that is not run would be lost without a word
-        if name not in (*made, *(n.partition("@")[0] for n in made), "*"):
+    # A setting for a method that is not run, or for what a label fixes, would be lost without a word.
+    for name, values in top.get(key, {}).items():
+        labels = [n for n in made if n.partition("@")[0] == name]
+        used = any(without(values, registry.named_values(n)) == values for n in labels)
+        if name not in ("*", *made) and not used:
+            fixed = f"; what is fixed by a label is set as {key}.{labels[0]}" if labels else ""
             raise BadInput(
-                f"setting {key}.{name} has no use: the {registry.kind}s to run are {', '.join(made)}"
+                f"setting {key}.{name} has no use: the {registry.kind}s to run are {', '.join(made)}{fixed}"
             )
     return made
 

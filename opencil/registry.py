@@ -52,6 +52,12 @@ class Entry(Generic[T]):
         """First line of the docstring."""
         return (inspect.getdoc(self.make) or "").split("\n")[0]
 
+    @property
+    def named(self) -> Mapping[str, Mapping[str, Any]]:
+        """Sets of values that it ships, by label: ``named`` of its class."""
+        named: Mapping[str, Mapping[str, Any]] = getattr(self.make, "named", {})
+        return named
+
 
 class Registry(Generic[T]):
     """Names of one kind of thing. ``home`` is the package whose modules register ours."""
@@ -92,7 +98,8 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """The entry of ``name``; an unknown name is an error that offers the nearest.
 
-        A name may carry a label of the user's, ``ber@nter``: the same thing under values of its own.
+        A name may carry a label, ``ber@nter``: the same thing under values of its own, the user's or, where
+        the method ships some under that label, those.
         """
         self._load()
         known, at, label = name.partition("@")
@@ -104,6 +111,19 @@ class Registry(Generic[T]):
                 f"{known}@"
             )
         return self._entries[known]
+
+    def named_values(self, name: str) -> Mapping[str, Any]:
+        """What ``name``'s label stands for: values that the method ships under it, or none."""
+        return self.entry(name).named.get(name.partition("@")[2], {})
+
+    def defaults(self, name: str) -> dict[str, Any]:
+        """All values of a method, plain: its defaults, and on them what its label stands for."""
+        from opencil.validation import build, merge, plain  # pydantic: only when something is created
+
+        make = cast(type, self.entry(name).make)
+        values = plain(build(make, {}, where=name))
+        named = self.named_values(name)
+        return plain(build(make, merge(values, named), where=name)) if named else values
 
     def create(self, name: str, **values: Any) -> T:
         """Make the thing called ``name``; unknown or impossible values are refused with a sentence.
@@ -117,8 +137,10 @@ class Registry(Generic[T]):
     def _made(self, name: str, values: dict[str, Any]) -> T:
         make = self.entry(name).make
         if is_dataclass(make):
-            from opencil.validation import build  # pydantic: only when something is created
+            from opencil.validation import build, merge
 
+            if self.named_values(name):
+                values = merge(self.defaults(name), values)
             return cast(T, build(make, values, where=name))
         return make(**self.check(name, values, where=name))
 

@@ -138,6 +138,17 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` less those that ``named`` has too, mappings key by key."""
+    left: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in named:
+            left[key] = value
+        elif isinstance(value, Mapping) and isinstance(named[key], Mapping):
+            left[key] = without(value, named[key])
+    return left
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by keys with dots: ``{"a.b": 1}`` for ``{"a": {"b": 1}}``; an empty mapping stays."""
     leaves: dict[str, Any] = {}

@@ -298,6 +298,28 @@ def test_what_is_shipped_for_a_method_holds_for_its_labels() -> None:
     assert resolve(detector=["vos@mine"]).detector["vos@mine"]["queue"] == 100  # 1,000 by default
 
 
+def test_a_label_that_a_method_ships_needs_no_values() -> None:
+    chosen = resolve({"benchmark": "cifar100"}, detector=["ber", "ber@stated", "ber@mine"]).detector
+    assert {name: v["schedule"]["lr"] for name, v in chosen.items()} == {
+        "ber": 0.001,
+        "ber@stated": 0.1,
+        "ber@mine": 0.001,
+    }
+    less_lr = {name: {**v, "schedule": v["schedule"] | {"lr": None}} for name, v in chosen.items()}
+    assert less_lr["ber@stated"] == less_lr["ber"]
+    assert again(resolve(detector=["ber@stated"])).detector == resolve(detector=["ber@stated"]).detector
+
+
+def test_what_a_shipped_label_fixes_holds_against_the_method_and_not_against_star_or_label() -> None:
+    said = ["detector.ber.schedule.lr=0.3", "detector.ber.alpha=0.7"]
+    chosen = resolve(detector=["ber", "ber@stated"], settings=said).detector
+    assert [v["schedule"]["lr"] for v in chosen.values()] == [0.3, 0.1]
+    assert [v["alpha"] for v in chosen.values()] == [0.7, 0.7]
+    for name in ("ber@stated", "*"):
+        changed = resolve(detector=["ber@stated"], settings=[f"detector.{name}.schedule.lr=0.2"]).detector
+        assert changed["ber@stated"]["schedule"]["lr"] == 0.2
+
+
 def test_labels_beside_all() -> None:
     chosen = resolve(detector=["all", "energy@hot"], settings=["detector.energy@hot.temperature=9"]).detector
     assert list(chosen) == [*opencil.list_detectors(), "energy@hot"]
@@ -332,6 +354,10 @@ def test_the_four_configs_of_bers_ablation() -> None:
         (
             {"detector": ["energy"], "settings": ["detector.energy@hot.temperature=2"]},
             ["detector.energy@hot has no use", "energy"],
+        ),
+        (
+            {"detector": ["ber@stated"], "settings": ["detector.ber.schedule.lr=0.2"]},
+            ["detector.ber has no use", "is set as detector.ber@stated"],
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """Names to things: registering, finding, creating, plugins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -165,6 +165,31 @@ def test_a_name_may_carry_a_label(things: Registry[Any]) -> None:
     assert things.names() == ["thing"]
     with pytest.raises(BadInput, match=r"thing@small\.sise = 3 is unknown.*did you mean 'size'"):
         things.create("thing@small", sise=3)
+
+
+@dataclass
+class Shipping(Thing):
+    """A thing that ships values under a label."""
+
+    inner: dict[str, float] = field(default_factory=lambda: {"a": 1.0, "b": 2.0})
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tiny": {"size": 0.1, "inner": {"b": 9.0}}}
+
+
+def test_a_thing_may_ship_values_under_a_label(things: Registry[Any]) -> None:
+    things.register("thing")(Shipping)
+    assert things.create("thing@tiny") == Shipping(size=0.1, inner={"a": 1.0, "b": 9.0})
+    assert things.create("thing@tiny", size=0.2) == Shipping(size=0.2, inner={"a": 1.0, "b": 9.0})
+    assert things.create("thing@other") == things.create("thing") == Shipping()
+    assert things.defaults("thing@tiny") == {"size": 0.1, "parts": [], "inner": {"a": 1.0, "b": 9.0}}
+    assert Shipping.named["tiny"] == {"size": 0.1, "inner": {"b": 9.0}}, "nothing is written into it"
+
+
+@pytest.mark.parametrize("kinds", [LEARNERS, DETECTORS], ids=lambda kinds: kinds.kind)
+def test_every_label_that_ships_can_be_made_and_changes_something(kinds: Registry[Any]) -> None:
+    for name in kinds.names():
+        for label in kinds.entry(name).named:
+            kinds.create(f"{name}@{label}")
+            assert kinds.defaults(f"{name}@{label}") != kinds.defaults(name)
 
 
 @pytest.mark.parametrize("label", ["", "Small", "a b", "../up", "a/b", "-a", "a@b", "a.b", "*"])

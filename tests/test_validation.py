@@ -21,6 +21,7 @@ from opencil.validation import (
     build,
     merge,
     plain,
+    without,
 )
 
 
@@ -238,6 +239,13 @@ def test_merge_by_example() -> None:
     assert merge(base, over) == {"a": {"x": 1, "y": [3]}, "b": {"new": 1}, "c": 5, "d": None}
     assert merge({}, over) == over
     assert merge(base, {}) == base
+
+
+def test_without_takes_away_what_the_other_has() -> None:
+    values = {"a": {"x": 1, "y": 2}, "b": 3, "c": {"z": 4}}
+    assert without(values, {"a": {"x": 9}, "b": 9}) == {"a": {"y": 2}, "c": {"z": 4}}
+    assert without(values, {"c": 9}) == {"a": {"x": 1, "y": 2}, "b": 3}
+    assert without(values, {}) == values
 
 
 # --- arguments ------------------------------------------------------------------------------------

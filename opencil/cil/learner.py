@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -112,6 +112,8 @@ class Learner(Values, ABC):
     remembers: ClassVar[bool] = True
     #: Whether it sees images of old classes again, as exemplars or otherwise.
     revisits: ClassVar[bool] = True
+    #: Sets of values by label, as a detector's: ``create_learner("icarl@label")``.
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
     epochs_scale: InitVar[Positive] = field(default=1.0, kw_only=True)

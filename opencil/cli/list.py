@@ -1,9 +1,10 @@
 """``opencil list``: what there is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from fnmatch import filter as matching
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,15 +41,25 @@ def _registered(
 ) -> Iterator[Line]:
     """What a registry has: names, what they are, and where they were published, if any of them was."""
     entries = {name: registry.entry(name) for name in registry.names(pattern)}
-    published = any(entry.paper for entry in entries.values())
+    published, labelled = (any(map(attrgetter(a), entries.values())) for a in ("paper", "named"))
     for name, entry in entries.items():
         line = {"name": name, "what it is": entry.about}
+        if labelled:
+            line["labels"] = _labels(entry.named)
         if detailed and details:
             line |= details(registry.create(name))
         if published:
             paper = entry.paper
             line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
         yield line
+
+
+def _labels(named: Mapping[str, Mapping[str, Any]]) -> str:
+    """Labels that a method ships, and what they stand for."""
+    from opencil.validation import flat
+
+    told = (f"@{label}: {', '.join(f'{k} = {v}' for k, v in flat(v).items())}" for label, v in named.items())
+    return "; ".join(told)
 
 
 def _of_detector(detector: "Detector") -> Line:

@@ -1,9 +1,9 @@
 """What a detector is: set up on training outputs (where it needs that), then a score for each sample."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class Detector(Values, ABC):
     needs_old: ClassVar[bool] = False
     #: What it is registered as, with the label it was created under; its seeds follow from it.
     registered_name: ClassVar[str] = ""
+    #: Sets of values by label: ``create_detector("ber@stated")`` has those that BER names ``stated``.
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @abstractmethod
     def scores(self, outputs: Outputs) -> Tensor:
