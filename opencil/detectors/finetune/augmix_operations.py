@@ -7,10 +7,15 @@ So shapes are always the same, nothing is read back by the host, and a CUDA grap
 are Pillow's: values stay whole between operations, and fractions are cut off. Nothing here is a product of
 matrices or a convolution, which autocast would round to bfloat16. Many steps work in place: with new memory
 for every intermediate result, a CPU spends more time on getting pages than on computing.
+
+How strong an operation is at a level is a matter of the rule. ``original`` is the authors' reference; at its
+lowest severity colour, contrast, brightness and sharpness fall to a fifth. ``torchvision`` is what that
+library's AugMix made of it; at its lowest severity all but four operations leave an image as it is.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +47,10 @@ class Operation(IntEnum):
 #: The depth that stands for a random one, and the longest chain that it gives.
 RANDOM_DEPTH, LONGEST = 0, 3
 
-#: An operation's parameter is level / FULL_LEVEL of its largest value; levels start at LOWEST_LEVEL.
+#: Severities are at most FULL_LEVEL; LOWEST_LEVEL is where levels start under the rule ``original``.
 FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
+
+Rule = Literal["torchvision", "original"]
 
 
 @dataclass(frozen=True)
@@ -74,15 +81,15 @@ class AugMixDraw:
 
 
 def draw(
-    count: int, width: int, depth: int, severity: float, alpha: float, generator: torch.Generator
+    count: int, width: int, depth: int, severity: float, alpha: float, rule: Rule, generator: torch.Generator
 ) -> AugMixDraw:
     """Random choices for ``count`` images, drawn on the CPU.
 
     ``depth`` operations in each of ``width`` chains, or 1 to 3 by chance in each where it is 0; levels are
-    uniform in [0.1, severity), the weights of the chains come from Dirichlet(alpha), and their share in the
-    mixed image from Beta(alpha, alpha).
+    uniform in [0.1, severity), or whole numbers below the severity by torchvision's rule; the weights of the
+    chains come from Dirichlet(alpha), and their share in the mixed image from Beta(alpha, alpha).
     """
-    _check(width, depth, severity, alpha)
+    _check(width, depth, severity, alpha, rule)
     chains = (count, width)
     places = (*chains, LONGEST if depth == RANDOM_DEPTH else depth)
     operation = torch.randint(Operation.NOTHING, places, generator=generator)
@@ -90,81 +97,130 @@ def draw(
         lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
         operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)
-    level = LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
+    level = (
+        LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
+        if rule == "original"
+        else (severity * uniform).floor()
+    )
     negative = torch.rand(places, generator=generator) < 0.5
     weights, strength = dirichlet(alpha, chains, generator), beta(alpha, (count,), generator)
     return AugMixDraw(operation, torch.where(negative, -level, level), weights, strength)
 
 
-def augmix(pixels: Tensor, draw: AugMixDraw) -> Tensor:
+def augmix(pixels: Tensor, draw: AugMixDraw, rule: Rule) -> Tensor:
     """Images mixed with chains of operations on them: (1 − m)·x + m·Σ_i w_i·chain_i(x).
 
     ``pixels``: uint8 or float [B, 3, H, W] with values 0 … 255; ``draw`` lies on the same device. Gives
-    float32 [B, 3, H, W] in the same range. A chain starts from whole values, as Pillow's images have.
+    float32 [B, 3, H, W] in the same range. A chain starts from whole values, as Pillow's images have; by
+    torchvision's rule the mixed image is cut off to whole values too.
     """
     clean = pixels.float()
     count, width, depth = draw.operation.shape
     whole = clean.clamp(0, 255).floor()
     chains = whole[:, None].expand(-1, width, -1, -1, -1).flatten(0, 1)
     for place in range(depth):
-        chains = operate(chains, draw.operation[:, :, place].flatten(), draw.level[:, :, place].flatten())
+        chains = operate(
+            chains, draw.operation[:, :, place].flatten(), draw.level[:, :, place].flatten(), rule
+        )
     weights = draw.weights[:, :, None, None, None]
     mixed = (weights * chains.view(count, width, *clean.shape[1:])).sum(dim=1)
     strength = draw.strength[:, None, None, None]
-    return (1 - strength) * clean + strength * mixed
+    mixed = (1 - strength) * clean + strength * mixed
+    return mixed if rule == "original" else mixed.floor()
 
 
-def operate(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+def operate(images: Tensor, operation: Tensor, level: Tensor, rule: Rule) -> Tensor:
     """One operation on each image, which may be another one for every image.
 
     ``images``: whole values 0 … 255 as float32 [N, 3, H, W], which is also what comes out; ``operation``,
     int64 [N]; ``level``, float64 [N].
     """
     gray = _gray(images)
-    factor = (level.abs() * 1.8 / FULL_LEVEL + 0.1).float()
+    strength = _strength(level, rule)
     values = images.long().flatten(2)
-    tables = _tables(images, gray, _histogram(values), operation, level.abs(), factor)
+    tables = _tables(images, gray, _histogram(values), operation, strength)
     result = tables.gather(2, values).view_as(images)
 
-    kind, factor = operation[:, None, None, None], factor[:, None, None, None]
+    kind, factor = operation[:, None, None, None], strength.factor[:, None, None, None]
     to_gray, to_smooth = kind == Operation.COLOR, kind == Operation.SHARPNESS
     blended = _blend(torch.where(to_gray, gray, _smooth(images)), images, factor)
     result = torch.where(to_gray | to_smooth, blended, result)
 
     moves = (kind == Operation.ROTATE) | ((kind >= Operation.SHEAR_X) & (kind <= Operation.TRANSLATE_Y))
-    return torch.where(moves, _warped(images, operation, level), result)
+    return torch.where(moves, _warped(images, operation, strength), result)
 
 
-def _check(width: int, depth: int, severity: float, alpha: float) -> None:
+@dataclass(frozen=True)
+class _Strength:
+    """What the levels of N images mean to each operation, each [N]: bits that posterising clears, the value
+    from which on solarising inverts, the factor of blends, degrees, a shear, a shift in thirds of a side.
+    """
+
+    cleared: Tensor
+    threshold: Tensor
+    factor: Tensor
+    degrees: Tensor
+    shear: Tensor
+    level: Tensor
+    steps: float
+
+    def shift(self, size: int) -> Tensor:
+        """Whole pixels of a side of ``size``, a third of it at the highest level."""
+        return (self.level * (size / 3) / self.steps).trunc()
+
+
+def _strength(level: Tensor, rule: Rule) -> _Strength:
+    """By the reference a level is so many tenths of the largest value, which is rounded down where it must be
+    whole, and sets the factor of blends between 0.1 and 1.9; by torchvision's rule it is so many ninths, and
+    sets the factor from 1 on, up or down by its sign.
+    """
+    amount = level.abs()
+    if rule == "original":
+        cleared, threshold = 4 + (amount * 4 / 10).long(), 256 - (amount * 256 / 10).long()
+        factor = (amount * 1.8 / 10 + 0.1).float()
+        return _Strength(cleared, threshold, factor, (level * 30 / 10).trunc(), level * 0.3 / 10, level, 10)
+    cleared, threshold = 4 + (amount * 4 / 9).round().long(), 255 - amount * 255 / 9
+    return _Strength(
+        cleared, threshold, (1 + level * 0.9 / 9).float(), level * 30 / 9, level * 0.3 / 9, level, 9
+    )
+
+
+def _check(width: int, depth: int, severity: float, alpha: float, rule: Rule) -> None:
     if width < 1:
         raise BadInput(f"AugMix's width = {width} is not allowed: it must be 1 or more")
     if depth < 1 and depth != RANDOM_DEPTH:
         raise BadInput(
             f"AugMix's depth = {depth} is not allowed: it must be 1 or more, or {RANDOM_DEPTH} for chance"
         )
-    if not LOWEST_LEVEL <= severity <= FULL_LEVEL:
-        raise BadInput(
-            f"AugMix's severity = {severity} is not allowed: it must be from {LOWEST_LEVEL} to {FULL_LEVEL:g}"
-        )
+    if problem := refused_severity(severity, rule):
+        raise BadInput(f"AugMix's {problem}")
     if not 0 < alpha < float("inf"):
         raise BadInput(f"AugMix's alpha = {alpha} is not allowed: it must be a number above 0")
+
+
+def refused_severity(severity: float, rule: Rule) -> str:
+    """What is wrong with a severity under a rule; empty where nothing is."""
+    if rule == "torchvision" and severity not in range(1, int(FULL_LEVEL) + 1):
+        return f"severity = {severity} is not allowed: torchvision's rule has 1, 2, … {FULL_LEVEL:g}"
+    if not LOWEST_LEVEL <= severity <= FULL_LEVEL:
+        return f"severity = {severity} is not allowed: it must be from {LOWEST_LEVEL} to {FULL_LEVEL:g}"
+    return ""
 
 
 # --- tables of 256 entries: autocontrast, equalize, posterize, solarize, contrast, brightness ---------------
 
 
 def _tables(
-    images: Tensor, gray: Tensor, histogram: Tensor, operation: Tensor, amount: Tensor, factor: Tensor
+    images: Tensor, gray: Tensor, histogram: Tensor, operation: Tensor, strength: _Strength
 ) -> Tensor:
     """What each value becomes, float32 [N, 3, 256]; each value itself for operations that need no table."""
-    kind, amount, factor = operation[:, None, None], amount[:, None, None], factor[:, None, None]
+    kind, factor = operation[:, None, None], strength.factor[:, None, None]
     values = torch.arange(256, device=images.device)
 
     # These four treat all channels alike: [N, 1, 256].
-    bits = 4 + (amount * 4 / FULL_LEVEL).long()  # that are set to zero, of eight
+    bits = strength.cleared[:, None, None]
     table = torch.where(kind == Operation.POSTERIZE, values >> bits << bits, values)
-    threshold = 256 - (amount * 256 / FULL_LEVEL).long()
-    solarized = (kind == Operation.SOLARIZE) & (values >= threshold)
+    solarized = (kind == Operation.SOLARIZE) & (values >= strength.threshold[:, None, None])
     table = torch.where(solarized, 255 - values, table).float()
     to_mean, to_black = kind == Operation.CONTRAST, kind == Operation.BRIGHTNESS
     mean = (gray.mean(dim=(2, 3), dtype=torch.float64) + 0.5).floor().float()[:, :, None]
@@ -191,7 +247,7 @@ def _histogram(values: Tensor) -> Tensor:
 # --- warps: rotate, shear_x, shear_y, translate_x, translate_y ----------------------------------------------
 
 
-def _warped(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+def _warped(images: Tensor, operation: Tensor, strength: _Strength) -> Tensor:
     """Each image seen through its affine map, bilinear, black outside.
 
     A map leads from the centre of a pixel of the result, half a pixel into it, to a place in the image:
@@ -200,14 +256,13 @@ def _warped(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     """
     height, width = images.shape[-2:]
     middle_x, middle_y = width / 2, height / 2
-    angle = (level * 30 / FULL_LEVEL).trunc().deg2rad() * (operation == Operation.ROTATE)
+    angle = strength.degrees.deg2rad() * (operation == Operation.ROTATE)
     cos, sin = angle.cos(), angle.sin()
-    shear = level * 0.3 / FULL_LEVEL
-    shift_x = (level * (width / 3) / FULL_LEVEL).trunc() * (operation == Operation.TRANSLATE_X)
-    shift_y = (level * (height / 3) / FULL_LEVEL).trunc() * (operation == Operation.TRANSLATE_Y)
-    b = shear * (operation == Operation.SHEAR_X) - sin
+    shift_x = strength.shift(width) * (operation == Operation.TRANSLATE_X)
+    shift_y = strength.shift(height) * (operation == Operation.TRANSLATE_Y)
+    b = strength.shear * (operation == Operation.SHEAR_X) - sin
     c = middle_x - cos * middle_x + sin * middle_y + shift_x
-    d = shear * (operation == Operation.SHEAR_Y) + sin
+    d = strength.shear * (operation == Operation.SHEAR_Y) + sin
     f = middle_y - sin * middle_x - cos * middle_y + shift_y
 
     columns = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5

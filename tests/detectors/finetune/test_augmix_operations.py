@@ -13,7 +13,14 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opencil.detectors.finetune.augmix_operations import AugMixDraw, Operation, augmix, draw, operate
+from opencil.detectors.finetune.augmix_operations import (
+    AugMixDraw,
+    Operation,
+    Rule,
+    augmix,
+    draw,
+    operate,
+)
 from opencil.errors import BadInput
 
 OPERATIONS = [operation for operation in Operation if operation is not Operation.NOTHING]
@@ -74,9 +81,9 @@ def with_pillow(image: Tensor, operation: int, level: float) -> Tensor:
     return torch.from_numpy(np.array(does[operation]())).permute(2, 0, 1)
 
 
-def same_operation(images: Tensor, operation: Operation, level: Tensor) -> Tensor:
+def same_operation(images: Tensor, operation: Operation, level: Tensor, rule: Rule = "original") -> Tensor:
     """The same operation on uint8 images, as uint8; fails where a result is no whole value 0 … 255."""
-    result = operate(images.float(), torch.full((len(images),), operation), level)
+    result = operate(images.float(), torch.full((len(images),), operation), level, rule)
     assert result.dtype == torch.float32
     whole = result.to(torch.uint8)
     assert torch.equal(whole.float(), result)
@@ -135,7 +142,7 @@ def test_every_image_has_an_operation_of_its_own() -> None:
     images = random_images(10 * len(Operation), 20, 16)  # equalize leaves images of up to 255 pixels alone
     operation = torch.arange(len(images)) % len(Operation)
     level = random_levels(len(images), 10.0)
-    mixed_up = operate(images.float(), operation, level)
+    mixed_up = operate(images.float(), operation, level, "original")
     for kind in Operation:
         rows = operation == kind
         alone = same_operation(images[rows], kind, level[rows])
@@ -166,6 +173,139 @@ def test_channels_of_one_value_and_of_two(operation: Operation) -> None:
     assert not torch.equal(result[0, 1], images[0, 1])
 
 
+# --- torchvision's rule: what each operation does in a bin of ten -----------------------------------------
+
+
+def blended(image: np.ndarray, degenerate: np.ndarray, factor: float) -> np.ndarray:
+    """factor · image + (1 − factor) · degenerate as a byte, fractions cut off."""
+    # Rounded first: 1.1 · 10 is 11.000000000000002.
+    return np.trunc(np.clip(np.round(factor * image + (1 - factor) * degenerate, 4), 0, 255))
+
+
+def smoothed(image: np.ndarray) -> np.ndarray:
+    """Each inner pixel the mean of nine, itself counted five times."""
+    result = image.copy()
+    for row in range(1, image.shape[1] - 1):
+        for column in range(1, image.shape[2] - 1):
+            around = image[:, row - 1 : row + 2, column - 1 : column + 2].sum(axis=(1, 2))
+            result[:, row, column] = np.round((around + 4 * image[:, row, column]) / 13)
+    return result
+
+
+def stretched(channel: np.ndarray) -> np.ndarray:
+    low, high = channel.min(), channel.max()
+    return channel if low == high else np.trunc(np.clip((channel - low) * 255 / (high - low), 0, 255))
+
+
+def equalised(channel: np.ndarray) -> np.ndarray:
+    counts = [int((channel == value).sum()) for value in range(256)]
+    step = sum([count for count in counts if count][:-1]) // 255
+    if step == 0:
+        return channel
+    table = [min(255, (sum(counts[:value]) + step // 2) // step) for value in range(256)]
+    return np.array(table)[channel.astype(int)]
+
+
+def by_torchvision(image: Tensor, operation: int, level: int) -> Tensor:
+    """What torchvision's AugMix does to a uint8 image [3, H, W] with an operation's value of that bin."""
+    height, width = image.shape[1:]
+    pixels, size, sign = image.numpy().astype(float), abs(level), 1 if level >= 0 else -1
+    gray = np.trunc(0.2989 * pixels[0] + 0.587 * pixels[1] + 0.114 * pixels[2])
+    factor = 1 + sign * np.linspace(0.0, 0.9, 10)[size]
+    shear = sign * np.linspace(0.0, 0.3, 10)[size]
+    bits = [4, 4, 3, 3, 2, 2, 1, 1, 0, 0][size]
+    threshold = np.linspace(255.0, 0.0, 10)[size]
+    pil = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+    def move(*matrix: float) -> np.ndarray:
+        moved = pil.transform(
+            (width, height), Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
+        )
+        return np.array(moved).transpose(2, 0, 1)
+
+    def shift(side: int) -> int:
+        return sign * int(np.linspace(0.0, side / 3.0, 10)[size])
+
+    degrees = sign * np.linspace(0.0, 30.0, 10)[size]
+    does: dict[int, Callable[[], np.ndarray]] = {
+        Operation.AUTOCONTRAST: lambda: np.stack([stretched(channel) for channel in pixels]),
+        Operation.EQUALIZE: lambda: np.stack([equalised(channel) for channel in pixels]),
+        Operation.POSTERIZE: lambda: pixels // 2 ** (8 - bits) * 2 ** (8 - bits),
+        Operation.ROTATE: lambda: np.array(pil.rotate(degrees, resample=Image.Resampling.BILINEAR)).transpose(
+            2, 0, 1
+        ),
+        Operation.SOLARIZE: lambda: np.where(pixels >= threshold, 255 - pixels, pixels),
+        Operation.SHEAR_X: lambda: move(1, shear, 0, 0, 1, 0),
+        Operation.SHEAR_Y: lambda: move(1, 0, 0, shear, 1, 0),
+        Operation.TRANSLATE_X: lambda: move(1, 0, shift(width), 0, 1, 0),
+        Operation.TRANSLATE_Y: lambda: move(1, 0, 0, 0, 1, shift(height)),
+        Operation.COLOR: lambda: blended(pixels, gray[None], factor),
+        Operation.CONTRAST: lambda: blended(pixels, gray.mean(), factor),
+        Operation.BRIGHTNESS: lambda: blended(pixels, np.zeros(()), factor),
+        Operation.SHARPNESS: lambda: blended(pixels, smoothed(pixels), factor),
+    }
+    return torch.from_numpy(does[operation]().astype(np.uint8))
+
+
+#: Operations that leave an image as it is in the first bin, which is all that severity 1 has.
+IDLE = set(OPERATIONS) - TABLES
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name.lower())
+def test_an_operation_is_torchvisions_in_every_bin(operation: Operation) -> None:
+    bins = [sign * level for level in range(10) for sign in (1, -1)]
+    images = random_images(len(bins), 20, 26)
+    images[0, :, 0, 0] = 255  # which alone is solarised in the first bin
+    result = same_operation(images, operation, torch.tensor(bins, dtype=torch.float64), "torchvision")
+    expected = torch.stack([by_torchvision(i, operation, b) for i, b in zip(images, bins, strict=True)])
+    difference = (result.int() - expected.int()).abs()
+    # Means and greys are rounded once more here, as Pillow does; stretching cuts fractions off elsewhere.
+    exact = operation in TABLES - {Operation.AUTOCONTRAST}
+    assert difference.max() <= (0 if exact else 1)
+    assert torch.equal(result[:2], images[:2]) == (operation in IDLE)
+
+
+def test_an_images_mixture_is_of_whole_values_by_torchvisions_rule_alone() -> None:
+    images = random_images(40, 16, 16)
+    choices = draw(40, 3, 0, 1.0, 1.0, "torchvision", numbers())
+    result = augmix(images, choices, "torchvision")
+    assert torch.equal(result, result.floor())
+    original = augmix(images, choices, "original")
+    assert not torch.equal(original, original.floor())
+    mixed = torch.zeros(images.shape, dtype=torch.float64)
+    for row, image in enumerate(images):
+        for chain, weight in enumerate(choices.weights[row].tolist()):
+            augmented = image
+            for operation in choices.operation[row, chain].tolist():
+                if operation != Operation.NOTHING:
+                    augmented = by_torchvision(augmented, operation, 0)
+            mixed[row] += float(choices.strength[row]) * weight * augmented.double()
+        mixed[row] += (1 - float(choices.strength[row])) * image.double()
+    difference = (result - mixed.floor()).abs()
+    assert (difference > 1).double().mean() < 2e-3
+
+
+@pytest.mark.parametrize("severity", [1.0, 3.0, 10.0])
+def test_torchvisions_levels_are_the_first_bins(severity: float) -> None:
+    level = draw(4000, 3, 0, severity, 1.0, "torchvision", numbers()).level
+    counts = level.abs().long().flatten().bincount()
+    assert torch.equal(level, level.round())
+    assert len(counts) == severity
+    torch.testing.assert_close(
+        counts / counts.sum(), torch.full((len(counts),), 1 / severity), atol=0.01, rtol=0
+    )
+    assert severity == 1 or (level < 0).double().mean() == pytest.approx(0.5 * (1 - 1 / severity), abs=0.01)
+
+
+def test_the_two_rules_choose_the_same_operations_weights_and_strengths() -> None:
+    first, second = (
+        draw(9, 3, 0, 3.0, 1.0, "original", numbers()),
+        draw(9, 3, 0, 3.0, 1.0, "torchvision", numbers()),
+    )
+    for name in ("operation", "weights", "strength"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+
+
 # --- mixing -------------------------------------------------------------------------------------------------
 
 
@@ -188,8 +328,8 @@ def naive_augmix(image: Tensor, choices: AugMixDraw, row: int) -> Tensor:
 )
 def test_augmix_equals_the_naive_loop(width: int, depth: int, severity: float) -> None:
     images = random_images(40, 24, 32)
-    choices = draw(40, width, depth, severity, 1.0, numbers())
-    result = augmix(images, choices)
+    choices = draw(40, width, depth, severity, 1.0, "original", numbers())
+    result = augmix(images, choices, "original")
     assert result.dtype == torch.float32
     expected = torch.stack([naive_augmix(image, choices, row) for row, image in enumerate(images)])
     difference = (result - expected).abs()
@@ -200,50 +340,54 @@ def test_augmix_equals_the_naive_loop(width: int, depth: int, severity: float) -
 
 def test_without_strength_images_stay_as_they_are() -> None:
     images = random_images(6, 8, 8)
-    choices = draw(6, 3, 0, 10.0, 1.0, numbers())
+    choices = draw(6, 3, 0, 10.0, 1.0, "original", numbers())
     none = AugMixDraw(choices.operation, choices.level, choices.weights, torch.zeros(6))
-    assert torch.equal(augmix(images, none), images.float())
+    assert torch.equal(augmix(images, none, "original"), images.float())
     fractions = images.float() + 0.25
-    assert torch.equal(augmix(fractions.clamp(max=255), none), fractions.clamp(max=255))
+    assert torch.equal(augmix(fractions.clamp(max=255), none, "original"), fractions.clamp(max=255))
 
 
 def test_chains_start_from_whole_values() -> None:
     images = random_images(6, 8, 8).clamp(max=254)
-    choices = draw(6, 3, 0, 10.0, 1.0, numbers())
+    choices = draw(6, 3, 0, 10.0, 1.0, "original", numbers())
     full = AugMixDraw(choices.operation, choices.level, choices.weights, torch.ones(6))
-    assert torch.equal(augmix(images.float() + 0.75, full), augmix(images, full))
+    assert torch.equal(augmix(images.float() + 0.75, full, "original"), augmix(images, full, "original"))
 
 
 def test_the_layout_and_type_of_the_images_make_no_difference() -> None:
     images = random_images(12, 10, 14)
-    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
-    expected = augmix(images, choices)
-    assert torch.equal(augmix(images.float(), choices), expected)
-    assert torch.equal(augmix(images.contiguous(memory_format=torch.channels_last), choices), expected)
+    choices = draw(12, 3, 0, 10.0, 1.0, "original", numbers())
+    expected = augmix(images, choices, "original")
+    assert torch.equal(augmix(images.float(), choices, "original"), expected)
+    assert torch.equal(
+        augmix(images.contiguous(memory_format=torch.channels_last), choices, "original"), expected
+    )
     rows = slice(3, 7)
-    assert torch.equal(augmix(images[rows], choices[rows]), expected[rows])
+    assert torch.equal(augmix(images[rows], choices[rows], "original"), expected[rows])
 
 
 def test_images_and_choices_are_not_changed() -> None:
     images = random_images(12, 10, 14).float()
-    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
+    choices = draw(12, 3, 0, 10.0, 1.0, "original", numbers())
     before = images.clone(), astuple(choices)
-    first, second = augmix(images, choices), augmix(images, choices)
+    first, second = augmix(images, choices, "original"), augmix(images, choices, "original")
     assert torch.equal(first, second)
     assert torch.equal(images, before[0])
     assert all(torch.equal(a, b) for a, b in zip(astuple(choices), before[1], strict=True))
 
 
 def test_an_empty_batch() -> None:
-    assert augmix(random_images(0, 8, 8), draw(0, 3, 0, 1.0, 1.0, numbers())).shape == (0, 3, 8, 8)
+    assert augmix(
+        random_images(0, 8, 8), draw(0, 3, 0, 1.0, 1.0, "original", numbers()), "original"
+    ).shape == (0, 3, 8, 8)
 
 
 def test_autocast_does_not_reach_in() -> None:
     images = random_images(12, 10, 14)
-    choices = draw(12, 3, 0, 10.0, 1.0, numbers())
-    expected = augmix(images, choices)
+    choices = draw(12, 3, 0, 10.0, 1.0, "original", numbers())
+    expected = augmix(images, choices, "original")
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(augmix(images, choices), expected)
+        assert torch.equal(augmix(images, choices, "original"), expected)
 
 
 class _Watch(TorchDispatchMode):
@@ -260,27 +404,27 @@ class _Watch(TorchDispatchMode):
 
 def test_nothing_depends_on_values_that_only_the_device_knows() -> None:
     meta = torch.device("meta")  # tensors without values: reading one back, or a shape that needs one, fails
-    choices = draw(5, 3, 0, 1.0, 1.0, numbers()).to(meta)
+    choices = draw(5, 3, 0, 1.0, 1.0, "original", numbers()).to(meta)
     images = random_images(5, 8, 8).to(meta)
     with _Watch():
-        assert augmix(images, choices).shape == (5, 3, 8, 8)
+        assert augmix(images, choices, "original").shape == (5, 3, 8, 8)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a capture needs a CUDA device")
 def test_a_captured_augmix_is_the_cpus() -> None:
     device = torch.device("cuda")
     images = [random_images(64, 32, 32, seed) for seed in range(2)]
-    choices = [draw(64, 3, 0, 10.0, 1.0, numbers(seed)) for seed in range(2)]
+    choices = [draw(64, 3, 0, 10.0, 1.0, "original", numbers(seed)) for seed in range(2)]
     inputs, given = images[0].to(device), choices[0].to(device)
-    augmix(inputs, given)
+    augmix(inputs, given, "original")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = augmix(inputs, given)
+        output = augmix(inputs, given, "original")
     inputs.copy_(images[1])
     for static, new in zip(vars(given).values(), vars(choices[1]).values(), strict=True):
         static.copy_(new)
     graph.replay()
-    difference = (output.cpu() - augmix(images[1], choices[1])).abs()
+    difference = (output.cpu() - augmix(images[1], choices[1], "original")).abs()
     assert (difference > 1e-3).double().mean() < 2e-3
 
 
@@ -288,7 +432,7 @@ def test_a_captured_augmix_is_the_cpus() -> None:
 
 
 def test_every_operation_is_drawn_alike_with_both_signs() -> None:
-    choices = draw(4000, 3, 2, 1.0, 1.0, numbers())
+    choices = draw(4000, 3, 2, 1.0, 1.0, "original", numbers())
     for operation in OPERATIONS:
         chosen = choices.operation == operation
         share = chosen.double().mean()
@@ -300,7 +444,7 @@ def test_every_operation_is_drawn_alike_with_both_signs() -> None:
 
 @pytest.mark.parametrize("severity", [1.0, 3.0, 10.0])
 def test_levels_are_uniform_up_to_the_severity(severity: float) -> None:
-    level = draw(4000, 3, 0, severity, 1.0, numbers()).level.abs()
+    level = draw(4000, 3, 0, severity, 1.0, "original", numbers()).level.abs()
     assert level.dtype == torch.float64
     assert 0.1 <= level.min() < 0.1 + 0.01 * severity
     assert severity * 0.99 < level.max() < severity
@@ -310,7 +454,7 @@ def test_levels_are_uniform_up_to_the_severity(severity: float) -> None:
 @settings(max_examples=30)
 @given(count=st.integers(0, 9), width=st.integers(1, 5), depth=st.integers(1, 5))
 def test_width_and_depth_are_obeyed(count: int, width: int, depth: int) -> None:
-    choices = draw(count, width, depth, 1.0, 1.0, numbers())
+    choices = draw(count, width, depth, 1.0, 1.0, "original", numbers())
     assert choices.operation.shape == choices.level.shape == (count, width, depth)
     assert choices.weights.shape == (count, width)
     assert choices.strength.shape == (count,)
@@ -318,7 +462,7 @@ def test_width_and_depth_are_obeyed(count: int, width: int, depth: int) -> None:
 
 
 def test_a_random_depth_is_1_to_3_in_every_chain() -> None:
-    choices = draw(3000, 3, 0, 1.0, 1.0, numbers())
+    choices = draw(3000, 3, 0, 1.0, 1.0, "original", numbers())
     done = choices.operation != Operation.NOTHING
     lengths = done.sum(dim=2)
     assert torch.equal(done, torch.arange(3) < lengths[:, :, None])  # the operations come first
@@ -330,7 +474,7 @@ def test_a_random_depth_is_1_to_3_in_every_chain() -> None:
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 5.0])
 def test_weights_and_strengths_have_their_distributions(alpha: float) -> None:
     width, count = 3, 20_000
-    choices = draw(count, width, 1, 1.0, alpha, numbers())
+    choices = draw(count, width, 1, 1.0, alpha, "original", numbers())
     assert choices.weights.dtype == choices.strength.dtype == torch.float32
     torch.testing.assert_close(choices.weights.sum(dim=1), torch.ones(count))
     assert choices.weights.min() >= 0
@@ -347,23 +491,28 @@ def test_weights_and_strengths_have_their_distributions(alpha: float) -> None:
 
 
 def test_the_same_generator_gives_the_same_choices_and_another_one_others() -> None:
-    first, again, other = (draw(50, 3, 0, 1.0, 1.0, numbers(seed)) for seed in (1, 1, 2))
+    first, again, other = (draw(50, 3, 0, 1.0, 1.0, "original", numbers(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(other).values(), strict=True))
     images = random_images(50, 8, 8)
-    assert torch.equal(augmix(images, first), augmix(images, again))
-    assert not torch.equal(augmix(images, first), augmix(images, other))
+    assert torch.equal(augmix(images, first, "original"), augmix(images, again, "original"))
+    assert not torch.equal(augmix(images, first, "original"), augmix(images, other, "original"))
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    draw(50, 3, 0, 1.0, 1.0, numbers())
+    draw(50, 3, 0, 1.0, 1.0, "original", numbers())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"severity": 1.5, "rule": "torchvision"},
+            "severity = 1.5 is not allowed: torchvision's rule has 1, 2",
+        ),
+        ({"severity": 11.0, "rule": "torchvision"}, "severity = 11.0 is not allowed"),
         ({"width": 0}, "width = 0 is not allowed"),
         ({"depth": -1}, "depth = -1 is not allowed"),
         ({"depth": -2}, "depth = -2 is not allowed"),
@@ -375,6 +524,12 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     ],
 )
 def test_values_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"width": 3, "depth": 0, "severity": 1.0, "alpha": 1.0} | change
+    values: dict[str, Any] = {
+        "width": 3,
+        "depth": 0,
+        "severity": 1.0,
+        "alpha": 1.0,
+        "rule": "original",
+    } | change
     with pytest.raises(BadInput, match=message):
         draw(4, **values, generator=numbers())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from opencil.detectors.finetune import augmix as augmix_module
 from opencil.detectors.finetune.augmix import AugMix, divergence
-from opencil.detectors.finetune.augmix_operations import AugMixDraw, augmix
+from opencil.detectors.finetune.augmix_operations import AugMixDraw, Rule, augmix
 from opencil.detectors.finetune.ber import BER, other_class
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.logitnorm import LogitNorm
@@ -147,8 +147,8 @@ def augmented(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
     """Pairs (pixels, what AugMix made of them) of all images that have been augmented, in whatever order."""
     made: list[tuple[Tensor, Tensor]] = []
 
-    def watched(pixels: Tensor, choices: AugMixDraw) -> Tensor:
-        result = augmix(pixels, choices)
+    def watched(pixels: Tensor, choices: AugMixDraw, rule: Rule) -> Tensor:
+        result = augmix(pixels, choices, rule)
         made.extend(zip(pixels.clone(), result.clone(), strict=True))
         return result
 
@@ -161,7 +161,7 @@ def test_augmix(
     make_batch: MakeBatch, toy: Any, augmented: list[tuple[Tensor, Tensor]], memory: bool
 ) -> None:
     """CE(clean) + 12·JSD(clean, aug1, aug2): the two views of an image are its own, the memory's too."""
-    tuner = AugMix()
+    tuner = AugMix(rule="original")  # torchvision's often leaves a view as the image is
     batch = make_batch(tuner, memory)
     extra = other_head(tuner, batch)
     value, expected = found(tuner, extra, batch), 0.0
@@ -190,7 +190,7 @@ def test_augmix(
 def test_augmix_of_views_that_agree_is_cross_entropy(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(augmix_module, "augmix", lambda pixels, _: pixels)
+    monkeypatch.setattr(augmix_module, "augmix", lambda pixels, *_: pixels)
     tuner = AugMix(weight=1000.0)
     batch = make_batch(tuner)
     extra = other_head(tuner, batch)
@@ -205,6 +205,22 @@ def test_augmix_in_pieces_gives_the_same(make_batch: MakeBatch, monkeypatch: pyt
     whole = found(tuner, extra, batch)
     monkeypatch.setattr(augmix_module, "_AT_ONCE", 5 * 600 * 4 * 4)  # five images at a time, of 24
     assert found(tuner, extra, batch) == pytest.approx(whole, rel=1e-5)
+
+
+def test_augmix_mixes_by_its_rule(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(pixels: Tensor, choices: AugMixDraw, rule: Rule) -> Tensor:
+        asked.append(rule)
+        return pixels
+
+    asked: list[Rule] = []
+    monkeypatch.setattr(augmix_module, "augmix", plain)
+    for tuner in (AugMix(), DETECTORS.create("augmix@original")):
+        batch = make_batch(tuner)
+        found(tuner, other_head(tuner, batch), batch)
+    assert asked == ["torchvision", "original"]
+    with pytest.raises(Exception, match=r"augmix.severity = 0.5 is not allowed: torchvision's rule has 1, 2"):
+        DETECTORS.create("augmix", severity=0.5)
+    assert DETECTORS.create("augmix@original", severity=0.5).severity == 0.5
 
 
 @given(st.lists(st.lists(st.floats(-8, 8), min_size=3, max_size=3), min_size=2, max_size=4))
@@ -545,7 +561,14 @@ def test_synthesisers(
 def test_values_are_those_of_the_methods_sheet() -> None:
     """And there are seven of them."""
     energy = {"alpha": 0.1, "margins": "fixed", "margin_in": -27.0, "margin_out": -5.0}
-    augmix_values = {"weight": 12.0, "severity": 1.0, "width": 3, "depth": 0, "concentration": 1.0}
+    augmix_values = {
+        "weight": 12.0,
+        "severity": 1.0,
+        "width": 3,
+        "depth": 0,
+        "concentration": 1.0,
+        "rule": "torchvision",
+    }
     npos = {"neighbours": 400, "boundary": 200, "chosen": 2, "perturbations": 1000, "kept": 300, "sigma": 0.1}
     own: dict[str, dict[str, Any]] = {
         "logitnorm": {"tau": 0.04},
