@@ -37,10 +37,10 @@ class EnergyTuner(Tuner):
         z = extra(features) if logits is None else logits
         return (energy(z) - self._margin(extra, features, self.margin_in)).clamp(min=0).square().mean()
 
-    def hinge_out(self, extra: Extra, features: Tensor) -> Tensor:
+    def hinge_out(self, extra: Extra, features: Tensor, logits: Tensor | None = None) -> Tensor:
         """Mean of max(0, m_out − E)²: of samples that should not be known."""
-        margin = self._margin(extra, features, self.margin_out)
-        return (margin - energy(extra(features))).clamp(min=0).square().mean()
+        z = extra(features) if logits is None else logits
+        return (self._margin(extra, features, self.margin_out) - energy(z)).clamp(min=0).square().mean()
 
     def _margin(self, extra: Extra, features: Tensor, fixed: float) -> Tensor | float:
         return fixed if extra.model_head is None else energy(extra.model_head(features)).mean()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.chunks import rows_at_a_time
@@ -15,7 +16,10 @@ from opencil.validation import Count, Positive
 @register_detector("npos", paper=Paper("Non-Parametric Outlier Synthesis", 2023, "2303.02966"))
 @dataclass
 class NPOS(Synthesiser):
-    """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier."""
+    """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier.
+
+    Distances are between directions, features of length 1; what is perturbed, and kept, are features.
+    """
 
     neighbours: Count = 400  #: the distance to the so-manieth nearest feature of the class
     boundary: Count = 200  #: features with the largest such distance
@@ -61,8 +65,9 @@ class NPOS(Synthesiser):
 
 
 def _kth_distance(points: Tensor, features: Tensor, k: int) -> Tensor:
-    """Distance of each point [classes, N, D] to the k-th nearest feature of its class, [classes, N]."""
-    return torch.cdist(points, features).kthvalue(k, dim=2).values
+    """Distance of each point [classes, N, D] to the k-th nearest feature of its class, all of length 1."""
+    apart = torch.cdist(F.normalize(points, dim=2), F.normalize(features, dim=2))
+    return apart.kthvalue(k, dim=2).values  # [classes, N]
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:

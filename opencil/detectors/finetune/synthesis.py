@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ class Synthesiser(EnergyTuner):
     """A tuner whose outliers are made of the last features of each new class, once there are enough."""
 
     queue: Count = 1000  #: features of each new class
+    #: What gives outliers their logits: f whole, or its linear layer without what a model has after it.
+    outliers_by: Literal["head", "linear"] = "head"
 
     @property
     def fewest(self) -> int:
@@ -52,7 +55,8 @@ class Synthesiser(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if not queue.known_to_wait:
             made = self.outliers(queue.contents, batch)
-            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made)
+            outside = extra.linear(made) if self.outliers_by == "linear" else None
+            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made, outside)
             # Chosen, not branched on: a captured step cannot ask the host.
             total = total + self.alpha * terms.where(queue.full, 0.0)
         if m is None:

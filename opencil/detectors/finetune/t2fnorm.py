@@ -1,6 +1,7 @@
 """T2FNorm: train-time feature normalisation."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,9 +21,14 @@ from opencil.validation import Positive
 )
 @dataclass
 class T2FNorm(Tuner):
-    """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
+    """A head trained on features of norm 1 / τ, and scored on features that keep their norm.
+
+    ``scaled`` divides them by τ too, as its authors do for networks that are trained from scratch; for a head
+    that is fine-tuned they leave them as they are.
+    """
 
     tau: Positive = 0.1
+    scored: Literal["raw", "scaled"] = "raw"
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """CE(f(φ / (‖φ‖ · τ))), the current images' plus the memory's."""
@@ -33,5 +39,5 @@ class T2FNorm(Tuner):
         return sum(losses[1:], losses[0])
 
     def logits(self, extra: Extra, features: Tensor) -> Tensor:
-        """f(φ / τ)."""
-        return super().logits(extra, features / self.tau)
+        """f(φ), or f(φ / τ)."""
+        return super().logits(extra, features / self.tau if self.scored == "scaled" else features)

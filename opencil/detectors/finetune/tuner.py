@@ -139,6 +139,11 @@ class Extra(nn.Module):
         """Columns of the features that the head reads."""
         return head_size(self.head)[1]
 
+    @property
+    def linear(self) -> nn.Module:
+        """The head's linear layer, without what may come after it, as BiC's corrections do."""
+        return next((part for part in self.head.modules() if isinstance(part, nn.Linear)), self.head)
+
     def forward(self, features: Tensor) -> Tensor:
         """f's logits [B, classes]."""
         logits: Tensor = self.head(features)

@@ -555,6 +555,35 @@ def test_synthesisers(
             assert sorted(rows(stored)) == sorted(2 * rows(x.features[x.labels == label]))
 
 
+class Corrected(nn.Module):
+    """2 z + 1: what a model may have after its linear layer."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return 2 * logits + 1
+
+
+@pytest.mark.parametrize("name", SYNTHESISERS)
+@pytest.mark.parametrize("by", ["head", "linear"])
+def test_outliers_can_skip_what_comes_after_the_linear_layer(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, name: str, by: str
+) -> None:
+    tuner = replace(SYNTHESISERS[name](3), outliers_by=by)  # one batch fills the queue
+    batch = make_batch(tuner, False)
+    extra = other_head(tuner, batch)
+    layer = extra.head
+    extra.head = nn.Sequential(layer, Corrected())
+    outliers = torch.randn(5, 6, generator=torch.Generator().manual_seed(3)) + 1
+    monkeypatch.setattr(tuner, "outliers", lambda *_: outliers)
+    logits = [[2 * v + 1 for v in z] for z in linear(layer, rows(batch.current.features))]
+    beyond = linear(layer, rows(outliers))
+    if by == "head":
+        beyond = [[2 * v + 1 for v in z] for z in beyond]
+    terms = hinge_in(logits, -4.5) + hinge_out(beyond, -2.0)
+    expected = ce(logits, batch.current.labels.tolist()) + 0.3 * terms
+    assert hinge_out(beyond, -2.0) > 0.01
+    assert found(tuner, extra, batch) == pytest.approx(expected, rel=1e-4)
+
+
 # --- all seven ---------------------------------------------------------------------------------------------
 
 
@@ -572,11 +601,11 @@ def test_values_are_those_of_the_methods_sheet() -> None:
     npos = {"neighbours": 400, "boundary": 200, "chosen": 2, "perturbations": 1000, "kept": 300, "sigma": 0.1}
     own: dict[str, dict[str, Any]] = {
         "logitnorm": {"tau": 0.04},
-        "t2fnorm": {"tau": 0.1},
+        "t2fnorm": {"tau": 0.1, "scored": "raw"},
         "augmix": augmix_values,
         "regmix": {"share": 0.5, "concentration": 10.0},
-        "vos": {**energy, "queue": 1000, "samples": 10_000, "ridge": 1e-4},
-        "npos": {**energy, "queue": 1000, **npos},
+        "vos": {**energy, "queue": 1000, "outliers_by": "head", "samples": 10_000, "ridge": 1e-4},
+        "npos": {**energy, "queue": 1000, "outliers_by": "head", **npos},
         "ber": {**energy, "nter": True, "oter": True, "concentration": 1.0, "share": 0.002},
     }
     tuners = {name: DETECTORS.create(name) for name in DETECTORS.names()}

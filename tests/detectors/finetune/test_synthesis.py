@@ -157,8 +157,9 @@ VALUES: dict[str, Any] = {
 
 
 def kth_distance(point: Tensor, features: Tensor, k: int) -> float:
-    """Distance to the k-th nearest, in float64."""
-    return sorted(float((point.double() - other.double()).norm()) for other in features)[k - 1]
+    """Distance between directions to the k-th nearest, in float64."""
+    one, others = point.double() / point.double().norm(), [f.double() / f.double().norm() for f in features]
+    return sorted(float((one - other).norm()) for other in others)[k - 1]
 
 
 def boundary_of(features: Tensor, count: int, k: int) -> set[int]:
@@ -176,7 +177,7 @@ def scattered_features() -> Tensor:
     far = torch.linspace(1, 6, 30).view(1, 30, 1)
     order = torch.stack([torch.randperm(30, generator=numbers(i)) for i in range(3)])
     points = (points * far).gather(1, order[:, :, None].expand(3, 30, 3))
-    return points + torch.tensor([0.0, 50.0, -80.0]).view(3, 1, 1)
+    return points + 9 * torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, -1]])[:, None]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -202,27 +203,34 @@ def test_npos_keeps_the_farthest_perturbations_of_boundary_points(seed: int) -> 
             assert len(kept) == 7
             distance = [kth_distance(point, features[c], 4) for point in moved[pick]]
             others = [d for i, d in enumerate(distance) if i not in kept]
-            assert min(distance[i] for i in kept) >= max(others) - 1e-4
+            assert min(distance[i] for i in kept) >= max(others) - 1e-5
         assert len(picks) == 2
         assert picks <= boundary_of(features[c], 5, 4)
 
 
 def test_npos_planted() -> None:
-    """Each class a crowd at its centre and two loners on its axis: what is kept lies beyond a loner."""
-    features = torch.zeros(2, 30, 2) + 0.01 * torch.randn(2, 30, 2, generator=numbers(0))
-    features[0, 3], features[0, 17] = torch.tensor([9.0, 0.0]), torch.tensor([-5.0, 0.0])
-    features[1, 0], features[1, 29] = torch.tensor([0.0, 7.0]), torch.tensor([0.0, -12.0])
+    """A class in one direction, and two loners across it: what is kept lies beyond a loner.
+
+    Far out in the class's own direction lies another: by its plain distance it would be the loneliest.
+    """
+    crowd = (
+        0.01 * torch.randn(2, 30, 2, generator=numbers(0)) + torch.tensor([[4.0, 0.0], [0.0, -4.0]])[:, None]
+    )
+    for c, (across, along) in enumerate(((1, 0), (0, 1))):
+        crowd[c, 3] = crowd[c, 17] = 0.0
+        crowd[c, 3, across], crowd[c, 17, across] = 9.0, -3.0
+        crowd[c, 5, along] *= 10
     tuner = NPOS(**VALUES | {"boundary": 2}, sigma=0.1)
-    found = tuner.outliers(features, batch(1)).view(2, 2, 7, 2)
-    for axis, loners, groups in ((0, (9.0, -5.0), found[0]), (1, (7.0, -12.0), found[1])):
+    found = tuner.outliers(crowd, batch(1)).view(2, 2, 7, 2)
+    for groups, (across, along), sign in zip(found, ((1, 0), (0, 1)), (1, -1), strict=True):
         reached = []
         for group in groups:
-            loner = min(loners, key=lambda at: abs(float(group[0, axis]) - at))
+            loner = min((9.0, -3.0), key=lambda at, group=group, a=across: abs(float(group[0, a]) - at))
             reached.append(loner)
-            beyond = group[:, axis] - loner if loner > 0 else loner - group[:, axis]
-            assert float(beyond.min()) > 0.04, "the farthest seventh of the noise, not any of it"
-            assert float(group[:, 1 - axis].abs().max()) < 0.5
-        assert sorted(reached) == sorted(loners)
+            away = -sign * group[:, along]
+            assert float(away.min()) > 0.04, "the farthest seventh of the noise, not any of it"
+            assert float((group[:, across] - loner).abs().max()) < 0.5, "features are moved, not directions"
+        assert sorted(reached) == [-3.0, 9.0]
 
 
 def test_npos_picks_boundary_points_at_random() -> None:

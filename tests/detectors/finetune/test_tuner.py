@@ -370,24 +370,35 @@ def outputs(digits: ImageSet) -> Outputs:
 @every_tuner
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_the_score_is_the_energy_of_f(outputs: Outputs, name: str, temperature: float) -> None:
-    """Of features as they are; T2FNorm's of f/τ."""
+    """Of features as they are."""
     tuner = replace(SEVEN[name](), temperature=temperature)
     head = nn.Linear(64, 4)
     with seeded(0):
         nn.init.normal_(head.weight)
     tuner.use(head)
-    features = outputs.features / (0.1 if name == "t2fnorm" else 1.0)
-    logits = features.double() @ head.weight.double().T + head.bias.double()
+    logits = outputs.features.double() @ head.weight.double().T + head.bias.double()
     expected = [
         temperature * math.log(sum(math.exp((v - max(z)) / temperature) for v in z)) + max(z)
         for z in logits.tolist()
     ]
     assert tuner.score(outputs).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    if name != "t2fnorm":
-        energy = Energy(temperature=temperature)
-        torch.testing.assert_close(energy.score(logits=head(outputs.features)), tuner.score(outputs))
+    energy = Energy(temperature=temperature)
+    torch.testing.assert_close(energy.score(logits=head(outputs.features)), tuner.score(outputs))
     with pytest.raises(BadInput, match="features have 63 columns"):
         tuner.score(outputs.features[:, 1:])
+
+
+def test_t2fnorm_can_score_features_divided_by_tau(outputs: Outputs) -> None:
+    scores = {}
+    for scored in ("raw", "scaled"):
+        tuner = T2FNorm(tau=0.25, scored=scored)
+        with seeded(0):
+            tuner.use(nn.Linear(64, 4))
+        scores[scored] = tuner.score(outputs)
+    head = tuner._extra.head
+    for scored, factor in (("raw", 1), ("scaled", 4)):
+        z = factor * outputs.features.double() @ head.weight.double().T + head.bias.double()
+        torch.testing.assert_close(scores[scored].double(), z.exp().sum(dim=1).log(), rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_drawn_follows_from_the_registered_name_and_its_label(outputs: Outputs) -> None:
