@@ -41,8 +41,11 @@ def report(
         typer.Option("--format", help="What to print the tables as."),
     ] = "terminal",
     compare: Annotated[
-        Literal["paper"] | None,
-        typer.Option(help="Ours beside the published figures (main and distance tables, ablation)."),
+        Literal["paper", "survey"] | None,
+        typer.Option(
+            help="Ours beside published figures: the paper's (main and distance tables, ablation), or "
+            "accuracies of a survey of CIL methods."
+        ),
     ] = None,
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Detectors ranked, with intervals of their differences.")
@@ -118,9 +121,7 @@ def report(
         )
     html = None if watch else html
     drawn = _drawn(study, choice) if html or figures or out else []
-    made = chosen_tables(
-        study, kinds, paper=compare is not None, statistics=ranked, baseline=baseline, extra=extra
-    )
+    made = chosen_tables(study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra)
     if form == "terminal":
         show(Console(), made)
     else:

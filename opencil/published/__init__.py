@@ -1,4 +1,5 @@
-"""The paper's own result figures, to print beside ours; and where they contradict each other."""
+"""Result figures that others published, to print beside ours: the paper's, and where they contradict each
+other; and accuracies of a survey of class-incremental learning."""
 
 from importlib import resources
 
@@ -14,6 +15,11 @@ OOD: dict[str, dict[str, tuple[str, ...]]] = {
 }
 #: By how much, in percent points, a printed mean may miss its parts: they are rounded to two digits.
 TOLERANCE = 0.05
+
+#: Where the figures of ``published_survey`` are from.
+SURVEY = "Zhou et al., Class-Incremental Learning: A Survey, TPAMI 2024, https://arxiv.org/abs/2302.03648"
+#: What the survey's accuracy of a method is where it is not that of its head, as rows name it.
+SURVEY_ACCURACY = {"icarl": "accuracy_nearest_mean"}
 
 _CELL = ["id_dataset", "classes_per_step", "cil", "detector", "metric"]
 
@@ -34,6 +40,18 @@ def published_ablation() -> pd.DataFrame:
     ``ber@oter`` are BER with one of its two parts.
     """
     return _read("ablation.csv")
+
+
+def published_survey() -> pd.DataFrame:
+    """The 240 accuracies of 14 CIL methods on CIFAR-100 from ``SURVEY``, in percent.
+
+    Columns: split, cil, step, classes, metric, value. ``b0-10`` begins with 0 classes and has 10 a step, as
+    ours with k = 10; ``b50-10`` begins with 50. ``metric`` is accuracy (of a step, after so many classes),
+    average_accuracy or last_accuracy; step and classes are 0 for the latter two. ResNet-32, 2,000 exemplars,
+    our order of classes; its training images are made brighter or darker besides, by up to 63/255.
+    """
+    table = _read("survey.csv")
+    return table.assign(**{name: table[name].replace("", 0).astype(int) for name in ("step", "classes")})
 
 
 def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":

@@ -11,7 +11,7 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.order import families, labelled, sort_detectors
+from opencil.report.order import families, labelled, sort_cil, sort_detectors
 from opencil.report.results import Results, of_dataset, results
 from opencil.report.tables import Kind
 from opencil.study.rows import settings_of
@@ -48,12 +48,13 @@ def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[T
 
 def incomparable(study: Study) -> BadInput:
     """The error for a study of which nothing can be compared: not yet, or not at all."""
-    figures = published_results()[["id_dataset", "classes_per_step"]].drop_duplicates()
+    published = published_results()
+    figures = published[["id_dataset", "classes_per_step"]].drop_duplicates()
     in_paper = set(figures.itertuples(index=False, name=None))
     waiting = [outcome for outcome in results(study) if (outcome.benchmark, outcome.k) in in_paper]
     if waiting:
-        strangers = "the paper has none of these detectors on these CIL methods"
-        why = [f"{outcome.title} ({'; '.join(outcome.unfinished()) or strangers})" for outcome in waiting]
+        cil, detectors = (set(published[name]) - {""} for name in ("cil", "detector"))
+        why = [f"{outcome.title} ({_why_not(outcome, cil, detectors)})" for outcome in waiting]
         return BadInput(
             f"nothing that is finished can be compared with the paper's figures: {', '.join(why)}"
         )
@@ -61,6 +62,18 @@ def incomparable(study: Study) -> BadInput:
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
     named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
+
+
+def _why_not(outcome: Results, cil: set[str], detectors: set[str]) -> str:
+    """What keeps some results from being compared: what is not finished, or what the paper does not have."""
+    for kind, ours, theirs in (
+        ("CIL methods", outcome.cil, sort_cil(cil)),
+        ("detectors", outcome.detectors, sort_detectors(detectors)),
+    ):
+        if not set(ours) & set(theirs):
+            named = f"none of the {kind} {', '.join(ours)}" if ours else f"no figures without {kind}"
+            return f"the paper has {named}: it has {', '.join(theirs)}"
+    return "; ".join(outcome.unfinished()) or "the paper has none of these detectors on these CIL methods"
 
 
 def compare(outcome: Results) -> pd.DataFrame:
@@ -116,6 +129,8 @@ def _of_kind(outcome: Results, cells: pd.DataFrame, kind: Kind, data: list[str])
     if shown.empty:
         return []
     methods = [cil for cil in outcome.cil if cil in set(shown["cil"])]
+    if strangers := [cil for cil in outcome.cil if cil not in set(cells["cil"])]:
+        data = [*data, f"CIL methods that the paper does not have: {', '.join(strangers)}."]
     if other := [place for place in _other_splits(outcome) if place in places]:
         named = ", ".join(other)
         data = [*data, f"Ours is over other OOD datasets than the paper's, so it does not count: {named}."]

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from opencil.atomic_files import write_text
 from opencil.errors import BadInput
 from opencil.report.compare import COMPARED, comparison_tables, incomparable
 from opencil.report.layout import ENDINGS, Table
 from opencil.report.statistics import statistics_tables
+from opencil.report.survey import not_in_survey, survey_tables
 from opencil.report.tables import KINDS, Kind, tables
 from opencil.study.study import Study, write_study
 
@@ -23,12 +24,12 @@ def chosen_tables(
     study: Study,
     kinds: Sequence[Kind],
     *,
-    paper: bool = False,
+    compare: Literal["paper", "survey"] | None = None,
     statistics: bool = False,
     baseline: str | None = None,
     extra: bool = False,
 ) -> list[Table]:
-    """Tables of some kinds, beside the paper's figures, with statistics; there is an error for what is empty.
+    """Tables of some kinds, beside published figures, with statistics; there is an error for what is empty.
 
     All kinds together are asked for as far as there are any.
     """
@@ -38,7 +39,12 @@ def chosen_tables(
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind
-    if paper:
+    if compare == "survey":
+        accuracies = survey_tables(study)
+        if not accuracies:
+            raise not_in_survey(study)
+        made += accuracies
+    if compare == "paper":
         compared = [kind for kind in kinds if kind in COMPARED] or ["main"]
         beside = comparison_tables(study, compared)
         if not beside:
@@ -77,6 +83,7 @@ def write_report(
     write_study(study, folder)
     made = [table for kind in KINDS for table in tables(kind, study, extra)]
     made += comparison_tables(study, list(COMPARED))
+    made += survey_tables(study)
     made += statistics_tables(study, baseline)
     for table in made:
         for kind, ending in ENDINGS.items():

@@ -23,6 +23,7 @@ from opencil.study.rows import COLUMNS
 from opencil.study.study import Study, write_study
 
 RUN = "digits/k2/icarl/seed0"
+RESULTS = Path(__file__).parents[2] / "results"
 SHORT = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu", "--detector", "energy,msp,relation"]
 CIFAR = {name: distance for distance, names in OOD["cifar100"].items() for name in names}
 
@@ -268,6 +269,16 @@ def test_nothing_to_compare_with_is_2(finished: Path) -> None:
     result = call("report", str(finished), "--compare", "paper")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "digits with k = 2" in result.stderr
+
+
+def test_compare_with_the_survey(finished: Path) -> None:
+    result = call("report", str(RESULTS / "cifar100"), "--compare", "survey")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "accuracy, ours beside the survey's" in result.stdout
+    assert "67.09" in result.stdout
+    result = call("report", str(finished), "--compare", "survey")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "digits in 4 steps of 2" in result.stderr.replace("\n", " ")
 
 
 def test_what_is_not_finished_cannot_be_compared_yet(published: Callable[..., Path]) -> None:

@@ -271,8 +271,25 @@ def test_what_is_not_finished_is_not_said_to_be_missing_in_the_paper(cifar: Rows
     said = str(incomparable(Study(cifar(seeds=(0,)), [run])))
     assert "has no figures" not in said
     assert "icarl seed 0, 2 of 10 steps (all detectors)" in said
-    strangers = cifar(detectors=("mine", "yours"))
-    assert "none of these detectors" in str(incomparable(Study(strangers)))
+
+
+def test_what_the_paper_does_not_have_is_said_exactly(cifar: Rows) -> None:
+    said = str(incomparable(Study(cifar(detectors=("mine", "yours")))))
+    assert "the paper has none of the detectors mine, yours: it has msp, odin, energy" in said
+    assert "CIL" not in said
+    said = str(incomparable(Study(cifar(cil="joint"))))
+    assert "the paper has none of the CIL methods joint: it has icarl, bic, wa, foster" in said
+    assert "detector" not in said
+    rows = pd.concat([cifar(cil="joint"), cifar(detectors=("mine",))])
+    assert "none of these detectors on these CIL methods" in str(incomparable(Study(rows)))
+
+
+def test_cil_methods_that_the_paper_does_not_have_are_named_beside_those_it_has(cifar: Rows) -> None:
+    both = pd.concat([cifar(), cifar(cil="joint"), cifar(cil="replay")])
+    for table in comparison_tables(Study(both), ["main"])[:2]:
+        assert "CIL methods that the paper does not have: joint, replay." in table.notes
+    (first, *_) = comparison_tables(Study(cifar()), ["main"])
+    assert not any("does not have: " in note and "CIL" in note for note in first.notes)
 
 
 # --- data ------------------------------------------------------------------------------------------
