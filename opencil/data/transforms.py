@@ -10,24 +10,28 @@ from torch import Tensor
 
 from opencil.data.images import Images
 from opencil.errors import BadInput
-from opencil.validation import Count, Positive, Values, Whole
+from opencil.validation import Count, Fraction, Positive, Values, Whole
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices for images: crop offsets, int64 [N], and flips, bool [N]."""
+    """The random choices for images: crop offsets, int64 [N], flips, bool [N], and, where brightness is
+    changed, the factor of each image's pixels, float32 [N].
+    """
 
     top: Tensor
     left: Tensor
     flip: Tensor
+    brightness: Tensor | None = None
 
     def __getitem__(self, rows: slice) -> "Draw":
-        return Draw(self.top[rows], self.left[rows], self.flip[rows])
+        return Draw(*(tensor[rows] for tensor in self.tensors))
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The choices, in the order that ``Draw`` takes them."""
-        return self.top, self.left, self.flip
+        plain = (self.top, self.left, self.flip)
+        return plain if self.brightness is None else (*plain, self.brightness)
 
     def to(self, device: torch.device) -> "Draw":
         """The same choices on a device, which the host does not wait for."""
@@ -42,6 +46,7 @@ class Transform(Values):
     the CPU, so that every device sees the same images and a captured step contains no random numbers. A mean
     or std of ``compute`` is filled in by ``fitted`` before the transform is used. ``resize`` enlarges or
     shrinks images to that side before anything else, for a network that wants another size than is stored.
+    ``brightness`` b multiplies a training image's pixels by a factor uniform in [1 − b, 1 + b].
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -50,6 +55,7 @@ class Transform(Values):
     padding: Whole = 0
     flip: bool = True
     resize: Count | None = None
+    brightness: Fraction = 0.0
 
     @property
     def computes(self) -> bool:
@@ -74,10 +80,14 @@ class Transform(Values):
         span = side + 2 * self.padding - self.crop
         top, left = torch.randint(0, span + 1, (2, count), generator=generator)
         flip = torch.rand(count, generator=generator) < (0.5 if self.flip else 0.0)
-        return Draw(top, left, flip)
+        if not self.brightness:
+            return Draw(top, left, flip)
+        return Draw(top, left, flip, 1 + self.brightness * (2 * torch.rand(count, generator=generator) - 1))
 
     def train(self, images: Tensor, draw: Draw) -> Tensor:
-        """uint8 [B, 3, H, W] padded with zeros, cropped, flipped, normalised: float32 [B, 3, crop, crop]."""
+        """uint8 [B, 3, H, W] padded with zeros, cropped, flipped, brightened where that is drawn, normalised:
+        float32 [B, 3, crop, crop].
+        """
         device = images.device
         padded = F.pad(self._resized(images), (self.padding,) * 4)
         pixels = torch.arange(self.crop, device=device)
@@ -89,6 +99,8 @@ class Transform(Values):
             rows[:, None, :, None],
             columns[:, None, None, :],
         ]
+        if draw.brightness is not None:
+            cropped = (cropped * draw.brightness[:, None, None, None]).clamp(0, 255)
         return self.normalised(cropped)
 
     def test(self, images: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ class Detector(Values, ABC):
     registered_name: ClassVar[str] = ""
     #: Sets of values by label: ``create_detector("ber@stated")`` has those that BER names ``stated``.
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: Values as they were before they could be chosen, where the default is another: for runs stored then.
+    formerly: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def scores(self, outputs: Outputs) -> Tensor:
@@ -218,6 +220,8 @@ class SetUpDetector(Detector):
     """
 
     setup: Setup = field(default="train+", kw_only=True)
+
+    formerly: ClassVar[Mapping[str, Any]] = {"setup": "train+"}
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     needs_setup: ClassVar[bool] = True

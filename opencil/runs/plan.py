@@ -8,12 +8,13 @@ from torch import Tensor
 
 from opencil.config import BenchmarkConfig, Config
 from opencil.data.stream import Step, ood_subset
+from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.registry import DETECTORS, LEARNERS
-from opencil.validation import names_of, plain
+from opencil.validation import plain
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,14 @@ class RunSpec:
 
 def defaults(record: dict[str, Any]) -> dict[str, Any]:
     """A record's optional values as they are when nothing is said: what one that is new now was before."""
-    optional = {f.name: f.default for f in fields(BenchmarkConfig) if f.default is not MISSING}
+    optional, transform = (
+        {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+        for cls in (BenchmarkConfig, Transform)
+    )
     optional |= {
         f.name: f.default_factory() for f in fields(BenchmarkConfig) if f.default_factory is not MISSING
     }
+    optional["transform"] = transform
     methods = {"cil": LEARNERS, "detector": DETECTORS}
     return {"benchmark": optional, "training": plain(Arithmetic())} | {
         section: {name: plain(registry.create(name)) for name in record[section]}
@@ -92,15 +97,18 @@ def defaults(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
-    """A stored record with its values where they are now: ``benchmark.setup`` was one for all detectors."""
-    benchmark, detectors = dict(record["benchmark"]), record["detector"]
-    setup = benchmark.pop("setup", "train+")
-    if setup != "train+":
-        having = {name for name in DETECTORS.names() if "setup" in names_of(DETECTORS.entry(name).make)}
-        detectors = {
-            name: {"setup": setup} | values if name.partition("@")[0] in having else values
-            for name, values in detectors.items()
-        }
+    """A stored record with values that it does not have as they were then: what a detector did ``formerly``.
+
+    ``benchmark.setup`` was one for all detectors.
+    """
+    benchmark = dict(record["benchmark"])
+    everywhere = {"setup": benchmark.pop("setup")} if "setup" in benchmark else {}
+    known = {name: getattr(DETECTORS.entry(name).make, "formerly", {}) for name in DETECTORS.names()}
+    detectors = {}
+    for name, values in record["detector"].items():
+        then = known.get(name.partition("@")[0], {})
+        said = {value: everywhere[value] for value in everywhere if value in then}
+        detectors[name] = {**then, **said, **values}
     return record | {"benchmark": benchmark, "detector": detectors}
 
 

@@ -1,5 +1,7 @@
 """Augmentation and normalisation, pixel for pixel."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,6 +55,53 @@ def test_train_equals_the_naive_reference(data: st.DataObject, side: int, paddin
     ]
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, torch.stack(expected), rtol=0, atol=1e-5)
+
+
+@settings(max_examples=40)
+@given(factors=st.lists(st.floats(0, 2, width=32), min_size=1, max_size=4), flip=st.booleans())
+def test_brightness_equals_the_naive_reference(factors: list[float], flip: bool) -> None:
+    """Pixels 0 … 255 times a factor, none above 255, before normalising; padding stays black."""
+    images = random_images(len(factors), 4)
+    zeros = torch.zeros(len(factors), dtype=torch.int64)
+    draw = Draw(zeros, zeros, torch.full((len(factors),), flip), torch.tensor(factors))
+    result = transform(crop=5, padding=1).train(images, draw)
+    for image, factor, made in zip(images, factors, result, strict=True):
+        pixels = naive(image, top=0, left=0, flip=flip, crop=5, padding=1)
+        for channel in range(3):
+            for row in range(5):
+                for column in range(5):
+                    value = 255 * (float(pixels[channel, row, column]) * STD[channel] + MEAN[channel])
+                    brighter = min(255.0, max(0.0, value * factor))
+                    expected = (brighter / 255 - MEAN[channel]) / STD[channel]
+                    assert float(made[channel, row, column]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_brightness_not_one_number_more_is_drawn() -> None:
+    """And with it, crops and flips are the same."""
+    generators = [torch.Generator().manual_seed(3) for _ in range(3)]
+    top, left = torch.randint(0, 5, (2, 50), generator=generators[0])
+    flip = torch.rand(50, generator=generators[0]) < 0.5
+    plain = transform(4, padding=2).draw(50, 4, generators[1])
+    assert len(plain.tensors) == 3
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
+    bright = replace(transform(4, padding=2), brightness=63 / 255).draw(50, 4, generators[2])
+    for drawn in (plain, bright):
+        assert all(map(torch.equal, drawn.tensors[:3], (top, left, flip)))
+    assert not torch.equal(generators[2].get_state(), generators[1].get_state())
+
+
+def test_brightness_is_uniform_around_1() -> None:
+    share = 63 / 255
+    draw = replace(transform(), brightness=share).draw(20_000, 4, torch.Generator().manual_seed(0))
+    factor = draw.brightness
+    assert factor is not None
+    assert 1 - share <= factor.min() < 1 - share + 0.001
+    assert 1 + share - 0.001 < factor.max() <= 1 + share
+    assert factor.mean() == pytest.approx(1, abs=0.005)
+    assert factor.var() == pytest.approx((2 * share) ** 2 / 12, rel=0.03)
+    part = draw[5:9]
+    assert torch.equal(part.brightness, factor[5:9])
+    assert torch.equal(Draw(*part.to(torch.device("cpu")).tensors).brightness, factor[5:9])
 
 
 @pytest.mark.parametrize(("side", "crop"), [(4, 4), (6, 4), (7, 4), (5, 1), (5, 2)])

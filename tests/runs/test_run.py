@@ -91,6 +91,27 @@ def test_a_run_of_when_the_set_up_was_the_benchmarks(tmp_path: Path, tiny: Make,
         run_all(tiny(tmp_path, *SETTINGS, detector=["relation", "ber"]))
 
 
+def test_values_that_a_stored_run_does_not_have_are_what_they_were(
+    tmp_path: Path, tiny: Make, run_all: RunAll
+) -> None:
+    """The transform's by default; those of detectors as they did ``formerly``, where the default is another."""
+    settings = (SETTINGS[0], "detector.t2fnorm.schedule.epochs=1", "detector.t2fnorm.scored=scaled")
+    config = tiny(tmp_path, *settings, detector=["t2fnorm"])
+    run_all(config)
+    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
+    record = read_yaml(path)
+    del record["benchmark"]["transform"]["brightness"], record["detector"]["t2fnorm"]["scored"]
+    path.write_text(dump_yaml(record))
+    assert len(run_all(config)) == 1, "the same run"
+    assert open_run(path.parent).spec.detectors["t2fnorm"]["scored"] == "scaled"
+    raw = tiny(tmp_path, *settings, "detector.t2fnorm.scored=raw", detector=["t2fnorm"])
+    with pytest.raises(OpenCILError, match=r"t2fnorm.scored: 'scaled' in the stored run, 'raw' now"):
+        run_all(raw)
+    brighter = tiny(tmp_path, *settings, "benchmark.transform.brightness=0.2", detector=["t2fnorm"])
+    with pytest.raises(OpenCILError, match=r"transform.brightness: 0.0 in the stored run, 0.2 now"):
+        run_all(brighter)
+
+
 def test_other_images_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opencil.ImageSet, "fingerprint", "of other pixels")
     with pytest.raises(OpenCILError, match="other images"):

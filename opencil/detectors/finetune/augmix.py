@@ -54,6 +54,7 @@ class AugMix(Tuner):
         **Tuner.named,
         "original": {"rule": "original", **Tuner.named["stated"]},
     }
+    formerly: ClassVar[Mapping[str, Any]] = {"rule": "original"}
 
     def __post_init__(self) -> None:
         if problem := refused_severity(self.severity, self.rule):

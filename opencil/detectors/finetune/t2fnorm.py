@@ -1,7 +1,8 @@
 """T2FNorm: train-time feature normalisation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +30,8 @@ class T2FNorm(Tuner):
 
     tau: Positive = 0.1
     scored: Literal["raw", "scaled"] = "raw"
+
+    formerly: ClassVar[Mapping[str, Any]] = {"scored": "scaled"}
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """CE(f(φ / (‖φ‖ · τ))), the current images' plus the memory's."""
