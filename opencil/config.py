@@ -269,13 +269,6 @@ def resolve(
             f"{', '.join(config.cil)} sees no images of old classes again, and {', '.join(config.detector)} "
             "draw on them: choose post-hoc detectors, or a CIL method with a memory"
         )
-    on_memory = [name for name, values in config.detector.items() if values.get("setup") == "memory"]
-    for method in config.cil if on_memory else ():
-        if not LEARNERS.entry(method).make.remembers:  # type: ignore[attr-defined]
-            raise BadInput(
-                f"detector.{on_memory[0]}.setup = 'memory' is not allowed with {method}, which keeps no "
-                "memory: choose 'train+', or other methods"
-            )
     return config
 
 

@@ -216,11 +216,14 @@ class LogitDetector(Detector):
 class SetUpDetector(Detector):
     """A detector that is set up on training samples, and reads features and logits unless it says otherwise.
 
-    In a run, its value ``setup`` says which samples those are; a subclass may have another default.
+    In a run, its value ``setup`` says which samples those are. The memory is the default: it has as many of
+    every class, as the samples to score have, while most of train+ is new; and it is there when a detector is
+    to be set up again, when a step's training images are gone. A subclass may have another default.
     """
 
-    setup: Setup = field(default="train+", kw_only=True)
+    setup: Setup = field(default="memory", kw_only=True)
 
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stated": {"setup": "train+"}}
     formerly: ClassVar[Mapping[str, Any]] = {"setup": "train+"}
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})

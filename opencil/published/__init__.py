@@ -46,9 +46,10 @@ def published_survey() -> pd.DataFrame:
     """The 240 accuracies of 14 CIL methods on CIFAR-100 from ``SURVEY``, in percent.
 
     Columns: split, cil, step, classes, metric, value. ``b0-10`` begins with 0 classes and has 10 a step, as
-    ours with k = 10; ``b50-10`` begins with 50. ``metric`` is accuracy (of a step, after so many classes),
-    average_accuracy or last_accuracy; step and classes are 0 for the latter two. ResNet-32, 2,000 exemplars,
-    our order of classes; its training images are made brighter or darker besides, by up to 63/255.
+    ours with k = 10; ``b50-10`` begins with 50, as ours with 50+10. ``metric`` is accuracy (of a step, after
+    so many classes), average_accuracy or last_accuracy; step and classes are 0 for the latter two. ResNet-32,
+    2,000 exemplars, our order of classes; its training images are made brighter or darker besides, by up to
+    63/255.
     """
     table = _read("survey.csv")
     return table.assign(**{name: table[name].replace("", 0).astype(int) for name in ("step", "classes")})

@@ -11,7 +11,8 @@ from opencil.study.records import RunRecord
 from opencil.study.study import Study
 
 #: The survey's benchmark, as this project names it, and its splits by steps and classes per step.
-_BENCHMARK, _SPLITS = "cifar100", {(10, 10): "b0-10", (20, 5): "b0-5"}
+_BENCHMARK = "cifar100"
+_SPLITS: dict[tuple[int, int | str], str] = {(10, 10): "b0-10", (20, 5): "b0-5", (6, "50+10"): "b50-10"}
 _METRICS = ("accuracy", *SURVEY_ACCURACY.values())
 
 
@@ -34,7 +35,7 @@ def not_in_survey(study: Study) -> BadInput:
     there = [outcome for outcome in every if len(_theirs(outcome))]
     if not there:
         ours = ", ".join(f"{outcome.benchmark} in {outcome.steps} steps of {outcome.k}" for outcome in every)
-        has = " and ".join(f"{steps} of {k}" for steps, k in _SPLITS)
+        has = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
         return BadInput(f"the survey has no figures to compare {ours} with: it has {_BENCHMARK} in {has}")
     why = []
     for outcome in there:
@@ -71,6 +72,12 @@ def _ours(outcome: Results, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
 def _line(outcome: Results, cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cell]:
     """Average and last accuracy, each ours, the survey's and the difference; then the steps' differences."""
     of_metric = theirs.set_index(["metric", "step"])["value"].to_dict()
+    steps = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
+    if steps:  # the survey prints no average of its larger first step
+        of_metric = {
+            ("average_accuracy", 0): sum(steps) / len(steps),
+            ("last_accuracy", 0): steps[-1],
+        } | of_metric
     line = [words(f"{cil} (nearest mean)" if method(cil) in SURVEY_ACCURACY else cil)]
     for metric, values in (("average_accuracy", ours.mean()), ("last_accuracy", ours.iloc[-1])):
         mean, survey = float(values.mean()), of_metric.get((metric, 0))

@@ -186,8 +186,13 @@ class Run:
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
 
     def setup(self, step: Step, which: Setup) -> Tensor:
-        """Indices of the images that a detector is set up on: T_t^train+, or the memory after the step."""
-        return self.memory(step.number).indices if which == "memory" else self.train_plus(step)
+        """Indices of the images that a detector is set up on: the memory after the step, or T_t^train+.
+
+        A method that keeps no memory has train+ alone.
+        """
+        if which == "memory" and len(remembered := self.memory(step.number).indices):
+            return remembered
+        return self.train_plus(step)
 
     def source(self, step: Step, model: Model) -> ViewSource:
         """What the extra heads of a step's model are tuned on."""

@@ -94,6 +94,14 @@ def test_the_surveys_k_of_5_has_no_steps(cifar: Rows) -> None:
     assert lines(table)["bic"][6:] == ["–"] * 20
 
 
+def test_a_larger_first_step_has_the_average_of_its_steps(cifar: Rows) -> None:
+    (table,) = survey_tables(Study(cifar("wa", k="50+10", steps=6, seeds=(0,))))
+    steps = [76.54, 68.65, 66.43, 60.74, 57.68, 55.85]
+    found = lines(table)["wa"]
+    assert (found[1], found[4]) == (f"{sum(steps) / 6:.2f}", "55.85")
+    assert "–" not in found
+
+
 def test_labels_stand_beside_their_method_and_strangers_are_named(cifar: Rows) -> None:
     rows = pd.concat([cifar(name, seeds=(0,)) for name in ("wa", "wa@bright", "joint")])
     (table,) = survey_tables(Study(rows))
@@ -114,7 +122,10 @@ def test_detectors_that_are_not_finished_are_no_matter(cifar: Rows, record: Call
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"benchmark": "digits", "k": 2}, ["compare digits in 10 steps of 2 with", "10 of 10 and 20 of 5"]),
+        (
+            {"benchmark": "digits", "k": 2},
+            ["compare digits in 10 steps of 2 with", "10 of 10, 20 of 5, 6 of 50+10"],
+        ),
         ({"k": 20, "steps": 5}, ["compare cifar100 in 5 steps of 20 with", "cifar100 in 10 of 10"]),
         ({"steps": 2}, ["compare cifar100 in 2 steps of 10 with"]),
         ({"cil": "joint"}, ["it has none of joint", "icarl", "foster"]),

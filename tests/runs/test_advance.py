@@ -88,15 +88,16 @@ def test_ood_data_grow_and_are_nested(order: str, finished: Path, tiny: Make, ru
 
 
 @pytest.mark.parametrize(
-    ("setup", "sizes"),
+    ("cil", "setup", "sizes"),
     [
         # The memory holds 80 // seen images of each class; train+ is a step's own and the memory before it.
-        ("train+", lambda step: len(step.train) + (80 // step.old * step.old if step.old else 0)),
-        ("memory", lambda step: 80 // step.seen * step.seen),
+        ("icarl", "train+", lambda step: len(step.train) + (80 // step.old * step.old if step.old else 0)),
+        ("icarl", "memory", lambda step: 80 // step.seen * step.seen),
+        ("finetune", "memory", lambda step: len(step.train)),  # it keeps none
     ],
 )
 def test_detectors_are_set_up_on_training_images(
-    setup: str, sizes: Callable[[opencil.Step], int], tmp_path: Path, tiny: Make, run_all: RunAll
+    cil: str, setup: str, sizes: Callable[[opencil.Step], int], tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
     fitted = []
 
@@ -112,26 +113,21 @@ def test_detectors_are_set_up_on_training_images(
         def scores(self, outputs: opencil.Outputs) -> Tensor:
             return outputs.logits[:, 0]
 
-    settings = ["cil.icarl.epochs=1", "benchmark.classes_per_step=3", f"detector.probe.setup={setup}"]
-    run_all(tiny(tmp_path, *settings, detector=["probe", "msp"]))
+    settings = [f"cil.{cil}.epochs=1", "benchmark.classes_per_step=3", f"detector.probe.setup={setup}"]
+    run_all(tiny(tmp_path, *settings, cil=cil, detector=["probe", "msp"]))
     stream = opencil.benchmark("digits").stream(3)
     assert [step.seen for step in stream] == [3, 6, 8], "the last step takes the remainder"
-    assert fitted == [(sizes(step), list(range(step.seen)), step.seen) for step in stream]
-
-
-def test_a_method_without_a_memory_cannot_be_set_up_on_it(tmp_path: Path, tiny: Make) -> None:
-    with pytest.raises(
-        opencil.BadInput, match=r"relation\.setup = 'memory' is not allowed with finetune, which keeps no"
-    ):
-        tiny(tmp_path, "detector.*.setup=memory", cil="finetune", detector=["msp", "relation"])
-    tiny(tmp_path, "detector.*.setup=memory", cil="finetune", detector="msp")  # needs no set-up
+    first = [0 if cil == "icarl" else step.old for step in stream]
+    assert fitted == [
+        (sizes(step), list(range(of, step.seen)), step.seen) for step, of in zip(stream, first, strict=True)
+    ]
 
 
 def test_a_detector_that_cannot_be_evaluated_does_not_stop_the_others(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    """NNGuide wants 100 set-up samples, and the memory has 80."""
-    events = run_all(tiny(tmp_path, "detector.*.setup=memory", detector=["nnguide", "relation"]))
+    """NNGuide wants as many set-up samples as it has neighbours, and the memory has 80."""
+    events = run_all(tiny(tmp_path, "detector.nnguide.neighbours=100", detector=["nnguide", "relation"]))
     assert isinstance(events[-1], opencil.runs.events.Failed)
     assert "nnguide has no rows: step 1: NNGuide needs at least 100 samples" in str(events[-1].error)
     rows = opencil.read_rows(tmp_path)
@@ -153,13 +149,13 @@ def test_rows_are_what_evaluate_gives_for_the_stored_model(
     stream = data.stream(2)
     folder = RunFolder(finished / RUN)
     model = opencil.open_run(finished / RUN).model(4)
-    train_plus = torch.cat([stream[3].train, folder.step(3).memory(80).indices])
+    kept = folder.step(4).memory(80).indices
     by_hand = opencil.evaluate(
         model,
         stream.test,
         {name: ood.images for name, ood in data.ood.items()},
         shifted={name: images.labelled_as(stream.test) for name, images in data.shifted.items()},
-        setup=opencil.ImageSet("train+", stream.train.images[train_plus], stream.train.labels[train_plus]),
+        setup=opencil.ImageSet("memory", stream.train.images[kept], stream.train.labels[kept]),
         detectors=names,
         transform=data.transform,
         tasks=[1, 1, 2, 2, 3, 3, 4, 4],
@@ -254,19 +250,17 @@ def test_one_forward_pass_serves_all_detectors(
     run_all(tiny(finished, "place.outputs_limit=0"))
     stream = opencil.benchmark("digits").stream(2)
     ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
-    kept = [80 // step.old * step.old if step.old else 0 for step in stream]
-    setup = sum(len(step.train) + memory for step, memory in zip(stream, kept, strict=True))
+    setup = sum(80 // step.seen * step.seen for step in stream)
     assert images_seen() == 2 * sum(len(step.test) for step in stream) + ood + setup
 
 
 def test_each_set_of_set_up_images_passes_once(
     finished: Path, tiny: Make, run_all: RunAll, images_seen: Callable[[], int]
 ) -> None:
-    """Two detectors on train+, one on the memory, which has room for 80 images."""
+    """One detector on the memory, which has room for 80 images, two on train+."""
     forget(finished)
-    names = ["msp", "relation", "relation@memory", "klm@memory"]
-    labelled = [f"detector.{name}.setup=memory" for name in names[2:]]
-    run_all(tiny(finished, "place.outputs_limit=0", *labelled, detector=names))
+    names = ["msp", "relation", "relation@stated", "klm@stated"]
+    run_all(tiny(finished, "place.outputs_limit=0", detector=names))
     stream = opencil.benchmark("digits").stream(2)
     ood = sum((125 + 130) * step.number for step in stream) + 88 + 177 + 266 + 354
     kept = [80 // seen * seen if seen else 0 for seen in (0, 2, 4, 6, 8)]

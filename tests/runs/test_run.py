@@ -88,13 +88,17 @@ def test_a_run_of_when_the_set_up_was_the_benchmarks(tmp_path: Path, tiny: Make,
     assert opened.spec.detectors["relation"]["setup"] == "memory"
     assert "setup" not in opened.spec.detectors["msp"] | opened.spec.detectors["ber"]
     with pytest.raises(OpenCILError, match=r"relation.setup: 'memory' in the stored run, 'train\+' now"):
-        run_all(tiny(tmp_path, *SETTINGS, detector=["relation", "ber"]))
+        run_all(tiny(tmp_path, *SETTINGS, "detector.*.setup=train+", detector=["relation", "ber"]))
+    del record["benchmark"]["setup"]
+    path.write_text(dump_yaml(record))
+    with pytest.raises(OpenCILError, match=r"relation.setup: 'train\+' in the stored run, 'memory' now"):
+        run_all(config)  # where nothing was said, it was train+
 
 
 def test_values_that_a_stored_run_does_not_have_are_what_they_were(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    """The transform's by default; those of detectors as they did ``formerly``, where the default is another."""
+    """The transform's by default; detectors' as they were ``formerly``, where the default is another."""
     settings = (SETTINGS[0], "detector.t2fnorm.schedule.epochs=1", "detector.t2fnorm.scored=scaled")
     config = tiny(tmp_path, *settings, detector=["t2fnorm"])
     run_all(config)
