@@ -1,11 +1,13 @@
-"""Methods with the peculiarities of the paper's released code, to see what these do: `opencil` with them in.
+r"""Methods with the peculiarities of the paper's released code, to see what these do: `opencil` with them in.
 
-    python experiments/as_released.py run --benchmark cifar100 --cil bic,bic_released --detector energy ...
+    python experiments/as_released.py run --benchmark cifar100 --data-root ROOT --cil bic,bic_released \
+        --detector msp,energy --seed 0 --pack 2
     python experiments/as_released.py run --cil icarl --detector augmix,augmix_released,npos,npos_released ...
 
 The paper and its code differ in places, and we do what the paper says. These variants are for comparisons in
 results/README.md and no part of the package. They are written from a description of that code, not from the
-code: that AugMix "mixes up its indices on the memory" and NPOS "keeps unrelated samples" is our reading.
+code. The released AugMix takes, of memory images, the augmented views 1, 2 and 2 again, where it should take
+the clean one and both; NPOS keeps perturbations by indices of others, which is as good as at random.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from opencil.cil.learner import Task
 from opencil.cli import main
 from opencil.detectors.finetune import augmix, npos
 from opencil.detectors.finetune.augmix_operations import AugMixDraw
-from opencil.detectors.finetune.tuner import Batch
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.engine.loop import Stage
 from opencil.validation import NonNegative
 
@@ -54,14 +56,24 @@ class ReleasedBiC(BiC):
 @register_detector("augmix_released")
 @dataclass
 class ReleasedAugMix(augmix.AugMix):
-    """AugMix whose augmented views of the memory are of other images than the clean ones."""
+    """AugMix that sees memory images in two augmented views, the second of them twice, and never clean."""
 
-    def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
-        made = super()._augmented(images, choices, batch)
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """AugMix's, with views 1, 2, 2 of the memory in place of clean, 1, 2."""
         if batch.memory is None:
-            return made
-        current, memory = made.view(-1, 2, len(batch.memory.labels), *made.shape[1:]).unbind(dim=1)
-        return torch.stack([current, memory.roll(1, dims=1)], dim=1).view_as(made)
+            return super().loss(extra, batch)
+        clean = torch.cat([batch.current.images, batch.memory.images])
+        made = self._augmented(clean.repeat(2, 1, 1, 1), AugMixDraw(*batch.drawn), batch)
+        z = extra(batch.source.features(made)).unflatten(0, (2, 2, -1))  # [view, part, B, classes]
+        of_current = [extra(batch.current.features), z[0, 0], z[1, 0]]
+        total = clean.new_zeros(())
+        for views, labels in (
+            (of_current, batch.current.labels),
+            ([z[0, 1], z[1, 1], z[1, 1]], batch.memory.labels),
+        ):
+            consistency = augmix.divergence(torch.stack(views))
+            total = total + F.cross_entropy(views[0], labels) + self.weight * consistency
+        return total
 
 
 @register_detector("npos_released")

@@ -2,27 +2,46 @@
 
     python experiments/set_up_data.py runs/cifar100/k10/icarl/seed0 --data-root ROOT --csv FILE
 
-For every stored step, detectors are set up on T_t^train+ (the paper's words and our default), on the memory
-after the step (`setup: memory`), and on that memory with 100 test images (the paper's code; for
-NNGuide that takes one augmented batch, which is not done here). The table has their mean AUC over the OOD
-sets. Nothing is chosen by it: it shows where a difference comes from.
+For every stored step, detectors are set up on T_t^train+ (the paper's words, `setup: train+`), on the memory
+after the step (our default), and as the paper's code does it: on that memory with ten validation images of
+each of the step's new classes, which are taken from the test images and not scored then. (For NNGuide that
+code takes one augmented batch, which is not done here.) The table has their mean AUC over the OOD sets.
+Nothing is chosen by it: it shows where a difference comes from.
 """
 
 import pandas as pd
 import torch
 from stored_steps import study_steps
+from torch import Tensor
 
 import opencil
 from opencil.engine.seeding import generator
 from opencil.evaluation.protocol import measure
 
 DETECTORS = ("klm", "nnguide", "react", "relation")
+VALIDATION = 10  #: test images of a new class that the paper's code sets detectors up on
+
+
+def rows(outputs: opencil.Outputs, chosen: Tensor) -> opencil.Outputs:
+    """Some samples of outputs, without their images."""
+    assert outputs.labels is not None
+    features, logits, labels = (t[chosen] for t in (outputs.features, outputs.logits, outputs.labels))
+    return opencil.Outputs(features, logits, labels, outputs.classify, tasks=outputs.tasks)
 
 
 def joined(a: opencil.Outputs, b: opencil.Outputs) -> opencil.Outputs:
     """Two sets of outputs as one, without labels and images."""
     features, logits = torch.cat([a.features, b.features]), torch.cat([a.logits, b.logits])
     return opencil.Outputs(features, logits, classify=a.classify)
+
+
+def validation(labels: Tensor, step: opencil.Step) -> Tensor:
+    """Which test images of the new classes are held out, bool: ten of each class, at random."""
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    order = torch.randperm(len(labels), generator=generator(0, "validation", step.number))
+    for label in range(step.old, step.seen):
+        held[order[labels.cpu()[order] == label][:VALIDATION]] = True
+    return held
 
 
 def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
@@ -38,15 +57,19 @@ def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
         ood[name] = opencil.forward(model, source.images, transform, seen)
     train_plus = opencil.forward(model, run.stream.train, transform, run.train_plus(step))
     memory = opencil.forward(model, run.stream.train, transform, remembered)
-    few = torch.randperm(len(test), generator=generator(0, "few", step.number))[:100]
-    some = opencil.Outputs(test.features[few], test.logits[few])
-    setups = {"train+": train_plus, "memory": memory, "memory and 100 test images": joined(memory, some)}
+    assert test.labels is not None
+    held = validation(test.labels, step).to(test.labels.device)
+    setups = {
+        "train+": (train_plus, test),
+        "memory": (memory, test),
+        "as released": (joined(memory, rows(test, held)), rows(test, ~held)),
+    }
     found = []
-    for what, setup in setups.items():
+    for what, (setup, scored) in setups.items():
         for name in DETECTORS:
             detector = opencil.create_detector(name, **run.spec.detectors.get(name, {}))
             try:
-                measured = measure(detector, setup, test, ood)
+                measured = measure(detector, setup, scored, ood)
             except opencil.BadInput as error:  # too few images for it
                 print(f"{name} on {what}: {error}")
                 continue

@@ -387,7 +387,7 @@ def corrections_table() -> str:
         "none": "no correction at this step",
         "stored": "ours, as stored",
         "ours, again": "ours, fitted again",
-        "with decay": "with weight decay 2e-4 (the paper's is not known)",
+        "with decay": "with weight decay 2e-4, as in the paper's code",
         **{name: name for name in ("double softmax", "batch norm trains", "all three")},
     }
     steps = (3, 6, 10)

@@ -85,10 +85,11 @@ def test_the_correction_fitted_again_is_the_stored_one(runs: Path, tmp_path: Pat
 def test_set_up_data(runs: Path, tmp_path: Path) -> None:
     run("set_up_data.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
     found = pd.read_csv(tmp_path / "found.csv")
-    assert set(found["setup"]) == {"train+", "memory", "memory and 100 test images"}
+    assert set(found["setup"]) == {"train+", "memory", "as released"}
     assert found["auc"].between(0, 1).all()
     relation = found[found["detector"] == "relation"].pivot_table(index="step", columns="setup", values="auc")
     assert (relation["train+"] != relation["memory"]).all()
+    assert (relation["as released"] != relation["memory"]).all()
 
 
 def test_average_precision(runs: Path, tmp_path: Path) -> None:

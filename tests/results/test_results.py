@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from opencil import read_study
 from opencil.cli import app
 from opencil.registry import DETECTORS, LEARNERS
+from opencil.runs.plan import in_todays_terms
 from opencil.validation import plain
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +143,7 @@ def test_the_readmes_commands_made_the_results() -> None:
 
     for folder in ("cifar100", "learning_rate", "precision/tf32", "precision/bf16"):
         for run in read_study(RESULTS / folder).runs:
-            note(stored, run["config"], run["k"], run["cil"], run["seed"])
+            note(stored, in_todays_terms(run["config"]), run["k"], run["cil"], run["seed"])
     for command in commands:
         done = CliRunner().invoke(app, ["config", *command])
         assert done.exit_code == 0, done.output
