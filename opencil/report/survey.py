@@ -41,11 +41,11 @@ def not_in_survey(study: Study) -> BadInput:
     for outcome in there:
         known = sorted(set(_theirs(outcome)["cil"]))
         if set(map(method, outcome.cil)) & set(known):
-            why.append(f"{outcome.title}: {'; '.join(outcome.unfinished()) or 'the accuracy it has is missing'}")
-        else:
             why.append(
-                f"{outcome.title}: it has none of {', '.join(outcome.cil)}; its methods are {', '.join(known)}"
+                f"{outcome.title}: {'; '.join(outcome.unfinished()) or 'the accuracy it has is missing'}"
             )
+        else:
+            why.append(f"{outcome.title}: it has none of {', '.join(outcome.cil)}, but {', '.join(known)}")
     return BadInput(f"nothing that is finished can be compared with the survey: {'. '.join(why)}")
 
 

@@ -195,13 +195,14 @@ def test_the_command_adds_detectors_to_a_run(
     assert settled(results, run_of(runs)) == after
 
 
-@pytest.mark.parametrize(("name", "tau"), [("logitnorm", 1.0), ("t2fnorm", 0.1)])
+@pytest.mark.parametrize(("name", "tau"), [("logitnorm", 1.0), ("t2fnorm", 1.0), ("t2fnorm", 0.1)])
 def test_rows_are_those_of_the_stored_head(
     trained: Callable[..., Path], tiny: Make, run_all: RunAll, name: str, tau: float
 ) -> None:
     """The energy of the head's logits, pair by pair: AUC with ties counted half."""
     runs = trained()
-    run_all(tiny(runs, *SETTINGS, *short([name]), detector=name))
+    scaled = ["detector.t2fnorm.scored=scaled"] if tau != 1 else []
+    run_all(tiny(runs, *SETTINGS, *short([name]), *scaled, detector=name))
     data = opencil.benchmark("digits")
     step, folder = data.stream(4)[1], run_of(runs) / "step02"
     model = opencil.Model(opencil.create_backbone("resnet8"), 8)
