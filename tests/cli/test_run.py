@@ -114,7 +114,7 @@ def test_run_again_answers_the_same(finished: Path) -> None:
 def test_run_shows_only_the_detectors_that_were_asked_for(finished: Path) -> None:
     result = call("run", *SHORT, "--detector", "msp", "--runs", str(finished))
     _, _, detection = result.stdout.partition("OOD detection")
-    assert [line.split()[1] for line in detection.splitlines() if line.startswith("icarl")] == ["msp"]
+    assert {line.split()[1] for line in detection.splitlines() if line.startswith("icarl")} == {"msp"}
 
 
 def test_a_changed_config_is_refused(finished: Path) -> None:
