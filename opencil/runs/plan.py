@@ -108,7 +108,8 @@ def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
     for name, values in record["detector"].items():
         then = known.get(name.partition("@")[0], {})
         said = {value: everywhere[value] for value in everywhere if value in then}
-        detectors[name] = {**then, **said, **values}
+        # What is no mapping is refused by those who read it, with its place.
+        detectors[name] = {**then, **said, **values} if isinstance(values, dict) else values
     return record | {"benchmark": benchmark, "detector": detectors}
 
 
