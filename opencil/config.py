@@ -245,10 +245,7 @@ def resolve(
         values: dict[str, Any] = {}
         for layer in layers:
             over = layer.get(key, {})
-            network = over.get("backbone")
-            if isinstance(network, dict) and "name" in network:  # one of its own, not values for that below
-                values = {name: value for name, value in values.items() if name != "backbone"}
-            values = merge(values, over)
+            values = merge(_left_below(values, over), over)
         return build(cls, values, where=key)
 
     benchmark = section(BenchmarkConfig, "benchmark")
@@ -375,8 +372,9 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
             value = {"runs": value}
         if key == "benchmark" and isinstance(value, dict) and "setup" in value:
             raise BadInput(
-                "benchmark.setup is a value of each detector now: detector.NAME.setup, or detector.*.setup "
-                f"for all that are set up on images, say --set 'detector.*.setup={value['setup']}'"
+                "benchmark.setup is a value of each detector now: take it out and say detector.NAME.setup, "
+                "or for all that are set up on images detector.*.setup, as --set "
+                f"'detector.*.setup={value['setup']}'"
             )
         if not isinstance(value, dict):
             raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
@@ -387,6 +385,17 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                 value = {**value, listed: [value[listed]]}
         normal[key] = value
     return normal
+
+
+def _left_below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """What a layer leaves of those below it: a backbone or shifted sets that it names stand for theirs."""
+    left = dict(values)
+    network, shifted = over.get("backbone"), over.get(SHIFTED)
+    if isinstance(network, dict) and "name" in network:  # one of its own, not values for that below
+        left.pop("backbone", None)
+    if isinstance(shifted, dict) and SHIFTED in left:  # as near and far do; a set's values are merged
+        left[SHIFTED] = {name: kept for name, kept in left[SHIFTED].items() if name in shifted}
+    return left
 
 
 def _with_roles(benchmark: Any) -> Any:
@@ -411,8 +420,8 @@ def _with_roles(benchmark: Any) -> Any:
             normal[SHIFTED] = {**normal.get(SHIFTED, {}), name: values}
         else:
             normal[role] = [*normal.get(role, []), name]
-    for role in OOD_ROLES if "sets" in benchmark else ():
-        normal.setdefault(role, [])
+    for role in ROLES if "sets" in benchmark else ():
+        normal.setdefault(role, {} if role == SHIFTED else [])
     return normal
 
 

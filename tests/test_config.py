@@ -1,7 +1,7 @@
 """The unified YML: layers, short forms, round trip, and every refusal in a sentence."""
 
 import hashlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -414,7 +414,7 @@ REFUSED = [
     ("benchmark.backbone=timm", ["benchmark.backbone.model is missing"]),
     ("benchmark.backbone={name: timm, model: 3}", ["benchmark.backbone.model", "3", "string"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
-    ("benchmark.setup=memory", ["benchmark.setup", "each detector now", "'detector.*.setup=memory'"]),
+    ("benchmark.setup=memory", ["benchmark.setup", "take it out", "'detector.*.setup=memory'"]),
     ("detector.*.setup=train", ["detector.klm.setup", "train", "train+", "memory"]),
     ("detector.*.setups=memory", ["detector.*.setups", "no detector has it", "did you mean 'setup'"]),
     ("benchmark.transform.std=[0.1, 0.1]", ["benchmark.transform.std"]),
@@ -712,10 +712,19 @@ def test_evaluation_sets_have_roles() -> None:
     listed = [{"name": "noise", "role": "far"}, {"name": "dim", "role": "shifted", "severities": [5]}]
     benchmark = resolve({"benchmark": {"name": "digits", "sets": listed}}).benchmark
     assert (benchmark.near, benchmark.far) == ((), ("noise",))
-    assert benchmark.shifted["dim"].severities == (5,)
+    assert {name: made.severities for name, made in benchmark.shifted.items()} == {"dim": (5,)}
     assert resolve({"benchmark": {"name": "cifar100", "shifted": "corrupted"}}).benchmark.shifted.keys() == {
         "corrupted"
     }
+
+
+def test_shifted_sets_that_are_named_stand_for_those_below() -> None:
+    shipped = resolve().benchmark.shifted["corrupted"]
+    for none in ("benchmark.shifted=[]", "benchmark.shifted={}", "benchmark.sets=[{name: noise, role: far}]"):
+        assert not resolve(settings=[none]).benchmark.shifted
+    assert resolve({"benchmark": {"shifted": "mine"}}).benchmark.shifted.keys() == {"mine"}
+    changed = resolve(settings=["benchmark.shifted.corrupted.seed=3"]).benchmark.shifted
+    assert changed == {"corrupted": replace(shipped, seed=3)}
 
 
 @pytest.mark.parametrize(

@@ -216,8 +216,12 @@ class RunFolder:
             only = len(detectors) == 1 and all(d.startswith("detector.") for d in differences)
             what = f"{self.path}/step*/detectors/{detectors.pop()}.parquet" if only else str(self.path)
             ways = f"use another --runs folder or seed, or delete {what}"
-            if only or all(key.startswith(("training.", "cil.")) for key in differences):
+            settable = ("training.", "cil.", "detector.", "benchmark.shifted")
+            if all(key.startswith(settable) for key in differences):
                 values = {key: then for key, (then, _) in differences.items() if then != "absent"}
+                if any(key.startswith("benchmark.shifted") for key in differences):  # named whole, as near is
+                    values = {key: v for key, v in values.items() if not key.startswith("benchmark.")}
+                    values["benchmark.shifted"] = self.stored()["benchmark"].get("shifted", {})
                 texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
                 settings = " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
                 ways = f"go on with it as it is by {settings}, {ways}" if settings else ways

@@ -219,6 +219,7 @@ def test_a_changed_config_is_refused_and_nothing_changes(
         ["training.precision=tf32", "training.compile=true"],
         ["cil.icarl.later.lr=0.05", "cil.icarl.later.milestones=[]"],
         ["detector.energy.temperature=2"],
+        ["detector.energy.temperature=2", "benchmark.shifted=[]"],
     ],
 )
 def test_a_run_under_another_config_can_be_gone_on_with(
