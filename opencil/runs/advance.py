@@ -135,14 +135,6 @@ def _evaluate(
     """Rows of some detectors on a step; why one has none is added to ``problems``, if it is the first."""
     trained, stored = run.trained(step.number), run.folder.step(step.number)
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **run.spec.detectors[n]) for n in names}
-    for name in [n for n, detector in detectors.items() if isinstance(detector, Tuner)]:
-        # It has been evaluated, and a metric is missing: what is measured now must be of the same head.
-        if stored.detector_rows(name).exists() and not stored.head(name).exists():
-            problems.setdefault(
-                name,
-                f"step {step.number}: its head is gone; delete {stored.detector_rows(name)} to tune it again",
-            )
-            del detectors[name]
     with run.timed(step, "tuning"):
         for name, error in (yield from _tune(run, trained, detectors, checkpoint_seconds)).items():
             problems.setdefault(name, f"step {step.number}: {error}")

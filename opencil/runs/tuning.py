@@ -28,13 +28,17 @@ def tune(
     """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
     ``weights`` identifies the source's model. A head that is stored under the same values is read, a
-    checkpoint is gone on from. What is returned are the errors of those that could not be tuned.
+    checkpoint is gone on from. A tuner that has rows already lacks a metric: that is measured with the
+    head that made the rows, or not at all. What is returned are the errors of those that could not be tuned.
     """
     identities = {name: _identity(tuner, source, weights) for name, tuner in tuners.items()}
     running: dict[str, _Tuning] = {}
     problems: dict[str, OpenCILError] = {}
     for name, tuner in tuners.items():
-        if file_formats.metadata(stored.head(name)) == identities[name]:
+        made_of, rows = file_formats.metadata(stored.head(name)), stored.detector_rows(name)
+        if rows.exists() and made_of is None:
+            problems[name] = OpenCILError(f"its head is gone; delete {rows} to tune it again")
+        elif rows.exists() or made_of == identities[name]:
             read_head(tuner, source, stored.head(name))
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:

@@ -5,8 +5,9 @@ import math
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -351,6 +352,30 @@ def test_a_head_from_before_names_gave_the_seeds_scores_and_is_not_taken_for_a_n
     assert [type(event) for event in run_all(tuned_config(tiny, tuned))] == [Finished]
     unevaluated(run_of(tuned), "ber")
     assert tuning_of(run_all(tuned_config(tiny, tuned)))
+
+
+def test_a_metric_is_added_by_the_head_that_made_the_rows(
+    tuned: Path, tiny: Make, run_all: RunAll, plugin: Callable[[str], ModuleType]
+) -> None:
+    """Whatever that head was made of: another one's values beside the old ones would be nobody's."""
+    aurc = plugin("aurc").aurc
+    asked = replace(tuned_config(tiny, tuned), metric=("aurc",))
+    head = run_of(tuned) / "step02/heads/ber.safetensors"
+    weights = load_file(head)
+    head.unlink()
+    *_, last = run_all(asked)
+    assert isinstance(last, Failed)
+    assert "step 2: its head is gone; delete" in str(last.error)
+
+    save_file({key: -tensor for key, tensor in weights.items()}, head, {"made_of": "what it was then"})
+    before = head.read_bytes()
+    assert [type(event) for event in run_all(asked)] == [Evaluated, Finished]
+    assert head.read_bytes() == before
+    run, rows = opencil.open_run(run_of(tuned)), opencil.read_rows(tuned)
+    test = opencil.forward(run.model(2), run.stream.test, run.data.transform, run.stream[1].test)
+    expected = aurc(run.detector("ber", 2).score(test), test.logits.argmax(dim=1) == test.labels)
+    found = rows[(rows["metric"] == "aurc") & (rows["step"] == 2)]
+    assert found["value"].item() == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("other", ["weights", "seed", "arithmetic"])
