@@ -140,7 +140,7 @@ def _evaluate(
             problems.setdefault(name, f"step {step.number}: {error}")
             del detectors[name]
     # Before the rows: there are none without it, and what is noted of a detector without rows is not read.
-    run.note_made(step, dict.fromkeys(detectors, _made_now(run)))
+    run.note_made(step, detectors, _made_now(run))
     with run.timed(step, "evaluation"):
         for name, rows in _detect(run, trained, detectors, kept):
             if isinstance(rows, BadInput):
@@ -189,6 +189,7 @@ def _measure_model(run: Run, step: Step, kept: OutputsCache) -> None:
     test = outputs(run.stream.test, step.test)
     shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
     found = measure_model(test, shifted, _tasks(test, step), run.spec.metrics_of_model)
+    run.note_made(step, [""], _made_now(run))
     _add_rows(stored, stored.model_rows, rows_of(run, step, "", found), run.spec.metrics_of_model)
 
 

@@ -72,10 +72,9 @@ def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
     """What made the rows: alike are together, in the order of their first."""
     alike: dict[tuple[str, ...], Made] = {}
     for step, info in zip(steps, infos, strict=True):
-        noted = info.get("made", {})
-        for name in ("", *(path.stem for path in step.tables()[1:])):
-            if (note := noted.get(name)) is None:
-                continue
+        first, added = info.get("made", {}), info.get("added", {})
+        names = ["", *(path.stem for path in step.tables()[1:])]
+        for name, note in [(n, note) for n in names for note in (first.get(n), *added.get(n, ())) if note]:
             key = tuple(note[part] for part in ("source", "torch", "device", "precision"))
             source, torch, device, precision = key
             made = alike.setdefault(
@@ -91,7 +90,8 @@ def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
                 ),
             )
             made["first"], made["last"] = min(made["first"], note["time"]), max(made["last"], note["time"])
-            made["steps"].setdefault(name, []).append(step.number)
+            if step.number not in (numbers := made["steps"].setdefault(name, [])):
+                numbers.append(step.number)
     return list(alike.values())
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,10 +159,19 @@ class Run:
         self._latest, number = trained, trained.step.number
         self._infos[number], self._memories[number] = trained.info, memory
 
-    def note_made(self, step: Step, made: dict[str, dict[str, str]]) -> None:
-        """Note what makes the rows of some detectors: see ``made_now``."""
-        self.info(step.number).setdefault("made", {}).update(made)
-        self._stored(step.number).save_info(self.info(step.number))
+    def note_made(self, step: Step, names: Iterable[str], made: dict[str, str]) -> None:
+        """Note what makes the rows of some detectors, or the model's own (''), before they are stored.
+
+        Where there are rows already, metrics are added to them, and what made those is noted beside it.
+        """
+        info, stored = self.info(step.number), self._stored(step.number)
+        for name in names:
+            if (stored.detector_rows(name) if name else stored.model_rows).exists():
+                info.setdefault("added", {}).setdefault(name, []).append(made)
+            else:
+                info.setdefault("made", {})[name] = made
+                info.get("added", {}).pop(name, None)
+        stored.save_info(info)
 
     @contextmanager
     def timed(self, step: Step, what: str) -> Iterator[None]:

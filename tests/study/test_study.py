@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -85,6 +87,24 @@ def test_what_made_which_rows(finished: Path) -> None:
     ]
     next(finished.rglob("step02/detectors/msp.parquet")).unlink()
     assert len(only(read_study(finished))["made"]) == 1, "of rows that are there"
+
+
+def test_what_added_metrics_does_not_pass_for_what_made_the_rows(
+    finished: Path, tiny: Callable[..., Config], plugin: Callable[[str], ModuleType]
+) -> None:
+    plugin("aurc")
+    for path in finished.rglob("step.json"):
+        path.write_text(path.read_text().replace(source_digest(), "former"))
+    list(opencil.execute(replace(tiny(finished), metric=("aurc",))))
+    former, now = only(read_study(finished))["made"]
+    every = {name: [1, 2, 3, 4] for name in ("energy", "msp", "relation")}
+    assert (former["source"], former["steps"]) == ("former", {"": [1, 2, 3, 4], **every})
+    assert (now["source"], now["steps"]) == (source_digest(), every)
+    next(finished.rglob("step02/detectors/msp.parquet")).unlink()
+    list(opencil.execute(tiny(finished)))
+    former, now = only(read_study(finished))["made"]
+    assert former["steps"]["msp"] == [1, 3, 4], "of rows that are gone nothing is said"
+    assert now["steps"]["msp"] == [1, 2, 3, 4]
 
 
 def test_an_unfinished_run_has_what_it_has(finished: Path) -> None:
