@@ -270,3 +270,33 @@ def test_the_standard_ones() -> None:
     assert len(STANDARD) == 14
     assert not {"speckle_noise", "gaussian_blur"} & set(STANDARD)
     assert all(len(corruption.values) == 5 for corruption in CORRUPTIONS.values())
+
+
+#: As CIFAR-100-C was made, by severity; the seven of snow in the order of its formula.
+PUBLISHED = """
+gaussian_noise     .04 | .06 | .08 | .09 | .10
+shot_noise         500 | 250 | 100 | 75 | 50
+impulse_noise      .01 | .02 | .03 | .05 | .07
+speckle_noise      .06 | .1 | .12 | .16 | .2
+gaussian_blur      .4 | .6 | .7 | .8 | 1
+glass_blur         .05 1 1 | .25 1 1 | .4 1 1 | .25 1 2 | .4 1 2
+defocus_blur       .3 .4 | .4 .5 | .5 .6 | 1 .2 | 1.5 .1
+motion_blur        6 1 | 6 1.5 | 6 2 | 8 2 | 9 2.5
+zoom_blur          1.05 | 1.10 | 1.15 | 1.20 | 1.25
+snow               .1 .2 1 .6 8 3 .95 | .1 .2 1 .5 10 4 .9 | .15 .3 1.75 .55 10 4 .9
+                   | .25 .3 2.25 .6 12 6 .85 | .3 .3 1.25 .65 14 12 .8
+fog                .2 3 | .5 3 | .75 2.5 | 1 2 | 1.5 1.75
+brightness         .05 | .1 | .15 | .2 | .3
+contrast           .75 | .5 | .4 | .3 | .15
+elastic_transform  0 0 .08 | .05 .2 .07 | .08 .06 .06 | .1 .04 .05 | .1 .03 .03
+pixelate           .95 | .9 | .85 | .75 | .65
+jpeg_compression   80 | 65 | 58 | 50 | 40
+"""
+
+
+def test_values_are_the_published_ones() -> None:
+    lines = [line.split(maxsplit=1) for line in PUBLISHED.strip().replace("\n" + 19 * " ", " ").split("\n")]
+    published = {
+        name: tuple(tuple(map(float, part.split())) for part in values.split("|")) for name, values in lines
+    }
+    assert {name: corruption.values for name, corruption in CORRUPTIONS.items()} == published
