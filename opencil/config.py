@@ -73,7 +73,8 @@ class BenchmarkConfig(Values):
             raise ValueError(str(error)) from None
         if not steps or len(set(steps)) < len(steps):
             raise ValueError(
-                f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once"
+                f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once, for a grid "
+                "each; the sizes of the steps of one grid are written as 20-20-10"
             )
         object.__setattr__(self, "classes_per_step", steps)
         twice = {name for name in self.near + self.far if (self.near + self.far).count(name) > 1}
@@ -403,12 +404,21 @@ def _with_roles(benchmark: Any) -> Any:
     if not isinstance(benchmark, dict):
         return benchmark
     normal = {key: value for key, value in benchmark.items() if key != "sets"}
-    shifted = normal.get(SHIFTED)
-    if isinstance(shifted, str):
-        shifted = [shifted]
-    if isinstance(shifted, list) and all(isinstance(name, str) for name in shifted):
-        normal[SHIFTED] = {name: {} for name in shifted}
-    for entry in benchmark.get("sets") or ():
+    if "sets" not in benchmark:
+        shifted = normal.get(SHIFTED)
+        names = [shifted] if isinstance(shifted, str) else shifted
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            names = dict.fromkeys(names)
+        if isinstance(names, dict):
+            normal[SHIFTED] = {name: {} if values is None else values for name, values in names.items()}
+        return normal
+    if not isinstance(benchmark["sets"], list) or not normal.keys().isdisjoint(ROLES):
+        raise BadInput(
+            f"benchmark.sets = {benchmark['sets']!r} is not allowed: it should be a list of sets, each with "
+            f"a name and a role, in place of {', '.join(ROLES)}"
+        )
+    sets: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    for entry in benchmark["sets"]:
         values = dict(entry) if isinstance(entry, dict) else {}
         name, role = values.pop("name", None), values.pop("role", None)
         if role not in ROLES or not isinstance(name, str) or (values and role != SHIFTED):
@@ -416,13 +426,10 @@ def _with_roles(benchmark: Any) -> Any:
                 f"benchmark.sets has {entry!r}, which is not allowed: a name and a role are needed, one of "
                 f"{', '.join(ROLES)}; only shifted sets have values of their own"
             )
-        if role == SHIFTED:
-            normal[SHIFTED] = {**normal.get(SHIFTED, {}), name: values}
-        else:
-            normal[role] = [*normal.get(role, []), name]
-    for role in ROLES if "sets" in benchmark else ():
-        normal.setdefault(role, {} if role == SHIFTED else [])
-    return normal
+        if any(name in named for named in sets.values()):
+            raise BadInput(f"benchmark.sets names {name!r} twice: each set has one role and one name")
+        sets[role][name] = values
+    return normal | {role: named if role == SHIFTED else list(named) for role, named in sets.items()}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

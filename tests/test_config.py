@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import opencil
 from opencil import BadInput, Schedule
 from opencil.config import SECTIONS, Config, dump_yaml, parse_yaml, read_yaml, resolve
+from opencil.data.shifted import ShiftedSet
 
 
 def again(config: Config) -> Config:
@@ -397,6 +398,7 @@ REFUSED = [
     ("benchmark.classes_per_step=0", ["benchmark.classes_per_step", "0", "greater than or equal to 1"]),
     ("benchmark.classes_per_step=[2, 0]", ["benchmark.classes_per_step[1]", "0"]),
     ("benchmark.classes_per_step=9", ["benchmark.classes_per_step", "9", "1 to 8", "'digits'"]),
+    ("benchmark.classes_per_step=[4, 2, 2]", ["benchmark.classes_per_step", "each once", "20-20-10"]),
     ("benchmark.classes_per_step=[]", ["benchmark.classes_per_step", "are needed"]),
     ("benchmark.memory=7", ["benchmark.memory", "7", "8 classes"]),
     ("benchmark.memory=0", ["benchmark.memory", "0", "greater than or equal to 1"]),
@@ -412,6 +414,7 @@ REFUSED = [
     ("benchmark.backbone.freeze=maybe", ["benchmark.backbone.freeze", "maybe", "boolean"]),
     ("benchmark.backbone.weights=gone.safetensors", ["backbone.weights", "gone.safetensors", "No such file"]),
     ("benchmark.backbone=timm", ["benchmark.backbone.model is missing"]),
+    ("benchmark.backbone.sha256=abc", ["benchmark.backbone.sha256", "without backbone.weights"]),
     ("benchmark.backbone={name: timm, model: 3}", ["benchmark.backbone.model", "3", "string"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
     ("benchmark.setup=memory", ["benchmark.setup", "take it out", "'detector.*.setup=memory'"]),
@@ -734,6 +737,26 @@ def test_shifted_sets_that_are_named_stand_for_those_below() -> None:
 def test_sets_without_a_usable_role(entry: Any) -> None:
     with pytest.raises(BadInput, match=r"near, far, shifted; only shifted sets have values"):
         resolve({"benchmark": {"name": "digits", "sets": [entry]}})
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "said"),
+    [
+        ({"sets": 3}, "sets = 3 is not allowed: it should be a list"),
+        ({"sets": "noise"}, "'noise' is not allowed: it should be a list"),
+        ({"sets": [{"name": "noise", "role": "far"}], "near": []}, "in place of near, far, shifted"),
+        ({"sets": [{"name": "x", "role": "shifted"}, {"name": "x", "role": "shifted"}]}, "'x' twice"),
+        ({"sets": [{"name": "noise", "role": "far"}, {"name": "noise", "role": "near"}]}, "'noise' twice"),
+        ({"shifted": [3]}, r"benchmark.shifted = \[3\]"),
+    ],
+)
+def test_sets_that_are_no_list_of_sets(benchmark: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        resolve({"benchmark": {"name": "digits", **benchmark}})
+
+
+def test_a_shifted_set_needs_no_values() -> None:
+    assert resolve({"benchmark": {"shifted": {"mine": None}}}).benchmark.shifted == {"mine": ShiftedSet()}
 
 
 def test_a_shifted_set_has_a_name_of_its_own() -> None:

@@ -57,6 +57,10 @@ def checked(named: Named) -> Named:
     if name not in BACKBONES.names():
         raise unknown("backbone", name, BACKBONES.names())
     BACKBONES.check(name, own, where="backbone")
+    if common.sha256 and not common.weights:
+        raise BadInput(
+            "backbone.sha256 is not allowed without backbone.weights, the file whose checksum it is"
+        )
     said = {key: value for key, value in asdict(common).items() if value}
     return {"name": name, **own, **said} if own or said else name
 
