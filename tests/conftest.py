@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from hypothesis import settings as hypothesis_settings
 import opencil
 from opencil.config import Config
 from opencil.engine import arithmetic
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
+from opencil.evaluation import metric
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
 
 # Sums depend on how they are split over threads: one thread, here and in every process that a test starts.
 torch.set_num_threads(1)
@@ -32,14 +34,15 @@ hypothesis_settings.load_profile("opencil")
 @pytest.fixture(autouse=True)
 def _registries_stay() -> Iterator[None]:
     """What a test registers is gone after it."""
-    registries = (LEARNERS, DETECTORS, DATASETS, BACKBONES)
+    registries = (LEARNERS, DETECTORS, DATASETS, BACKBONES, METRICS)
     for registry in registries:
         registry.names()  # so that our own methods are among what is kept
-    kept = [dict(registry._entries) for registry in registries]
+    tables: list[dict[str, Any]] = [*(registry._entries for registry in registries), metric._records]
+    kept = [dict(table) for table in tables]
     yield
-    for registry, entries in zip(registries, kept, strict=True):
-        registry._entries.clear()
-        registry._entries.update(entries)
+    for table, entries in zip(tables, kept, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 @pytest.fixture(scope="session")

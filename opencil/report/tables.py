@@ -268,8 +268,11 @@ def _models(name: str, title: str, averages: pd.DataFrame, mixture: list[str]) -
     lines = [
         [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)] for cil in sort_cil(averages["cil"])
     ]
-    columns = [Column(m.replace("average accuracy_", "average ").replace("_", " ")) for m in metrics]
-    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min()), *mixture]
+    records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
+    heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
+    columns = [Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics]
+    measured = [record.sentence for record in records.values() if record.function]
+    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min()), *measured, *mixture]
     return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 

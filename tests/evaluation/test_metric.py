@@ -10,23 +10,13 @@ from torch import Tensor
 import opencil
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
-from opencil.evaluation import metric as home
-from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
+from opencil.evaluation.metric import chosen_metrics, metric_of, register_metric, standard_metrics
 from opencil.evaluation.protocol import measure, measure_model
-from opencil.registry import METRICS
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
 TEST = Outputs(LOGITS, LOGITS, torch.tensor([0, 1, 1, 0]))
 OOD = {"noise": Outputs(LOGITS[2:] / 2, LOGITS[2:] / 2)}
 TASKS = torch.tensor([1, 2])
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registrations that are forgotten afterwards."""
-    metrics()
-    monkeypatch.setattr(home, "_records", dict(home._records))
-    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
 
 
 def found(*names: str, **more: Any) -> dict[tuple[str, str, int], float]:
@@ -35,7 +25,6 @@ def found(*names: str, **more: Any) -> dict[tuple[str, str, int], float]:
     return {(m.ood, m.metric, m.task): m.value for m in measured}
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_function_gets_what_its_parameters_name() -> None:
     @register_metric("gap", label="Gap", definition="difference of the means.")
     def gap(id_scores: Tensor, ood_scores: Tensor) -> float:
@@ -44,7 +33,6 @@ def test_a_function_gets_what_its_parameters_name() -> None:
     assert found("gap") == {("noise", "gap", 0): 2.5 - 0.75}
 
 
-@pytest.mark.usefixtures("registry")
 def test_without_ood_there_is_one_value_of_a_detector() -> None:
     @register_metric("mean", label="Mean", definition="mean score.")
     def mean(id_scores: Tensor) -> Tensor:
@@ -55,7 +43,6 @@ def test_without_ood_there_is_one_value_of_a_detector() -> None:
     assert measure_model(TEST, names=["mean"]) == []
 
 
-@pytest.mark.usefixtures("registry")
 def test_without_scores_it_is_of_the_model() -> None:
     @register_metric("error", label="Error", definition="share of errors.", lower_is_better=True)
     def error(id_logits: Tensor, labels: Tensor) -> dict[int, float]:
@@ -68,7 +55,6 @@ def test_without_scores_it_is_of_the_model() -> None:
     assert metric_of("error").column == "Error↓"
 
 
-@pytest.mark.usefixtures("registry")
 def test_what_is_not_known_is_not_measured() -> None:
     @register_metric("by_task", label="By task", definition="score by task.")
     def by_task(id_scores: Tensor, id_tasks: Tensor) -> dict[int, float]:
@@ -115,7 +101,6 @@ def test_without_shifted_images_there_are_no_rows_of_them() -> None:
     assert not any(metric_of(name).reads_shifted for name in measured)
 
 
-@pytest.mark.usefixtures("registry")
 def test_bad_registrations_are_refused() -> None:
     with pytest.raises(BadInput, match=r"reads 'id_score', which is unknown.*did you mean 'id_scores'"):
         register_metric("gap", label="Gap", definition="x.")(lambda id_score: 0.0)

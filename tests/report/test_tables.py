@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import opencil
+from opencil.evaluation.metric import metric_of
 from opencil.report.averages import continual, over_seeds
 from opencil.report.layout import Table
 from opencil.report.tables import summaries, tables
@@ -547,6 +549,16 @@ def test_an_accuracy_that_one_method_has_is_a_dash_for_the_others(made_up: Rows)
     assert own[-1] == f"{100 * mean:.2f} ± {100 * std:.2f}"
     assert other[-1] == "–"
     assert "–" not in own + other[:-1]
+
+
+def test_metrics_of_the_model_have_their_label_and_definition(made_up: Rows) -> None:
+    @opencil.register_metric("nll", label="NLL", definition="mean loss.", lower_is_better=True)
+    def nll(id_logits: Any, labels: Any) -> float:
+        return 0.0
+
+    table = models(made_up(others=("nll", "accuracy_shifted")))
+    assert headings(table)[-2:] == ["average shifted", "average NLL↓"]
+    assert table.notes[-2:] == [metric_of("accuracy_shifted").sentence, "NLL: mean loss."]
 
 
 def test_a_single_step_has_no_column_of_forgetting(made_up: Rows) -> None:
