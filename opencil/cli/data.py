@@ -38,19 +38,14 @@ Cache = Annotated[
         help="Folder of prepared images; place.cache, $OPENCIL_CACHE or ROOT/.opencil-cache.", metavar="DIR"
     ),
 ]
+Full = Annotated[bool, typer.Option("--full", help="Decode every image, not a sample of the large datasets.")]
+SkipCorrupt = Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt images out and count them.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per processor.", min=1)]
 
 
 @app.command(epilog="Example: opencil data check ~/downloads --benchmark cifar100")
 @guarded
-def check(
-    root: Root,
-    benchmark: Benchmark = None,
-    config: ConfigFile = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Decode every image, not a sample of the large datasets.")
-    ] = False,
-) -> None:
+def check(root: Root, benchmark: Benchmark = None, config: ConfigFile = None, full: Full = False) -> None:
     """Say what of a benchmark's datasets is there, and where to get the rest.
 
     Exit code 0: all are there and can be decoded; a number of images that differs from the paper's is named
@@ -83,9 +78,7 @@ def prepare(
     config: ConfigFile = None,
     cache: Cache = None,
     workers: Workers = None,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave corrupt images out and count them.")
-    ] = False,
+    skip_corrupt: SkipCorrupt = False,
 ) -> None:
     """Decode a benchmark's images once, so that later starts take seconds.
 

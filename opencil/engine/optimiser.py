@@ -1,7 +1,7 @@
 """The optimisers that a schedule can name, and what they keep of each parameter from step to step."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,25 +25,11 @@ def create(
     schedule: Schedule, parameters: Sequence[Tensor], lr: float | Tensor, on_gpu: bool
 ) -> torch.optim.Optimizer:
     """The schedule's optimiser; on a GPU one whose steps can be captured, with the rate as a tensor."""
+    values: dict[str, Any] = {"lr": lr, "weight_decay": schedule.weight_decay, "fused": on_gpu}
     if schedule.optimiser == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=lr,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-            nesterov=schedule.nesterov,
-            fused=on_gpu,
-        )
+        return torch.optim.SGD(parameters, momentum=schedule.momentum, nesterov=schedule.nesterov, **values)
     make = torch.optim.Adam if schedule.optimiser == "adam" else torch.optim.AdamW
-    return make(
-        parameters,
-        lr=lr,
-        betas=schedule.betas,
-        eps=schedule.eps,
-        weight_decay=schedule.weight_decay,
-        fused=on_gpu,
-        capturable=on_gpu,
-    )
+    return make(parameters, betas=schedule.betas, eps=schedule.eps, capturable=on_gpu, **values)
 
 
 def kept(schedule: Schedule, parameters: Sequence[Tensor]) -> Iterator[Kept]:

@@ -62,6 +62,16 @@ def joined(sets: list[Samples]) -> Samples | None:
     return Samples(torch.cat([samples.logits for samples in sets]), of("labels"), of("scores"), sets[0].tasks)
 
 
+def _part(samples: str, name: str, about: str) -> property:
+    """What one of a reading's sets of samples has; None where there is no such set."""
+
+    def get(reading: "Reading") -> Tensor | None:
+        found: Samples | None = getattr(reading, samples)
+        return None if found is None else getattr(found, name)
+
+    return property(get, doc=about)
+
+
 @dataclass(frozen=True)
 class Reading:
     """ID samples beside those of an OOD set or of shifted ones, or alone.
@@ -74,60 +84,24 @@ class Reading:
     shifted: Samples | None = None
     recall: float = 0.95
 
-    @property
-    def id_scores(self) -> Tensor | None:
-        """Scores of the ID test images [N], larger for ID."""
-        return self.test.scores
-
-    @property
-    def id_logits(self) -> Tensor:
-        """Logits of the ID test images [N, C]."""
-        return self.test.logits
-
-    @property
-    def labels(self) -> Tensor | None:
-        """Labels of the ID test images [N]."""
-        return self.test.labels
-
-    @property
-    def correct(self) -> Tensor | None:
-        """Which ID test images are classified correctly, bool [N]."""
-        return self.test.correct
-
-    @property
-    def id_tasks(self) -> Tensor | None:
-        """The task of each ID test image [N], counted from 1."""
-        return self.test.own_tasks
+    id_scores = _part("test", "scores", "Scores of the ID test images [N], larger for ID.")
+    id_logits = _part("test", "logits", "Logits of the ID test images [N, C].")
+    labels = _part("test", "labels", "Labels of the ID test images [N].")
+    correct = _part("test", "correct", "Which ID test images are classified correctly, bool [N].")
+    id_tasks = _part("test", "own_tasks", "The task of each ID test image [N], counted from 1.")
 
     @property
     def old(self) -> Tensor | None:
         """Which ID test images are of old classes, bool [N]."""
         return None if self.test.new is None else ~self.test.new
 
-    @property
-    def new(self) -> Tensor | None:
-        """Which ID test images are of new classes, bool [N]."""
-        return self.test.new
-
-    @property
-    def tasks(self) -> Tensor | None:
-        """The task that each class came with [C], counted from 1; the highest is the new one."""
-        return self.test.tasks
-
-    @property
-    def ood_scores(self) -> Tensor | None:
-        """Scores of the OOD images [M]."""
-        return self.ood.scores if self.ood else None
-
-    @property
-    def ood_logits(self) -> Tensor | None:
-        """Logits of the OOD images [M, C]."""
-        return self.ood.logits if self.ood else None
-
-    @property
-    def ood_tasks(self) -> Tensor | None:
-        """The task that each OOD image is predicted into [M]."""
-        return self.ood.predicted_tasks if self.ood else None
+    new = _part("test", "new", "Which ID test images are of new classes, bool [N].")
+    tasks = _part(
+        "test", "tasks", "The task that each class came with [C], counted from 1; the highest is the new one."
+    )
+    ood_scores = _part("ood", "scores", "Scores of the OOD images [M].")
+    ood_logits = _part("ood", "logits", "Logits of the OOD images [M, C].")
+    ood_tasks = _part("ood", "predicted_tasks", "The task that each OOD image is predicted into [M].")
 
     @cached_property
     def ranking(self) -> Ranking | None:
@@ -136,25 +110,14 @@ class Reading:
             return None
         return Ranking(self.id_scores, self.ood_scores, self.recall)
 
-    @property
-    def shifted_scores(self) -> Tensor | None:
-        """Scores of the shifted ID images [S]; beside an OOD set, of all shifted sets."""
-        return self.shifted.scores if self.shifted else None
-
-    @property
-    def shifted_logits(self) -> Tensor | None:
-        """Logits of the shifted ID images [S, C]."""
-        return self.shifted.logits if self.shifted else None
-
-    @property
-    def shifted_labels(self) -> Tensor | None:
-        """Labels of the shifted ID images [S]."""
-        return self.shifted.labels if self.shifted else None
-
-    @property
-    def shifted_correct(self) -> Tensor | None:
-        """Which shifted ID images are classified correctly, bool [S]."""
-        return self.shifted.correct if self.shifted else None
+    shifted_scores = _part(
+        "shifted", "scores", "Scores of the shifted ID images [S]; beside an OOD set, of all shifted sets."
+    )
+    shifted_logits = _part("shifted", "logits", "Logits of the shifted ID images [S, C].")
+    shifted_labels = _part("shifted", "labels", "Labels of the shifted ID images [S].")
+    shifted_correct = _part(
+        "shifted", "correct", "Which shifted ID images are classified correctly, bool [S]."
+    )
 
     @cached_property
     def full_ranking(self) -> Ranking | None:
@@ -166,17 +129,19 @@ class Reading:
     @property
     def scores(self) -> Tensor | None:
         """Scores of the images that are looked at: the OOD set's, or without one the ID test images'."""
-        return self.ood_scores if self.ood else self.id_scores
+        found: Tensor | None = self.ood_scores if self.ood else self.id_scores
+        return found
 
     @property
     def sample_tasks(self) -> Tensor | None:
         """The tasks of these images: of OOD images those they are predicted into."""
-        return self.ood_tasks if self.ood else self.id_tasks
+        found: Tensor | None = self.ood_tasks if self.ood else self.id_tasks
+        return found
 
 
 #: What can be read, with what it is.
 READABLE = {
-    name: (member.fget if isinstance(member, property) else member.func).__doc__ or ""
+    name: member.__doc__ or ""
     for name, member in vars(Reading).items()
     if isinstance(member, property | cached_property)
 }
