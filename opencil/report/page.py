@@ -132,16 +132,18 @@ def _shorter(svg: str) -> str:
 
 
 def _metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The metrics that rows have, ours first in their order, with what they mean."""
-    present = {str(name) for part in (of_datasets(rows), _of_id(rows)) for name in part["metric"].unique()}
-    records = [metric_of(name) for name in sort_metrics(present)]
+    """The metrics that rows have, ours first in their order, with what they mean.
+
+    Those of OOD sets come before those of ID images alone: the page opens with the first.
+    """
+    names = [name for part in (of_datasets(rows), _of_id(rows)) for name in sort_metrics(part["metric"])]
     return {
         metric.name: {
             "label": metric.label,
             "definition": metric.definition,
             "lower": metric.lower_is_better,
         }
-        for metric in records
+        for metric in map(metric_of, names)
     }
 
 

@@ -121,6 +121,15 @@ def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> Non
     assert found["of a plugin"] == {"label": "of a plugin", "definition": "", "lower": False}
 
 
+def test_the_page_opens_with_a_metric_of_detectors(made_up: Rows) -> None:
+    rows = made_up()
+    model = rows[(rows["detector"] == "") & (rows["task"] == 0)]
+    shifted = model.assign(ood="dark", distance="shifted", metric="accuracy_shifted")
+    found = content(page(Study(pd.concat([rows, shifted]))))["metrics"]
+    first, *_, last = found
+    assert (first, last) == ("auc", "accuracy_shifted")
+
+
 def test_runs_and_their_configs(made_up: Rows) -> None:
     runs = [
         run(config={"a": 1}),
