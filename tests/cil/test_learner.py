@@ -130,7 +130,7 @@ def test_the_data_order_follows_from_data_seed_step_and_stage(setting: Setting, 
 
     def orders(data_seed: int, number: int) -> list[list[int]]:
         watched = Watched()
-        step = replace(stream[0], number=number)
+        step = replace(stream[0], sizes=(0,) * (number - 1) + stream[0].sizes)
         list(watched.learn(watched.begin(replace(setting, data_seed=data_seed), step, Memory(12), None)))
         return [watched.batches[0] + watched.batches[1], watched.batches[2] + watched.batches[3]]
 
