@@ -52,7 +52,8 @@ class Detector(Values, ABC):
     registered_name: ClassVar[str] = ""
     #: Sets of values by label: ``create_detector("ber@stated")`` has those that BER names ``stated``.
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    #: Values as they were before they could be chosen, where the default is another: for runs stored then.
+    #: Values as they were before they could be chosen, where the default is another: for runs stored then,
+    #: which have none of them.
     formerly: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod

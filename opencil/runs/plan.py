@@ -107,9 +107,12 @@ def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
     detectors = {}
     for name, values in record["detector"].items():
         then = known.get(name.partition("@")[0], {})
+        if not isinstance(values, dict) or then.keys() & values.keys():
+            # It is of today, or no mapping and refused by those who read it, with its place.
+            detectors[name] = values
+            continue
         said = {value: everywhere[value] for value in everywhere if value in then}
-        # What is no mapping is refused by those who read it, with its place.
-        detectors[name] = {**then, **said, **values} if isinstance(values, dict) else values
+        detectors[name] = {**then, **said, **values}
     return record | {"benchmark": benchmark, "detector": detectors}
 
 

@@ -111,6 +111,13 @@ def test_values_that_a_stored_run_does_not_have_are_what_they_were(
     raw = tiny(tmp_path, *settings, "detector.t2fnorm.scored=raw", detector=["t2fnorm"])
     with pytest.raises(OpenCILError, match=r"t2fnorm.scored: 'scaled' in the stored run, 'raw' now"):
         run_all(raw)
+    record["detector"]["npos"] = {"sigma": 0.1}
+    path.write_text(dump_yaml(record))
+    then = open_run(path.parent).spec.detectors["npos"]
+    assert then == {"sigma": 0.1, "distances": "features", "outliers_by": "head"}
+    record["detector"]["npos"] = {"sigma": 0.1, "outliers_by": "head"}
+    path.write_text(dump_yaml(record))
+    assert "distances" not in open_run(path.parent).spec.detectors["npos"], "what came with it is there"
     brighter = tiny(tmp_path, *settings, "benchmark.transform.brightness=0.2", detector=["t2fnorm"])
     with pytest.raises(OpenCILError, match=r"transform.brightness: 0.0 in the stored run, 0.2 now"):
         run_all(brighter)

@@ -1,6 +1,8 @@
 """NPOS: non-parametric outlier synthesis."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,8 @@ from opencil.validation import Count, Positive
 class NPOS(Synthesiser):
     """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier.
 
-    Distances are between directions, features of length 1; what is perturbed, and kept, are features.
+    Distances are between directions, features of length 1, or between the features as they are; what is
+    perturbed, and kept, are features.
     """
 
     neighbours: Count = 400  #: the distance to the so-manieth nearest feature of the class
@@ -27,6 +30,9 @@ class NPOS(Synthesiser):
     perturbations: Count = 1000  #: of each chosen one
     kept: Count = 300  #: of each chosen one's perturbations
     sigma: Positive = 0.1
+    distances: Literal["directions", "features"] = "directions"
+
+    formerly: ClassVar[Mapping[str, Any]] = {"distances": "features", "outliers_by": "head"}
 
     def __post_init__(self) -> None:
         for small, large in (
@@ -45,29 +51,29 @@ class NPOS(Synthesiser):
     @torch.no_grad()
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
         """``kept`` perturbations of each chosen point of each class, a few classes at a time."""
-        distances = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
-        parts = torch.split(features, rows_at_a_time(2 * distances * features.element_size()))
+        pairs = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
+        parts = torch.split(features, rows_at_a_time(2 * pairs * features.element_size()))
         return torch.cat([self._outliers(part, batch.generator) for part in parts])
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
         classes, _, width = features.shape
         # A feature's nearest one is itself.
-        apart = _kth_distance(features, features, self.neighbours + 1)  # [classes, queue]
+        apart = self._kth_distance(features, features, self.neighbours + 1)  # [classes, queue]
         boundary = apart.topk(self.boundary, dim=1).indices
         chance = torch.rand(classes, self.boundary, generator=numbers, device=features.device)
         picks = boundary.gather(1, chance.topk(self.chosen, dim=1).indices)  # [classes, chosen]
         points = _rows(features, picks)[:, :, None]  # [classes, chosen, 1, D]
         shape = (classes, self.chosen, self.perturbations, width)
         moved = points + self.sigma * torch.randn(shape, generator=numbers, device=features.device)
-        far = _kth_distance(moved.flatten(1, 2), features, self.neighbours)
+        far = self._kth_distance(moved.flatten(1, 2), features, self.neighbours)
         best = far.view(shape[:3]).topk(self.kept, dim=2).indices  # [classes, chosen, kept]
         return _rows(moved.flatten(0, 1), best.flatten(0, 1)).flatten(0, 1)
 
-
-def _kth_distance(points: Tensor, features: Tensor, k: int) -> Tensor:
-    """Distance of each point [classes, N, D] to the k-th nearest feature of its class, all of length 1."""
-    apart = torch.cdist(F.normalize(points, dim=2), F.normalize(features, dim=2))
-    return apart.kthvalue(k, dim=2).values  # [classes, N]
+    def _kth_distance(self, points: Tensor, features: Tensor, k: int) -> Tensor:
+        """Distance of each point [classes, N, D] to the k-th nearest feature of its class, [classes, N]."""
+        if self.distances == "directions":
+            points, features = F.normalize(points, dim=2), F.normalize(features, dim=2)
+        return torch.cdist(points, features).kthvalue(k, dim=2).values
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:

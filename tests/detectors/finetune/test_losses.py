@@ -605,7 +605,7 @@ def test_values_are_those_of_the_methods_sheet() -> None:
         "augmix": augmix_values,
         "regmix": {"share": 0.5, "concentration": 10.0},
         "vos": {**energy, "queue": 1000, "outliers_by": "head", "samples": 10_000, "ridge": 1e-4},
-        "npos": {**energy, "queue": 1000, "outliers_by": "head", **npos},
+        "npos": {**energy, "queue": 1000, "outliers_by": "head", **npos, "distances": "directions"},
         "ber": {**energy, "nter": True, "oter": True, "concentration": 1.0, "share": 0.002},
     }
     tuners = {name: DETECTORS.create(name) for name in DETECTORS.names()}

@@ -1,7 +1,7 @@
 """Outliers in feature space: the queues that fill, and which samples VOS and NPOS keep."""
 
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -156,18 +156,20 @@ VALUES: dict[str, Any] = {
 }
 
 
-def kth_distance(point: Tensor, features: Tensor, k: int) -> float:
-    """Distance between directions to the k-th nearest, in float64."""
-    one, others = point.double() / point.double().norm(), [f.double() / f.double().norm() for f in features]
+def kth_distance(point: Tensor, features: Tensor, k: int, distances: str = "directions") -> float:
+    """Distance to the k-th nearest, between directions or as they are, in float64."""
+    one, *others = (f.double() for f in (point, *features))
+    if distances == "directions":
+        one, *others = (f / f.norm() for f in (one, *others))
     return sorted(float((one - other).norm()) for other in others)[k - 1]
 
 
-def boundary_of(features: Tensor, count: int, k: int) -> set[int]:
+def boundary_of(features: Tensor, count: int, k: int, distances: str = "directions") -> set[int]:
     """The features with the largest distance to their k-th nearest neighbour, themselves aside."""
     apart = []
     for i, point in enumerate(features):
         others = torch.cat([features[:i], features[i + 1 :]])
-        apart.append((kth_distance(point, others, k), i))
+        apart.append((kth_distance(point, others, k, distances), i))
     return {i for _, i in sorted(apart)[-count:]}
 
 
@@ -180,10 +182,13 @@ def scattered_features() -> Tensor:
     return points + 9 * torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, -1]])[:, None]
 
 
+@pytest.mark.parametrize("distances", ["directions", "features"])
 @pytest.mark.parametrize("seed", range(4))
-def test_npos_keeps_the_farthest_perturbations_of_boundary_points(seed: int) -> None:
+def test_npos_keeps_the_farthest_perturbations_of_boundary_points(
+    seed: int, distances: Literal["directions", "features"]
+) -> None:
     """Point by point and class by class, on the same noise: a wrong reshape would mix them."""
-    tuner = NPOS(**VALUES, sigma=0.1)
+    tuner = NPOS(**VALUES, sigma=0.1, distances=distances)
     features = scattered_features()
     found = tuner.outliers(features, batch(seed))
     assert found.shape == (3 * 2 * 7, 3)
@@ -201,11 +206,11 @@ def test_npos_keeps_the_farthest_perturbations_of_boundary_points(seed: int) -> 
             picks.add(pick)
             kept = set(apart[pick].argmin(dim=0).tolist())
             assert len(kept) == 7
-            distance = [kth_distance(point, features[c], 4) for point in moved[pick]]
+            distance = [kth_distance(point, features[c], 4, distances) for point in moved[pick]]
             others = [d for i, d in enumerate(distance) if i not in kept]
             assert min(distance[i] for i in kept) >= max(others) - 1e-5
         assert len(picks) == 2
-        assert picks <= boundary_of(features[c], 5, 4)
+        assert picks <= boundary_of(features[c], 5, 4, distances)
 
 
 def test_npos_planted() -> None:
