@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
-from opencil.errors import BadInput
+from opencil.errors import BadInput, nearest
 from opencil.validation import Values
 
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
@@ -137,6 +137,11 @@ class Detector(Values, ABC):
                 )
         with FULL.active():
             scores = self.scores(outputs).float().detach()
+        if scores.shape != (len(outputs),):
+            raise BadInput(
+                f"{type(self).__name__} gives scores {list(scores.shape)}: one is needed for each of "
+                f"{len(outputs)} samples"
+            )
         if not torch.isfinite(scores).all():
             bad = int((~torch.isfinite(scores)).nonzero()[0])
             raise BadInput(
@@ -170,6 +175,11 @@ class Detector(Values, ABC):
             "labels": labels,
         }
         for read in sorted(reads):
+            if read not in present:
+                raise BadInput(
+                    f"{type(self).__name__} reads {read!r}, which is unknown: allowed are "
+                    f"{', '.join(present)}{nearest(read, present)}"
+                )
             if present[read] is None:
                 raise BadInput(f"{type(self).__name__} reads the {read}: missing here")
         matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}

@@ -90,8 +90,13 @@ class Inputs:
             )
         for batch in self.batches():
             with torch.no_grad(), FULL.active(), evaluating(self.model):
-                found = [one.float() for one in maps(batch)]
-            yield found
+                given = maps(batch)
+            if not isinstance(given, (list, tuple)) or any(one.ndim != 4 for one in given):
+                raise BadInput(
+                    f"maps of {type(self.model).__name__} should be a list of tensors [B, C, H, W], one for "
+                    "each stage"
+                )
+            yield [one.float() for one in given]
 
     @property
     def _chosen(self) -> Tensor:

@@ -1,12 +1,16 @@
 """The protocol of one step: every metric of a model and of every detector, on outputs computed once."""
 
+import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs
+from opencil.errors import BadInput
 from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
 from opencil.evaluation.metrics import numbers
 from opencil.evaluation.reading import Reading, Samples, joined
@@ -84,13 +88,24 @@ def _chosen(names: Iterable[str] | None) -> list[Metric]:
 def _measured(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
     """The metrics that have a value in a reading; all tensors come from the device together."""
     values = {m.name: m.measure(reading) for m in chosen if subject in m.subjects}
-    tensors = numbers({name: value for name, value in values.items() if isinstance(value, Tensor)})
-    measurements = []
-    for name, value in (values | tensors).items():
-        by_task = value if isinstance(value, Mapping) else {0: value}
-        measurements += [
-            Measurement(ood, name, float(number), task)
-            for task, number in by_task.items()
-            if number is not None
-        ]
-    return measurements
+    single = {n: v.reshape(()) for n, v in values.items() if isinstance(v, Tensor) and v.numel() == 1}
+    return [
+        Measurement(ood, name, _number(name, task, number), task)
+        for name, value in (values | numbers(single)).items()
+        for task, number in (value if isinstance(value, Mapping) else {0: value}).items()
+        if number is not None
+    ]
+
+
+def _number(metric: str, task: object, value: Any) -> float:
+    """A value of a metric; what is none is refused, since a row of it would spoil every average."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number) or not isinstance(task, int):
+        raise BadInput(
+            f"metric {metric!r} gives {reprlib.repr(value)}{f' for {task!r}' if task != 0 else ''}: a finite "
+            "number is needed, None where there is no value, or numbers by task, counted from 1"
+        )
+    return number

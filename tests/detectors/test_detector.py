@@ -160,6 +160,23 @@ def test_tensors_that_do_not_fit_are_refused(tensors: dict[str, Any], sentence: 
         First().score(**tensors)
 
 
+def test_a_detector_that_reads_what_there_is_not() -> None:
+    class Misread(First):
+        reads = frozenset({"layer"})  # type: ignore[arg-type]
+
+    with pytest.raises(BadInput, match=r"Misread reads 'layer', which is unknown: .*did you mean 'layers'"):
+        Misread().score(logits=Z)
+
+
+def test_scores_that_are_not_one_for_each_sample_are_refused() -> None:
+    class Wide(First):
+        def scores(self, outputs: Outputs) -> torch.Tensor:
+            return outputs.logits
+
+    with pytest.raises(BadInput, match=r"Wide gives scores \[4, 3\]: one is needed for each of 4 samples"):
+        Wide().score(logits=Z)
+
+
 def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInput, match="same number of rows"):
         Nearness().fit(Z, Z, torch.zeros(3, dtype=torch.int64))

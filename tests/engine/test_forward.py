@@ -122,6 +122,16 @@ def test_outputs_are_float32_whatever_the_model_computes_in(
     assert torch.equal(outputs.logits, 2 * outputs.features)
 
 
+def test_maps_that_are_no_list_of_maps_are_refused(
+    images: ImageSet, model: Model, plain: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = Inputs(model, images, plain)
+    for given in (torch.zeros(5, 2, 3, 3), [torch.zeros(5, 2)]):
+        monkeypatch.setattr(model, "maps", lambda _, given=given: given)
+        with pytest.raises(BadInput, match=r"maps of Model should be a list of tensors \[B, C, H, W\]"):
+            next(inputs.maps())
+
+
 def test_maps_come_batch_by_batch_as_the_model_gives_them(
     images: ImageSet, model: Model, plain: Transform
 ) -> None:

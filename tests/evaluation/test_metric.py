@@ -69,6 +69,28 @@ def test_what_is_not_known_is_not_measured() -> None:
     assert with_tasks == {("", "by_task", 1): 2.5, ("", "by_task", 2): 2.5}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), torch.tensor([0.1, 0.2]), "much", {"one": 0.5}, torch.tensor(float("inf"))],
+    ids=str,
+)
+def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
+    @register_metric("odd", label="Odd", definition="no number.")
+    def odd(id_scores: Tensor) -> Any:
+        return value
+
+    with pytest.raises(BadInput, match=r"metric 'odd' gives .*a finite number is needed, None where"):
+        found("odd", "auc")
+
+
+def test_a_tensor_of_one_number_is_a_number() -> None:
+    @register_metric("first", label="First", definition="the first score.")
+    def first(id_scores: Tensor) -> Tensor:
+        return id_scores[:1]
+
+    assert found("first")["", "first", 0] == 4.0
+
+
 def test_shifted_images_by_hand() -> None:
     # Scores: ID 4 3 2 1, shifted 2.5 .5 in one set and .8 in another; OOD 1 .5
     one = Outputs(torch.tensor([[2.5, 0.0], [0.5, 0.0]]), torch.tensor([[2.5, 0.0], [0.5, 0.0]]))
