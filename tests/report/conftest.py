@@ -56,6 +56,21 @@ def made_up() -> Callable[..., pd.DataFrame]:
 
 
 @pytest.fixture
+def with_shifted() -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Rows with two shifted sets besides: accuracies of the model, and what detectors reject."""
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        place = ["benchmark", "k", "cil", "seed", "step", "detector"]
+        heads = rows[place].drop_duplicates().sort_values(place, ignore_index=True)
+        heads["metric"] = heads["detector"].map(lambda name: "fpr_shifted" if name else "accuracy_shifted")
+        sets = pd.DataFrame({"ood": ["s1", "s2"], "distance": "shifted", "task": 0})
+        added = heads.merge(sets, how="cross")
+        return pd.concat([rows, added.assign(value=(added.index * 0.37) % 1)], ignore_index=True)
+
+    return make
+
+
+@pytest.fixture
 def families() -> None:
     """The paper's fine-tuning detectors are registered as such, by stand-ins where they are not there."""
     for name in FINE_TUNING:

@@ -172,17 +172,9 @@ def test_methods_are_averaged_apart(made_up: Rows) -> None:
     )
 
 
-def with_shifted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Two shifted sets besides, as runs have them: accuracies of the model, what detectors reject."""
-    place = ["benchmark", "k", "cil", "seed", "step", "detector"]
-    heads = rows[place].drop_duplicates().sort_values(place, ignore_index=True)
-    heads["metric"] = heads["detector"].map(lambda name: "fpr_shifted" if name else "accuracy_shifted")
-    sets = pd.DataFrame({"ood": ["s1", "s2"], "distance": "shifted", "task": 0})
-    added = heads.merge(sets, how="cross")
-    return pd.concat([rows, added.assign(value=(added.index * 0.37) % 1)], ignore_index=True)
-
-
-def test_shifted_sets_are_in_no_split_and_are_averaged_by_themselves(made_up: Rows) -> None:
+def test_shifted_sets_are_in_no_split_and_are_averaged_by_themselves(
+    made_up: Rows, with_shifted: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
     plain, rows = made_up(), with_shifted(made_up())
     pd.testing.assert_frame_equal(per_step(rows), per_step(plain))
     values, keys = by_place(rows), ["seed", "detector", "split", "metric"]
@@ -200,7 +192,9 @@ def test_shifted_sets_are_in_no_split_and_are_averaged_by_themselves(made_up: Ro
     pd.testing.assert_series_equal(found, over_steps(plain).set_index(keys)["value"])
 
 
-def test_accuracy_under_a_shift_is_the_mean_of_the_shifted_sets(made_up: Rows) -> None:
+def test_accuracy_under_a_shift_is_the_mean_of_the_shifted_sets(
+    made_up: Rows, with_shifted: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
     plain, rows = made_up(), with_shifted(made_up())
     values, table = by_place(rows), continual(rows).set_index("metric")["mean"]
     of_step = {

@@ -86,6 +86,28 @@ def test_the_page_holds_every_value(made_up: Rows) -> None:
         assert found[place] == pytest.approx(value, abs=5.1e-6)
 
 
+def test_shifted_sets_are_no_ood_sets_on_the_page(
+    made_up: Rows, with_shifted: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    """Whichever OOD set is looked at, their values are there, as the mean of the shifted sets."""
+    rows = with_shifted(made_up())
+    data = content(page(Study(rows, [run()])))
+    (group,) = data["groups"]
+    assert [ood["name"] for ood in group["oods"]] == ["n1", "f1", "f2", "f3"]
+    found, shifted = values(data), rows[rows["distance"] == "shifted"]
+    assert {metric for *_, metric in found} == {
+        *(metric for *_, metric in values(content(page(Study(made_up(), [run()]))))),
+        "accuracy_shifted",
+        "fpr_shifted",
+    }
+    for *head, metric in [place for place in found if place[-1].endswith("_shifted")]:
+        seed, step, detector = head[3], head[4], head[5] if metric == "fpr_shifted" else ""
+        here = (shifted["seed"] == seed) & (shifted["step"] == step) & (shifted["detector"] == detector)
+        assert here.sum() == 2
+        mean = shifted.loc[here, "value"].mean()
+        assert found[(*head, metric)] == pytest.approx(mean, abs=5.1e-6)
+
+
 def test_the_page_says_how_many_steps_there_will_be(made_up: Rows) -> None:
     rows = pd.concat([made_up(steps=3), made_up(k=5, steps=2)])
     runs = [run(steps=10, trained=3), run(seed=1, steps=None, trained=0)]
