@@ -48,6 +48,10 @@ TRAININGS = {
 }
 
 
+#: The models that have been run under today's defaults.
+TODAY = {"icarl": "iCaRL", "wa": "WA"}
+
+
 # --- what rows, the paper and files of single questions say -----------------------------------------
 
 
@@ -128,6 +132,40 @@ def accuracy_off(cil: str, k: int = 10) -> float:
 def within(detectors: Iterable[str], k: int = 10) -> float:
     """How far from the paper's AUC the farthest is, rounded up to a tenth."""
     return math.ceil(10 * max(abs(off(detector, k=k)) for detector in detectors)) / 10
+
+
+def today(detector: str = "", cil: Any = tuple(TODAY), metric: str = "auc", **where: Any) -> float:
+    """Under today's defaults, of OOD sets."""
+    sets = {"distance": ("near", "far")} if detector else {}
+    return mean(metric, detector, folder="defaults", cil=cil, **sets, **where)
+
+
+def today_off(cil: Any = tuple(TODAY), without: Iterable[str] = ()) -> "pd.Series[float]":
+    """AUC of each detector under today's defaults less the paper's."""
+    names = [name for name in POSTHOC | TUNED if name not in without]
+    return pd.Series({name: today(name, cil) - paper("auc", name, cil) for name in names})
+
+
+def today_apart(without: Iterable[str] = ()) -> float:
+    """Mean distance from the paper's AUC over detectors and models."""
+    return fmean(today_off(cil, without).abs().mean() for cil in TODAY)
+
+
+def today_order(cil: str, without: Iterable[str] = ()) -> float:
+    """Rank correlation of the detectors' AUC with the paper's."""
+    ours = pd.Series({name: today(name, cil) for name in today_off(cil, without).index})
+    return float(ours.corr(ours - today_off(cil, without), method="spearman"))
+
+
+def same_models() -> bool:
+    """Whether every accuracy of every step is that of the grid of before, bit for bit."""
+    keys = ["cil", "step", "task", "metric"]
+    then, now = (
+        part.loc[(part["detector"] == "") & (part["ood"] == "") & (part["k"] == 10), [*keys, "value"]]
+        for part in (study("cifar100").rows, study("defaults").rows)
+    )
+    both = now.merge(then, on=keys)
+    return len(both) == len(now) and bool((both["value_x"] == both["value_y"]).all())
 
 
 def gentle(detector: str, **where: Any) -> float:
@@ -287,6 +325,38 @@ def detectors_table(k: int) -> str:
     right = [cells(*one) for one in (TUNED | {"ber@chosen": "BER, chosen values"}).items()] + [[""] * 4]
     lines = [a + b for a, b in zip(left, right, strict=True)]
     return table(["", "ours", "paper", ""] * 2, lines, texts=(0, 4))
+
+
+def today_table() -> str:
+    lines = []
+    for detector, name in (POSTHOC | TUNED).items():
+        away = [float(today_off(cil)[detector]) for cil in TODAY]
+        name = f"**{name}**" if abs(fmean(away)) > 3 else name
+        pairs = [(today(detector, cil), paper("auc", detector, cil)) for cil in TODAY]
+        cells = [f"{value:.2f}" for pair in pairs for value in pair]
+        then = fmean(auc(detector, cil=cil) - paper("auc", detector, cil) for cil in TODAY)
+        lines.append([name, *cells, *(f"{value:+.1f}" for value in (*away, then))])
+    head = [cell for name in TODAY.values() for cell in (name, "paper")]
+    return table(["", *head, *(f"{name} −" for name in TODAY.values()), "stated −"], lines)
+
+
+def shift_table() -> str:
+    lines = []
+    for detector, name in (POSTHOC | TUNED).items():
+        cells = [today(detector, metric=metric) for metric in ("auc", "auc_full", "fpr", "fpr_full")]
+        rejected = mean("fpr_shifted", detector, folder="defaults", cil=tuple(TODAY))
+        lines.append([name, *(f"{value:.1f}" for value in (*cells, rejected))])
+    return table(["", "AUC", "full", "FPR", "full", "shifted rejected"], lines)
+
+
+def today_set_up_table() -> str:
+    detectors = ("klm", "nnguide", "react", "relation")
+    lines = []
+    for cil, model in TODAY.items():
+        for kind, ending in (("memory", ""), ("train+", "@stated")):
+            lines.append([f"{model}, {kind}", *(f"{today(d + ending, cil):.2f}" for d in detectors)])
+        lines.append([f"{model}, the paper", *(f"{paper('auc', d, cil):.2f}" for d in detectors)])
+    return table(["set up on", *(POSTHOC[d] for d in detectors)], lines)
 
 
 def average_precision_table() -> str:

@@ -118,15 +118,39 @@ def test_rows_are_whole() -> None:
         assert len(rows[run & variants]) == more * steps * 6
 
 
-def test_the_readmes_commands_made_the_results() -> None:
-    """The block is run by a shell that prints each command's words; their configs are the stored ones."""
-    text = (RESULTS / "README.md").read_text(encoding="utf-8").split("## What was run\n")[1]
+def configs_below(heading: str) -> list[dict[str, Any]]:
+    """Configs of the commands below a heading: a shell runs the block and prints each command's words."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8").split(f"## {heading}\n")[1]
     script = text.split("```bash\n")[1].split("```")[0]
     words = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
     shell = ["bash", "-euc", f'opencil() {{ {words} "$@"; }}\n{script}']
     printed = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
-    commands = [json.loads(line)[1:] for line in printed.splitlines()]
-    assert len(commands) == 7
+    made = []
+    for line in printed.splitlines():
+        done = CliRunner().invoke(app, ["config", *json.loads(line)[1:]])
+        assert done.exit_code == 0, done.output
+        made.append(yaml.safe_load(done.stdout))
+    return made
+
+
+def test_the_command_of_todays_defaults_made_its_results() -> None:
+    (config,) = configs_below("Under today's defaults")
+    runs = read_study(RESULTS / "defaults").runs
+    assert [run["cil"] for run in runs] == list(config["cil"])
+    for run in runs:
+        stored = in_todays_terms(run["config"])
+        values = {name: plain(DETECTORS.create(name, **v)) for name, v in stored["detector"].items()}
+        assert values == config["detector"]
+        assert stored["cil"] == {run["cil"]: config["cil"][run["cil"]]}
+        assert (stored["benchmark"], stored["training"]) == (config["benchmark"], config["training"])
+        assert set(run["detectors"].values()) == {run["trained"]} == {10}
+        assert len(run["made"]) == 1, "one source, one device"
+
+
+def test_the_readmes_commands_made_the_results() -> None:
+    """Their configs are the stored ones."""
+    configs = configs_below("What was run")
+    assert len(configs) == 7
     stored: dict[tuple[str, int, str, int], dict[str, Any]] = {}
     made: dict[tuple[str, int, str, int], dict[str, Any]] = {}
 
@@ -144,10 +168,7 @@ def test_the_readmes_commands_made_the_results() -> None:
     for folder in ("cifar100", "learning_rate", "precision/tf32", "precision/bf16"):
         for run in read_study(RESULTS / folder).runs:
             note(stored, in_todays_terms(run["config"]), run["k"], run["cil"], run["seed"])
-    for command in commands:
-        done = CliRunner().invoke(app, ["config", *command])
-        assert done.exit_code == 0, done.output
-        config = yaml.safe_load(done.stdout)
+    for config in configs:
         for k, cil, seed in product(
             config["benchmark"]["classes_per_step"], config["cil"], config["seed"]["runs"]
         ):
