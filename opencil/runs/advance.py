@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,10 @@ def _outputs(run: Run, trained: TrainedStep, kept: OutputsCache) -> Callable[[Im
         identity = f"{trained.weights} {run.spec.cil} {run.spec.values}"
         at_hand = (computed.of(images, indices) for computed in trained.outputs)
         computed = next((outputs for outputs in at_hand if outputs is not None), None)
-        return kept.outputs(identity, Inputs(model, images, run.data.transform, indices), computed)
+        found = kept.outputs(identity, Inputs(model, images, run.data.transform, indices), computed)
+        if computed is None and images is run.stream.train:  # parts of them may be asked for next
+            trained.outputs.append(found)
+        return found
 
     return outputs
 
@@ -223,7 +226,7 @@ def _detect(
         name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in run.data.ood.items()
     }
     shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
-    of_setup = cache(lambda which: outputs(stream.train, run.setup(step, which)))
+    of_setup = cache(lambda which: run.of_setup(step, which, partial(outputs, stream.train)))
     tasks = _tasks(test, step)
     for name, detector in detectors.items():
         try:

@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,16 @@ class Run:
             return remembered
         return self.train_plus(step)
 
+    def of_setup(self, step: Step, which: Setup, outputs: Callable[[Tensor], Outputs]) -> Outputs:
+        """Outputs of the images that a detector is set up on, where ``outputs`` gives those of some.
+
+        Out of those of train+, which a model that has just been trained has: the last bits of a network's
+        outputs depend on the batch, and must not on whether the run was interrupted.
+        """
+        chosen = self.setup(step, which)
+        found = outputs(self.train_plus(step)).of(self.stream.train, chosen)
+        return outputs(chosen) if found is None else found
+
     def source(self, step: Step, model: Model) -> ViewSource:
         """What the extra heads of a step's model are tuned on."""
         images, chosen = self.stream.train, self.train_plus(step)
@@ -233,6 +244,7 @@ class Run:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
             read_head(detector, self.source(step, model), stored.head(name))
         elif not detector.ready:
-            setup = self.setup(step, detector.set_up_on)
-            detector.fit(forward(model, self.stream.train, self.data.transform, setup))
+            images, transform = self.stream.train, self.data.transform
+            outputs = partial(forward, self.setting.contiguous(model), images, transform)
+            detector.fit(self.of_setup(step, detector.set_up_on, outputs))
         return detector
