@@ -1,5 +1,6 @@
 """What a folder of runs holds, as a study: the rows of all runs with a record of each."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from opencil.data.stream import StepSizes
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
 from opencil.runs import file_formats
+from opencil.runs.plan import in_todays_terms
 from opencil.runs.store import RunFolder, StepFolder, find_runs
 from opencil.study.records import IDENTITY, USABLE, Identity, Made, RunRecord, trouble
 from opencil.study.rows import plain_k, read_tables
@@ -29,10 +31,18 @@ def _read(root: Path) -> list[Study]:
         records, tables = zip(*(_read_run(folder) for folder in found), strict=True)
         return [Study(showable_rows(pd.concat(tables, ignore_index=True), root), list(records))]
     if published := read_published(root):
-        return published
+        return [replace(study, runs=[_understood(run) for run in study.runs]) for study in published]
     raise BadInput(
         f"there are no runs below {root}, nor published ones ({ROWS}, {RUNS}): 'opencil run' makes some"
     )
+
+
+def _understood(run: RunRecord) -> RunRecord:
+    """A published record in today's terms, as stored runs are read: so differences between them are seen."""
+    config = run["config"]
+    if not all(isinstance(config.get(section), dict) for section in ("benchmark", "detector")):
+        return run  # of another hand
+    return {**run, "config": in_todays_terms(config)}
 
 
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:

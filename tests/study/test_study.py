@@ -176,6 +176,23 @@ def test_a_published_study_is_the_same(finished: Path, published: Path) -> None:
     assert theirs.runs == ours.runs
 
 
+def test_values_that_a_published_record_lacks_are_what_they_were(published: Path) -> None:
+    """As of stored runs: else seeds set up on train+ would count with others as one method, unsaid."""
+
+    def as_it_was(content: dict[str, Any]) -> None:
+        config = content["runs"][0]["config"]
+        config["benchmark"]["setup"] = "train+"
+        config["detector"] |= {"relation": {"power": 1.0}, "t2fnorm": {"tau": 0.1}}
+
+    changed(published / "runs.json", as_it_was)
+    config = only(read_study(published))["config"]
+    assert config["detector"]["relation"] == {"power": 1.0, "setup": "train+"}
+    assert config["detector"]["t2fnorm"] == {"tau": 0.1, "scored": "scaled"}
+    assert "setup" not in config["benchmark"]
+    changed(published / "runs.json", lambda content: content["runs"][0].update(config={}))
+    assert only(read_study(published))["config"] == {}
+
+
 def test_published_studies_below_a_folder(published: Path, tmp_path: Path) -> None:
     one, two = (Path(shutil.copytree(published, tmp_path / "results" / name)) for name in ("one", "two"))
     changed(two / "runs.json", lambda c: c["runs"][0].update(seed=1))
