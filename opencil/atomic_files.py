@@ -68,9 +68,9 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 def file_name(name: str) -> str:
     """A name as that of a file, without an ending, on every file system; different names stay different.
 
-    Letters, digits and ``-_@`` stay; a name that has others, or is long, gets a part of its checksum.
+    Letters, digits and ``-_@+`` stay; a name that has others, or is long, gets a part of its checksum.
     """
-    plain = re.sub(r"[^\w@-]", "_", name)[:_LONGEST]
+    plain = re.sub(r"[^\w@+-]", "_", name)[:_LONGEST]
     if plain == name:
         return plain
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

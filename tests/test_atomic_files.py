@@ -97,3 +97,12 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     atomic_files.remove_temporary(tmp_path)
     assert keep.exists()
     assert not leftover.exists()
+
+
+def test_a_file_is_called_as_what_it_is_of() -> None:
+    for name in ("main-cifar100-k50+10", "ber@nter", "dataset-wa_2"):
+        assert atomic_files.file_name(name) == name
+    one, other = atomic_files.file_name("a/b"), atomic_files.file_name("a:b")
+    assert one != other
+    assert one.startswith("a_b-")
+    assert other.startswith("a_b-")
