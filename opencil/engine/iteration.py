@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.optimiser import State, create, kept
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 from opencil.nets.model import fused_backbones
 
 #: Iterations that run eagerly before a capture: they make cuDNN choose and the optimiser create its buffers.
@@ -86,6 +87,11 @@ class Iteration:
             fuse = self._arithmetic.compile and self._on_gpu
             with self._arithmetic.autocast(self._device), fused_backbones(fuse):
                 loss = self._loss(*inputs)
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise BadInput(
+                    f"a loss gives {_what(loss)}: one number in a tensor is needed, which follows from what "
+                    "is trained"
+                )
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
@@ -101,3 +107,9 @@ class Iteration:
             self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
         ):
             self._output = self._step(*self._inputs)
+
+
+def _what(loss: object) -> str:
+    if not isinstance(loss, Tensor):
+        return f"a {type(loss).__name__}"
+    return f"a tensor {list(loss.shape)}" + ("" if loss.requires_grad else " without a gradient")

@@ -19,6 +19,7 @@ from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import augmented
 from opencil.engine.iteration import WARM_UP, Iteration
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 from opencil.registry import LEARNERS
 
 TRANSFORM = Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8, padding=1, flip=True)
@@ -65,6 +66,22 @@ def test_a_new_learning_rate_is_used_at_once() -> None:
     iterate.set_lr(0.0)
     steps(iterate, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (None, "a NoneType"),
+        (0.5, "a float"),
+        (torch.zeros(()), r"a tensor \[\] without a gradient"),
+        (torch.zeros(16, requires_grad=True), r"a tensor \[16\]"),
+    ],
+    ids=["nothing", "a float", "no gradient", "one for each image"],
+)
+def test_a_loss_that_cannot_be_trained_by_is_refused(given: Any, what: str) -> None:
+    iterate = iteration(linear(), lambda images, labels: given, capture=False)
+    with pytest.raises(BadInput, match=f"a loss gives {what}: one number in a tensor is needed"):
+        steps(iterate, 1)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
