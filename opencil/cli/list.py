@@ -116,8 +116,8 @@ def list_names(
         )
         return
     table = Table()
-    for column in lines[0]:
-        table.add_column(column, overflow="fold")  # a name or a link is of no use without its end
+    for column in lines[0]:  # a name or a link is of no use without its end, nor a name in two parts
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for line in lines:
         table.add_row(*map(escape, line.values()))
     Console().print(table)

@@ -128,7 +128,7 @@ def standard_metrics() -> tuple[str, ...]:
 
 def chosen_metrics(more: Iterable[str] = ()) -> tuple[str, ...]:
     """The standard metrics, and some more by name."""
-    chosen, known = list(more), metrics()
+    chosen, known = [more] if isinstance(more, str) else list(more), metrics()
     for name in chosen:
         if name not in known:
             raise unknown("metric", name, known)

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
+from opencil.evaluation.metric import metrics
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the end of a line
 
@@ -27,6 +28,7 @@ KINDS = {
     "detectors": opencil.list_detectors(),
     "datasets": opencil.list_datasets(),
     "backbones": opencil.list_backbones(),
+    "metrics": list(metrics()),
 }
 
 
@@ -37,6 +39,12 @@ def test_list_names_everything(kind: str) -> None:
     first = [line.strip("│┃ ").split()[0] for line in result.stdout.splitlines() if line.startswith("│")]
     assert [word for word in first if word in KINDS[kind]] == KINDS[kind]
     assert not CONTROL.search(result.stdout)
+
+
+def test_names_stay_in_one_piece_on_a_narrow_terminal() -> None:
+    output = call("list", "metrics", COLUMNS="80").output
+    for name in KINDS["metrics"]:
+        assert f" {name} " in output
 
 
 def test_list_says_what_things_are() -> None:

@@ -132,6 +132,10 @@ def test_bad_registrations_are_refused() -> None:
         chosen_metrics(["acu"])
 
 
+def test_one_metric_needs_no_list() -> None:
+    assert chosen_metrics("auc") == chosen_metrics(["auc"])
+
+
 def test_directions_are_facts_of_the_records() -> None:
     lower = {name for name in standard_metrics() if metric_of(name).lower_is_better}
     assert {name for name in standard_metrics() if name.startswith("fpr")} | {"ood_as_new"} == lower
