@@ -274,6 +274,16 @@ def test_evaluating_again_from_the_cache_gives_the_same_rows(
     assert images_seen() == 0
 
 
+def evaluate_twice(config: Config, run_all: RunAll) -> None:
+    """Detectors have the same rows of the models just trained and of those that are read."""
+    run_all(config)
+    found = opencil.read_rows(Path(config.place.runs))
+    for folder in Path(config.place.runs).rglob("detectors"):
+        shutil.rmtree(folder)
+    run_all(config)
+    pd.testing.assert_frame_equal(opencil.read_rows(Path(config.place.runs)), found, check_exact=True)
+
+
 def test_a_set_up_has_the_same_batches_whether_the_model_was_just_trained_or_read(
     tmp_path: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,12 +293,7 @@ def test_a_set_up_has_the_same_batches_whether_the_model_was_just_trained_or_rea
     monkeypatch.setattr(ResNet, "forward", by_batch)
     names = ["relation", "relation@stated", "nnguide"]
     config = tiny(tmp_path, "place.outputs_limit=0", "benchmark.classes_per_step=4", detector=names)
-    run_all(config)
-    found = opencil.read_rows(tmp_path)
-    for folder in tmp_path.rglob("detectors"):
-        shutil.rmtree(folder)
-    run_all(config)
-    pd.testing.assert_frame_equal(opencil.read_rows(tmp_path), found, check_exact=True)
+    evaluate_twice(config, run_all)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only there a model has two memory layouts")
@@ -297,12 +302,7 @@ def test_on_a_gpu_rows_of_a_stored_model_are_those_of_the_model_just_trained(
 ) -> None:
     settings = ["place.device=cuda", "place.outputs_limit=0", "benchmark.classes_per_step=4"]
     config = tiny(tmp_path, *settings, detector=["energy", "relation", "odin"])
-    run_all(config)
-    found = opencil.read_rows(tmp_path)
-    for folder in tmp_path.rglob("detectors"):
-        shutil.rmtree(folder)
-    run_all(config)
-    pd.testing.assert_frame_equal(opencil.read_rows(tmp_path), found, check_exact=True)
+    evaluate_twice(config, run_all)
 
 
 def test_without_a_cache_the_rows_are_the_same_and_nothing_is_kept(
