@@ -10,7 +10,7 @@ from torch import Tensor
 import opencil
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
-from opencil.evaluation.metric import chosen_metrics, metric_of, register_metric, standard_metrics
+from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
 from opencil.evaluation.protocol import measure, measure_model
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
@@ -146,3 +146,8 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     assert nearest_mean.label == "Accuracy (nearest mean)"
     assert "nearest mean gets right" in nearest_mean.sentence
     assert metric_of("of-a-plugin").column == "of-a-plugin↑"
+
+
+def test_which_metrics_need_a_shifted_set() -> None:
+    of_shift = {name for name, metric in metrics().items() if metric.reads_shifted and metric.standard}
+    assert of_shift == {"accuracy_shifted", "fpr_shifted", "auc_full", "fpr_full", "ap_full"}

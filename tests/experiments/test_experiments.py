@@ -1,5 +1,6 @@
 """The scripts of experiments/ run, and their variants are what they say, on a few digits."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
+
+import opencil
 
 SCRIPTS = Path(__file__).parents[2] / "experiments"
 
@@ -30,13 +33,14 @@ def run_released(folder: Path, cil: str, detectors: str, *values: str) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """BiC as it is, as released, and as released with every peculiarity turned off."""
-    off = ("double_softmax=false", "batch_norm_trains=false", "decay=0")
+    """BiC as it is, as released, and as released with every peculiarity turned off, or all but one."""
+    off = ("batch_norm_trains=false", "decay=0")
     return run_released(
         tmp_path_factory.mktemp("released"),
-        "bic,bic_released,bic_released@ours",
+        "bic,bic_released,bic_released@ours,bic_released@softmax",
         "energy",
-        *(f"cil.bic_released@ours.{value}" for value in off),
+        "cil.bic_released@ours.double_softmax=false",
+        *(f"cil.bic_released@{label}.{value}" for label in ("ours", "softmax") for value in off),
     )
 
 
@@ -55,7 +59,10 @@ def test_the_released_bic_differs_where_it_says(runs: Path) -> None:
     changed = {name for name in ours if ours[name] != released[name]}
     statistics = {name for name in ours if "running" in name or "num_batches" in name}
     assert statistics
-    assert changed == statistics | {"corrections.1.alpha", "corrections.1.beta"}
+    correction = {"corrections.1.alpha", "corrections.1.beta"}
+    assert changed == statistics | correction
+    softmax = weights(runs, "bic_released@softmax")
+    assert {name for name in ours if ours[name] != softmax[name]} == correction
 
 
 def test_released_detectors_are_others_where_they_say(tmp_path: Path) -> None:
@@ -90,6 +97,30 @@ def test_set_up_data(runs: Path, tmp_path: Path) -> None:
     relation = found[found["detector"] == "relation"].pivot_table(index="step", columns="setup", values="auc")
     assert (relation["train+"] != relation["memory"]).all()
     assert (relation["as released"] != relation["memory"]).all()
+
+
+def test_validation_images_are_of_new_classes_and_not_scored(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As released: ten test images of each new class are set up on, with the memory, and scored no more."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    script = importlib.import_module("set_up_data")
+    seen: list[tuple[opencil.Outputs, opencil.Outputs]] = []
+    monkeypatch.setattr(
+        script, "measure", lambda detector, setup, test, ood: seen.append((setup, test)) or []
+    )
+    stored = opencil.open_run(runs / "bic" / "seed0")
+    step = stored.stream[1]
+    script.study(stored, step)
+    (_, every), (memory, _), (setup, scored) = seen[:: len(script.DETECTORS)]
+    of_class = every.labels.bincount()
+    assert scored.labels.bincount().tolist() == [
+        int(count) - 10 * (label >= step.old) for label, count in enumerate(of_class)
+    ]
+    assert len(setup) == len(memory) + 10 * step.new
+    held = {tuple(row) for row in setup.logits[len(memory) :].tolist()}
+    assert held <= {tuple(row) for row in every.logits.tolist()}
+    assert held.isdisjoint(tuple(row) for row in scored.logits.tolist())
 
 
 def test_average_precision(runs: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_the_surveys_figures_are_whole() -> None:
     assert table["cil"].nunique() == 14
     assert {"icarl", "bic", "wa", "foster", "replay", "finetune"} <= set(table["cil"])
     assert table["value"].between(0, 100).all()
+    assert round(table["value"].sum(), 2) == 13053.17
     assert "2302.03648" in SURVEY
     known = table.set_index(["split", "cil", "metric", "step"])["value"]
     assert known["b0-10", "icarl", "average_accuracy", 0] == 64.42
