@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
     from opencil.config import Config
-    from opencil.data.check import Asked, Checked
+    from opencil.data.check import Checked
     from opencil.data.images import Split
 
 app = typer.Typer(
@@ -52,9 +52,10 @@ def check(root: Root, benchmark: Benchmark = None, config: ConfigFile = None, fu
     and is no failure. 1: some are missing or damaged.
     """
     from opencil.data.check import check as check_split
+    from opencil.runs.loading import file_splits
 
     resolved = _config(root, benchmark, config)
-    splits = _asked(resolved)
+    splits = file_splits(resolved)
     results = []
     with _bars() as bar:
         for asked in splits:
@@ -87,9 +88,10 @@ def prepare(
     """
     from dataclasses import replace
 
-    from opencil.data.file_dataset import usable
     from opencil.data.image_cache import cache_folder
+    from opencil.data.preparing import prepare_split
     from opencil.runs.loading import access as access_of
+    from opencil.runs.loading import file_splits
 
     resolved = _config(root, benchmark, config)
     place = resolved.place
@@ -98,20 +100,15 @@ def prepare(
     screen = Console()
     total = 0
     with _bars() as bar:
-        for asked in _asked(resolved):
+        for asked in file_splits(resolved):
             with bar(f"{asked.name} {asked.split}") as progress:
-                on_disk = asked.dataset.locate(asked.name, asked.split, root)
-                kept = asked.dataset.cache_file(asked.name, asked.split, size, access, on_disk)
-                done = usable(kept, access)
-                if done is None and access.streams(len(on_disk.source), size):
-                    bad = kept.survey(access.workers or _processors(), progress) if skip_corrupt else []
-                    many = f"{len(on_disk.source) - len(bad):,} images{_left_out(len(bad))}"
-                    _say(screen, f"{asked.name} {asked.split}: {many}, streamed from {on_disk.place}")
-                    continue
-                done = done or kept.renew(access.workers or _processors(), skip_corrupt, progress)
-            total += kept.path.stat().st_size
-            many = f"{len(done.labels):,} images{_left_out(len(done.skipped))}"
-            _say(screen, f"{asked.name} {asked.split}: {many}")
+                done = prepare_split(asked, size, access, skip_corrupt, progress)
+            total += done.size
+            many = f"{done.images:,} images" + f", {done.left_out:,} corrupt ones left out" * bool(
+                done.left_out
+            )
+            where = f", streamed from {done.streamed_from}" if done.streamed_from else ""
+            _say(screen, f"{asked.name} {asked.split}: {many}{where}")
             for name in done.skipped[:10]:
                 _say(screen, f"  left out: {name}")
     _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(root, access.cache)}")
@@ -163,16 +160,6 @@ def _say(screen: Console, line: str) -> None:
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _left_out(count: int) -> str:
-    return f", {count:,} corrupt ones left out" if count else ""
-
-
-def _processors() -> int:
-    from opencil.data.decoding import workers_here
-
-    return workers_here()
-
-
 def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
     from opencil.config import list_benchmarks, read_yaml, resolve
 
@@ -184,28 +171,6 @@ def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
         )
     flags = {"place": {"data_root": str(root)}} | ({"benchmark": {"name": benchmark}} if benchmark else {})
     return resolve(read_yaml(config) if config else None, flags=flags)
-
-
-def _asked(config: "Config") -> "list[Asked]":
-    """The splits in files that a config's benchmark reads; those that come with a package need no check."""
-    from opencil.data.check import Asked
-    from opencil.data.file_dataset import FileDataset
-    from opencil.data.images import Split
-    from opencil.data.roles import Role
-    from opencil.registry import DATASETS
-
-    b = config.benchmark
-    wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
-    wanted += [(name, "test", role) for name, role in b.ood.items()]
-    made = {name: b.datasets.get(name) or DATASETS.create(name) for name, _, _ in wanted}
-    splits = [
-        Asked(name, dataset, split, role)
-        for name, split, role in wanted
-        if isinstance(dataset := made[name], FileDataset)
-    ]
-    if not splits:
-        raise BadInput(f"benchmark {b.name!r} reads no files: its images come with installed packages")
-    return splits
 
 
 def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:

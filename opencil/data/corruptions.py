@@ -209,9 +209,8 @@ def _elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, c
     """
     side = x.shape[-1]
     centre, third = side // 2, side // 3
-    points = x.new_tensor(
-        [[centre + third] * 2, [centre + third, centre - third], [centre - third] * 2]
-    )  # each (x, y)
+    low, high = centre - third, centre + third
+    points = x.new_tensor([[high, high], [high, low], [low, low]])  # each (x, y)
     moved = points + side * corner * (2 * draws.uniform(3, 2) - 1)
     ones = x.new_ones(len(x), 3, 1)
     # Where each pixel comes from: the map that takes the moved points back.

@@ -1,0 +1,39 @@
+"""Decoding a split once, before anything reads it: into the image cache, or to note what to leave out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opencil.data.check import Asked
+from opencil.data.decoding import workers_here
+from opencil.data.file_dataset import usable
+from opencil.data.image_cache import ProgressBar
+from opencil.data.images import Access
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """What has become of a split: usable images, corrupt ones left out, and the bytes that are kept of it.
+
+    A split that is too large to be kept is streamed from its own files; corrupt ones have names elsewhere.
+    """
+
+    images: int
+    left_out: int
+    skipped: tuple[str, ...] = ()
+    size: int = 0
+    streamed_from: Path | None = None
+
+
+def prepare_split(
+    asked: Asked, side: int, access: Access, skip_corrupt: bool, progress: ProgressBar
+) -> PreparedSplit:
+    """Decode a split that is not prepared yet; of one that is streamed, only to find corrupt images."""
+    on_disk = asked.dataset.locate(asked.name, asked.split, access.root)
+    kept = asked.dataset.cache_file(asked.name, asked.split, side, access, on_disk)
+    workers, done = access.workers or workers_here(), usable(kept, access)
+    if done is None and access.streams(len(on_disk.source), side):
+        bad = len(kept.survey(workers, progress)) if skip_corrupt else 0
+        return PreparedSplit(len(on_disk.source) - bad, bad, streamed_from=on_disk.place)
+    done = done or kept.renew(workers, skip_corrupt, progress)
+    size = kept.path.stat().st_size
+    return PreparedSplit(len(done.labels), len(done.skipped), done.skipped, size)
