@@ -331,7 +331,7 @@ class Peeping(Right):
 WRONG = [
     ("larger_is_id", Upside(), "larger score must mean more in-distribution"),
     ("result", Halves(), "float32 is promised"),
-    ("result", Column(), r"shape \[60, 1\] for 60 samples"),
+    ("result", Column(), r"scores \[60, 1\]: one is needed for each of 60 samples"),
     ("result", Nowhere(), "cannot score good samples: Nowhere has no finite score"),
     ("result", Graph(), "gradient graph"),
     ("batch_size", Company(), "must not depend on the other samples"),
