@@ -25,7 +25,7 @@ class ReAct(SetUpDetector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """Q: the percentile of all feature values together, interpolated linearly."""
+        """The percentile q of all feature values together, interpolated linearly."""
         # numpy selects in linear time; torch.quantile refuses more than 2^24 values.
         self._limit = float(np.percentile(outputs.features.cpu().numpy(), self.percentile))
 
