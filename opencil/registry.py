@@ -32,11 +32,12 @@ class Paper:
     title: str
     year: int
     arxiv: str | None = None
+    url: str = ""
 
     @property
     def link(self) -> str:
-        """Its address, or an empty string."""
-        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
+        """Its address: ``url``, or arXiv's, or an empty string."""
+        return self.url or (f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else "")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ class Entry(Generic[T]):
     def about(self) -> str:
         """First line of the docstring."""
         return (inspect.getdoc(self.make) or "").split("\n")[0]
+
+    @property
+    def equation(self) -> str:
+        """What it computes, in LaTeX: its own ``equation``, since a subclass computes something else."""
+        return str(vars(self.make).get("equation", ""))
+
+    @property
+    def differs(self) -> list[str]:
+        """What its class, and then its bases for their whole family, say in ``differs``."""
+        classes = inspect.getmro(self.make) if inspect.isclass(self.make) else ()
+        return [note for note in (vars(c).get("differs", "") for c in classes) if note]
 
     @property
     def named(self) -> Mapping[str, Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """Names to things: registering, finding, creating, plugins."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -60,11 +61,44 @@ def test_every_method_names_its_paper(kind: Registry[Any]) -> None:
         assert paper is not None
         assert paper.title
         assert 1990 < paper.year < 2100
+        assert paper.link.startswith("https://"), f"{name} has no link"
+
+
+@pytest.mark.parametrize("kind", [LEARNERS, DETECTORS], ids=lambda r: r.kind)
+def test_every_method_has_an_equation_of_its_own(kind: Registry[Any]) -> None:
+    for name in kind.names():
+        equation = kind.entry(name).equation
+        assert re.match(r"[LS][^=]* = ", equation), (
+            f"{name} begins with neither a loss nor a score: {equation!r}"
+        )
+        assert equation.count("{") == equation.count("}")
+
+
+def test_what_a_page_can_tell_of_a_method(things: Registry[Any]) -> None:
+    class Family:
+        differs = "Of all of us."
+
+    @things.register("told")
+    class Told(Family):
+        equation, differs = "S(x) = 1", "Of me."
+
+    @things.register("silent")
+    class Silent(Told):
+        pass
+
+    assert things.entry("told").equation == "S(x) = 1"
+    assert things.entry("told").differs == ["Of me.", "Of all of us."], "its own comes first"
+    assert things.entry("silent").equation == "", "what it inherits may not be what it computes"
+    assert things.entry("silent").differs == ["Of me.", "Of all of us."]
+    things.register("function")(lambda: None)
+    assert things.entry("function").equation == ""
+    assert things.entry("function").differs == []
 
 
 def test_a_paper_links_to_arxiv() -> None:
     assert Paper("T", 2020, "2010.03759").link == "https://arxiv.org/abs/2010.03759"
     assert Paper("T", 2020).link == ""
+    assert Paper("T", 2020, "2010.03759", url="https://example.org").link == "https://example.org"
 
 
 def test_register_find_create(things: Registry[Any]) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,16 @@ from opencil.validation import Positive, ProperFraction
 @dataclass(frozen=True)
 class BiC(Learner):
     """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
+
+    equation: ClassVar[str] = (
+        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:old}, z') \\ "
+        r"\lambda = \frac{old}{seen} \\ z_c \leftarrow \alpha_t z_c + \beta_t"
+    )
+    differs: ClassVar[str] = (
+        "The paper's code fits the correction by CE on softmax outputs, with batch norm in training mode "
+        "and a decay of 2e-4, which is unstable; here it is by CE on logits, in eval mode, without decay. "
+        "Where the memory's share gives no image of a class to hold out, one is held out."
+    )
 
     train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)

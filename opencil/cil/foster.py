@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,17 @@ from opencil.validation import BelowOne, Positive
 @dataclass(frozen=True)
 class FOSTER(Learner):
     """A second backbone learns what the frozen first one misses; both are then compressed into one."""
+
+    equation: ClassVar[str] = (
+        r"L_{boost} = \text{CE}(z / w, y) + \text{CE}(z_{aux}, y) + \text{KD}(z_{1:old}, z') \\ "
+        r"L_{compress} = -\sum_c q_c \log \text{softmax}(z_{student} / T)_c \\ "
+        r"q_c \propto w_c \, \text{softmax}(z / T)_c \\ w_c \propto \frac{1 - \beta}{1 - \beta^{n_c}}"
+    )
+    differs: ClassVar[str] = (
+        "The paper leaves the decay of boosting open: here it is the first step's. As in its code, the "
+        "boosted model is evaluated, and the compressed one begins the next step; `evaluate: compressed` is "
+        "the other."
+    )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
     boost: Schedule = Schedule(epochs=170, lr=0.1, decay="cosine", weight_decay=5e-4)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,13 @@ from opencil.validation import Positive
 @dataclass(frozen=True)
 class ICaRL(Learner):
     """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
+
+    equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:old}, z')"
+    differs: ClassVar[str] = (
+        "iCaRL's authors train by binary cross-entropy and classify by the nearest mean of exemplars. Here, "
+        "as in the OpenCIL paper, it is CE with distillation, and the head's accuracy; the nearest mean's "
+        "is beside it."
+    )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)

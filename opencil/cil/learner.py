@@ -112,6 +112,9 @@ class Learner(Values, ABC):
     remembers: ClassVar[bool] = True
     #: Whether it sees images of old classes again, as exemplars or otherwise.
     revisits: ClassVar[bool] = True
+    #: For its page in the docs, as a detector's: the loss in LaTeX, and where paper, code and this differ.
+    equation: ClassVar[str] = ""
+    differs: ClassVar[str] = ""
     #: Sets of values by label, as a detector's: ``create_learner("icarl@label")``.
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,12 @@ from opencil.validation import Positive
 @dataclass(frozen=True)
 class WA(Learner):
     """Distillation weighted by the share of old classes; after a step the head's new rows are scaled down."""
+
+    equation: ClassVar[str] = (
+        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:old}, z') \\ "
+        r"\lambda = \frac{old}{seen} \\ w_{new} \leftarrow w_{new} "
+        r"\frac{\text{mean} \|w_{old}\|}{\text{mean} \|w_{new}\|}"
+    )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)

@@ -48,6 +48,10 @@ class Detector(Values, ABC):
     needs_setup: ClassVar[bool] = False
     #: Whether it draws on images of old classes, so that a CIL method which sees none cannot have it.
     needs_old: ClassVar[bool] = False
+    #: For its page in the docs: the score, or the loss of a head, in LaTeX, lines ended by ``\\``; and where
+    #: the paper, its authors' code and this differ. Neither is needed.
+    equation: ClassVar[str] = ""
+    differs: ClassVar[str] = ""
     #: What it is registered as, with the label it was created under; its seeds follow from it.
     registered_name: ClassVar[str] = ""
     #: Sets of values by label: ``create_detector("ber@stated")`` has those that BER names ``stated``.
@@ -231,6 +235,11 @@ class SetUpDetector(Detector):
     every class, as the samples to score have, while most of train+ is new; and it is there when a detector is
     to be set up again, when a step's training images are gone. A subclass may have another default.
     """
+
+    differs: ClassVar[str] = (
+        "The OpenCIL paper sets up on train+; its code on the memory after the step and 100 validation "
+        "images of the new classes; here it is the memory, and `@stated` is train+."
+    )
 
     setup: Setup = field(default="memory", kw_only=True)
 

@@ -40,6 +40,17 @@ _PER_PIXEL, _AT_ONCE = 600, 2**30
 class AugMix(Tuner):
     """A head trained by CE on clean images and to predict alike on two augmented views of each."""
 
+    equation: ClassVar[str] = (
+        r"L = \text{CE}(z, y) + w \text{JSD}(p, p', p'') \\ "
+        r"p', p'' \text{ of two augmented views}"
+    )
+    differs: ClassVar[str] = (
+        "AugMix's own reference has another `rule` of how strong an operation is than torchvision, which "
+        "the paper's code calls: at severity 1 torchvision's operations do nothing but posterise, solarise, "
+        "stretch and equalise. On the memory the paper's code compares two augmented views alone, without "
+        "the clean one."
+    )
+
     weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
     severity: Annotated[float, Bound(ge=LOWEST_LEVEL, le=FULL_LEVEL)] = 1.0
     width: Count = 3

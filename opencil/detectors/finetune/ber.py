@@ -1,6 +1,7 @@
 """BER: bi-directional energy regularisation, the paper's own detector."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,17 @@ from opencil.validation import Fraction
 @dataclass
 class BER(EnergyTuner):
     """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
+
+    equation: ClassVar[str] = (
+        r"L = \text{CE}(x, y) + \text{CE}(\bar m, y_m) "
+        r"+ \alpha \left( \text{in}(x) + \text{out}(\bar x) + \text{in}(\bar m) \right) \\ "
+        r"\bar x = b x_i + (1 - b) x_j \\ \bar m = \lambda x + (1 - \lambda) m"
+    )
+    differs: ClassVar[str] = (
+        "The paper mixes images of different classes, as is done here; its code mixes any two. The paper's "
+        "Eq. 2 prints x and x̄ exchanged in the energy terms; its code, and the work on energy that it "
+        "follows, have the form above."
+    )
 
     nter: bool = True
     oter: bool = True

@@ -1,6 +1,7 @@
 """LogitNorm."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +18,8 @@ from opencil.validation import Positive
 @dataclass
 class LogitNorm(Tuner):
     """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
+
+    equation: ClassVar[str] = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
 
     tau: Positive = 0.04
 

@@ -24,6 +24,15 @@ class NPOS(Synthesiser):
     perturbed, and kept, are features.
     """
 
+    equation: ClassVar[str] = (
+        r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
+        r"o = \varphi_{\text{boundary}} + \mathcal N(0, \sigma^2), \text{ those farthest from the class}"
+    )
+    differs: ClassVar[str] = (
+        "Of a point's perturbations the farthest from the class are kept; a reshape in the paper's code "
+        "keeps others, which have nothing to do with it."
+    )
+
     neighbours: Count = 400  #: the distance to the so-manieth nearest feature of the class
     boundary: Count = 200  #: features with the largest such distance
     chosen: Count = 2  #: of the boundary, at random

@@ -1,6 +1,7 @@
 """RegMix: mixup as a regulariser."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,12 @@ from opencil.validation import Fraction
 @dataclass
 class RegMix(Tuner):
     """A head trained by CE on images and, half of it, on mixtures of two of them."""
+
+    equation: ClassVar[str] = (
+        r"L = (1 - s) \text{CE}(x_i, y_i) "
+        r"+ s \left[ \lambda \text{CE}(\bar x, y_i) + (1 - \lambda) \text{CE}(\bar x, y_j) \right] \\ "
+        r"\bar x = \lambda x_i + (1 - \lambda) x_j"
+    )
 
     share: Fraction = 0.5  #: of the loss that is on mixtures
     concentration: Concentration = 10.0  #: λ ~ Beta(10, 10)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,11 @@ from opencil.validation import Count
 @dataclass
 class Synthesiser(EnergyTuner):
     """A tuner whose outliers are made of the last features of each new class, once there are enough."""
+
+    differs: ClassVar[str] = (
+        "On BiC, outliers skip the correction of logits in the paper's code, `outliers_by: linear`; here "
+        "they get it as all samples do. Images of the memory are taken as they are, not mixed as BER's are."
+    )
 
     queue: Count = 1000  #: features of each new class
     #: What gives outliers their logits: f whole, or its linear layer without what a model has after it.

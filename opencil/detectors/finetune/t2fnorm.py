@@ -28,6 +28,14 @@ class T2FNorm(Tuner):
     that is fine-tuned they leave them as they are.
     """
 
+    equation: ClassVar[str] = (
+        r"L = \text{CE}\left( f\left( \frac{\varphi}{\tau \|\varphi\|} \right),\; y \right)"
+    )
+    differs: ClassVar[str] = (
+        "The paper scores f(φ/τ), `scored: scaled`. Its code, and its authors' for a head on a network that "
+        "is there already, scores f(φ): the default."
+    )
+
     tau: Positive = 0.1
     scored: Literal["raw", "scaled"] = "raw"
 

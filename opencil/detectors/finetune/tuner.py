@@ -53,6 +53,12 @@ class Tuner(Detector):
     ``Outputs.tasks`` which classes are old; where they do not, all are new.
     """
 
+    differs: ClassVar[str] = (
+        "The OpenCIL paper prints a learning rate of 0.1, `@stated`; a compiled file in its code's "
+        "repository has 0.001, with which its figures come out: the default. How f begins it does not say: "
+        "here as a copy of h."
+    )
+
     schedule: Schedule = Schedule(epochs=10, lr=0.001, decay="cosine", weight_decay=5e-4)
     batch_size: Count = 128  #: of current images, and as many again of the memory
     init: Literal["copy", "fresh"] = "copy"  #: of the model's head, or new weights

@@ -1,6 +1,7 @@
 """VOS: virtual outliers from class-conditional Gaussians."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ from opencil.validation import Count, Positive
 @dataclass
 class VOS(Synthesiser):
     """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
+
+    equation: ClassVar[str] = (
+        r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
+        r"o_c = \text{the least likely of } \mathcal N(\mu_c, \Sigma)"
+    )
 
     samples: Count = 10_000  #: of each class, of which one is kept
     ridge: Positive = 1e-4  #: added to the covariance's diagonal

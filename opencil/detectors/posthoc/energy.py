@@ -1,6 +1,7 @@
 """Energy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from opencil.validation import Positive
 @dataclass
 class Energy(LogitDetector):
     """Negative free energy of the logits: T · logsumexp(z / T)."""
+
+    equation: ClassVar[str] = r"S(x) = T \log \sum_c e^{z_c / T}"
 
     temperature: Positive = 1.0
 

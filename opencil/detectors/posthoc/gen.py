@@ -1,6 +1,7 @@
 """GEN: generalised entropy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +14,19 @@ from opencil.validation import Count, Positive
 
 @register_detector(
     "gen",
-    # arXiv does not have it.
-    paper=Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", 2023),
+    paper=Paper(
+        "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection",
+        2023,
+        # arXiv does not have it.
+        url="https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_Pushing_the_Limits_of_"
+        "Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.html",
+    ),
 )
 @dataclass
 class GEN(LogitDetector):
     """Negative generalised entropy of the M largest probabilities: −Σ p^γ (1 − p)^γ."""
+
+    equation: ClassVar[str] = r"S(x) = -\sum_{c \in \text{largest } M} p_c^{\gamma} (1 - p_c)^{\gamma}"
 
     gamma: Positive = 0.1
     largest: Count = 100

@@ -23,6 +23,11 @@ _TINY = torch.finfo(torch.float32).tiny
 class KLM(SetUpDetector):
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
 
+    equation: ClassVar[str] = (
+        r"S(x) = -\min_c \text{KL}(p \,\|\, q_c) \\ "
+        r"q_c = \text{mean} \{ p_j : \arg\max p_j = c \}"
+    )
+
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
 
     def set_up(self, outputs: Outputs) -> None:

@@ -1,6 +1,7 @@
 """Maximum logit."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from opencil.registry import Paper, register_detector
 @dataclass
 class MaxLogit(LogitDetector):
     """Largest logit: max z."""
+
+    equation: ClassVar[str] = r"S(x) = \max_c z_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Max z, [N]."""

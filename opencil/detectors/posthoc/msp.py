@@ -1,6 +1,7 @@
 """Maximum softmax probability."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from opencil.registry import Paper, register_detector
 @dataclass
 class MSP(LogitDetector):
     """Largest softmax probability: max softmax(z)."""
+
+    equation: ClassVar[str] = r"S(x) = \max_c \text{softmax}(z)_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Max softmax(z), [N]."""

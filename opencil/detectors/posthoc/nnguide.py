@@ -1,7 +1,7 @@
 """NNGuide: nearest-neighbour guidance."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,15 @@ from opencil.validation import Bound, Count, Whole
 class NNGuide(SetUpDetector):
     """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
 
+    equation: ClassVar[str] = (
+        r"S(x) = -E(x) \cdot \frac{1}{K} \sum_{j \in \text{largest } K} "
+        r"\langle \tfrac{\varphi}{\|\varphi\|}, b_j \rangle \\ "
+        r"b_j = -E(x_j) \tfrac{\varphi_j}{\|\varphi_j\|}"
+    )
+    differs: ClassVar[str] = (
+        "NNGuide is the exception in the paper's code: its bank is one random batch of augmented images."
+    )
+
     neighbours: Count = 100
     share: Annotated[float, Bound(gt=0, le=1)] = 0.01
     smallest_bank: Count = 128
@@ -33,7 +42,7 @@ class NNGuide(SetUpDetector):
         return self.neighbours
 
     def set_up(self, outputs: Outputs) -> None:
-        """Bank b_j = Energy(x_j) · f_j / ‖f_j‖ over a random share of the set-up images."""
+        """Bank b_j = Energy(x_j) · φ_j / ‖φ_j‖ over a random share of the set-up images."""
         count = len(outputs)
         size = min(count, max(self.smallest_bank, self.neighbours, round(self.share * count)))
         chosen = torch.randperm(count, generator=generator(self.seed, "nnguide"))[:size]
@@ -42,7 +51,7 @@ class NNGuide(SetUpDetector):
         self._bank = energy * F.normalize(outputs.features[chosen], dim=1)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Energy(x) · mean of the K largest ⟨f / ‖f‖, b_j⟩, [N]."""
+        """Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
         features = F.normalize(outputs.features, dim=1)
         rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
         guidance = [

@@ -26,6 +26,11 @@ from opencil.validation import Count, NonNegative, Positive
 class ODIN(Detector):
     """Largest softmax(z / T) after a step of ε that raises it: x − ε · sign(∇ CE) / std."""
 
+    equation: ClassVar[str] = (
+        r"S(x) = \max_c \text{softmax}(z(x') / T)_c \\ "
+        r"x' = x - \frac{\epsilon}{s} \text{sign} \nabla_x \text{CE}(z(x) / T, \arg\max z(x))"
+    )
+
     temperature: Positive = 1000.0
     epsilon: NonNegative = 0.0014
     batch_size: Count = 256  #: a gradient needs what every layer gave: 2.5 MB an image for ResNet-32

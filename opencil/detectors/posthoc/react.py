@@ -18,7 +18,12 @@ from opencil.validation import Bound
 )
 @dataclass
 class ReAct(SetUpDetector):
-    """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(f, q)))."""
+    """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = \log \sum_c e^{h(\min(\varphi, q))_c} \\ "
+        r"q = \text{percentile of all set-up features}"
+    )
 
     percentile: Annotated[float, Bound(ge=0, le=100)] = 90.0
 
@@ -30,6 +35,6 @@ class ReAct(SetUpDetector):
         self._limit = float(np.percentile(outputs.features.cpu().numpy(), self.percentile))
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(h(min(f, q))), [N]."""
+        """logsumexp(h(min(φ, q))), [N]."""
         assert outputs.classify is not None
         return outputs.classify(outputs.features.clamp(max=self._limit)).float().logsumexp(dim=1)

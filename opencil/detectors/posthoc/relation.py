@@ -1,6 +1,7 @@
 """Relation: the neural relation graph."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,12 @@ from opencil.validation import Fraction, Positive
 )
 @dataclass
 class Relation(SetUpDetector):
-    """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(f, f_j)) · ⟨p, p_j⟩."""
+    """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = \sum_{j:\, r_j > \theta} r_j^{\gamma} \\ "
+        r"r_j = \max(0, \cos(\varphi, \varphi_j)) \cdot \langle p, p_j \rangle"
+    )
 
     power: Positive = 1.0
     threshold: Fraction = 0.03
