@@ -1,8 +1,9 @@
-"""README.md and docs/ show what works: Python blocks run, commands are understood, links lead somewhere."""
+"""Pages show what works: their Python blocks run, commands are understood, links lead somewhere."""
 
 import re
 import shlex
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from opencil.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if p.exists()]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def blocks() -> Iterator[Block]:
                 fence, start = mark, i
             elif fence is not None and line.strip().startswith(fence[1]) and not line.strip().strip("`~"):
                 before = next((above.strip() for above in reversed(lines[:start]) if above.strip()), "")
-                text = "\n".join(lines[start + 1 : i])
+                text = textwrap.dedent("\n".join(lines[start + 1 : i]))
                 yield Block(page, start + 1, fence[2], text, before != "<!-- no-run -->")
                 fence = None
         assert fence is None, f"{page}: the block at line {start + 1} does not end"
