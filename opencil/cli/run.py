@@ -1,6 +1,5 @@
 """``opencil run``."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,9 @@ def run(config: "Config") -> None:
     """
     from opencil.report.tables import summaries
     from opencil.runs.events import Failed
+    from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.plan import plan
-    from opencil.runs.reading import read_study
+    from opencil.runs.reading import study_so_far
     from opencil.runs.runner import execute
     from opencil.runs.tensorboard import training_curves
 
@@ -45,12 +45,13 @@ def run(config: "Config") -> None:
             write(event)
             if isinstance(event, Failed):
                 failures += 1
+                if own := traceback_of_own_code(event.error):
+                    problems.print(own, markup=False, end="")
                 tell(f"run {event.run} stopped: {event.error}")
     folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
-    if begun := [folder for folder in folders if any(folder.glob("step*/step.json"))]:
-        study = read_study(*begun)
-        asked = study.rows["detector"].isin(["", *config.detector])
-        show(screen, summaries(replace(study, rows=study.rows[asked])))
+    study = study_so_far(folders, config.detector)
+    if not study.rows.empty:
+        show(screen, summaries(study))
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
         raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")

@@ -24,6 +24,7 @@ from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.registry import DETECTORS
 from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
+from opencil.runs.failures import without_rows
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.provenance import made_now
 from opencil.runs.run import Run, TrainedStep
@@ -35,7 +36,7 @@ from opencil.study.rows import COLUMNS, measured_metrics, noted, read_tables, wr
 
 def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator[Event]:
     """Train and evaluate what is missing, step by step; the run's folder must be held, see ``opened``."""
-    problems: dict[str, str] = {}
+    problems: dict[str, tuple[int, Exception]] = {}
     for step in run.stream:
         stored = run.folder.step(step.number)
         asked = run.spec.metrics_of_detectors
@@ -51,12 +52,7 @@ def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator
         if missing:
             yield from _evaluate(run, step, missing, kept, checkpoint_seconds, problems)
     if problems:
-        reasons: dict[str, list[str]] = {}
-        for name, why in problems.items():
-            reasons.setdefault(why, []).append(name)
-        raise OpenCILError(
-            "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
-        )
+        raise without_rows(problems)
 
 
 def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
@@ -130,21 +126,21 @@ def _evaluate(
     names: list[str],
     kept: OutputsCache,
     checkpoint_seconds: float,
-    problems: dict[str, str],
+    problems: dict[str, tuple[int, Exception]],
 ) -> Iterator[Event]:
     """Rows of some detectors on a step; why one has none is added to ``problems``, if it is the first."""
     trained, stored = run.trained(step.number), run.folder.step(step.number)
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **run.spec.detectors[n]) for n in names}
     with run.timed(step, "tuning"):
         for name, error in (yield from _tune(run, trained, detectors, checkpoint_seconds)).items():
-            problems.setdefault(name, f"step {step.number}: {error}")
+            problems.setdefault(name, (step.number, error))
             del detectors[name]
     # Before the rows: there are none without it, and what is noted of a detector without rows is not read.
     run.note_made(step, detectors, _made_now(run))
     with run.timed(step, "evaluation"):
         for name, rows in _detect(run, trained, detectors, kept):
-            if isinstance(rows, BadInput):
-                problems.setdefault(name, f"step {step.number}: {rows}")
+            if isinstance(rows, Exception):
+                problems.setdefault(name, (step.number, rows))
                 continue
             _add_rows(stored, stored.detector_rows(name), rows, run.spec.metrics_of_detectors)
             yield Evaluated(run.spec, step.number, step.steps, name)
@@ -153,7 +149,7 @@ def _evaluate(
 
 def _tune(
     run: Run, trained: TrainedStep, detectors: Mapping[str, Detector], checkpoint_seconds: float
-) -> Generator[Event, None, dict[str, OpenCILError]]:
+) -> Generator[Event, None, dict[str, Exception]]:
     """Give the fine-tuning detectors their heads; what is returned are the errors of those without one."""
     tuners = {name: detector for name, detector in detectors.items() if isinstance(detector, Tuner)}
     if not tuners:
@@ -168,7 +164,7 @@ def _tune(
         try:
             progress = next(tuning)
         except StopIteration as end:
-            problems: dict[str, OpenCILError] = end.value
+            problems: dict[str, Exception] = end.value
             return problems
         yield Training(run.spec, step.number, step.steps, progress)
 
@@ -217,7 +213,7 @@ def _outputs(run: Run, trained: TrainedStep, kept: OutputsCache) -> Callable[[Im
 
 def _detect(
     run: Run, trained: TrainedStep, detectors: Mapping[str, Detector], kept: OutputsCache
-) -> Iterator[tuple[str, pd.DataFrame | BadInput]]:
+) -> Iterator[tuple[str, pd.DataFrame | Exception]]:
     """Rows of each detector on a step's model, as they are found, or why it has none."""
     step, spec, stream = trained.step, run.spec, run.stream
     outputs, names = _outputs(run, trained, kept), chosen_metrics(spec.metrics)
@@ -233,7 +229,7 @@ def _detect(
             learned_from = None if detector.ready else of_setup(detector.set_up_on)
             found = measure(detector, learned_from, test, ood, tasks, shifted, names)
             yield name, rows_of(run, step, name, found)
-        except BadInput as error:  # one detector's trouble is not the others'
+        except Exception as error:  # one detector's trouble is not the others'
             yield name, error
 
 

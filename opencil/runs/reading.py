@@ -1,5 +1,6 @@
 """What a folder of runs holds, as a study: the rows of all runs with a record of each."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
     """
     paths = [Path(one) for one in (path, *more)]
     return together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
+
+
+def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
+    """What the runs in some folders have of some detectors; those that have finished no step are left out."""
+    begun = [folder for folder in folders if any(folder.glob("step*/step.json"))]
+    if not begun:
+        return Study(read_tables([], file_formats.damaged))
+    study = read_study(*begun)
+    return replace(study, rows=study.rows[study.rows["detector"].isin(["", *detectors])])
 
 
 def _read(root: Path) -> list[Study]:

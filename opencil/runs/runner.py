@@ -14,9 +14,10 @@ from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.device import resolve_device
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
 from opencil.runs.advance import advance
-from opencil.runs.events import Event, Failed, Finished
+from opencil.runs.events import Event, Finished
+from opencil.runs.failures import failed
 from opencil.runs.loading import describe_data, load
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
@@ -84,8 +85,8 @@ def _advance(
         if folder.finished(spec):
             yield Finished(spec, already=True)
             return
-    except OpenCILError as error:
-        yield Failed(spec, error)
+    except Exception as error:
+        yield failed(spec, folder, error)
         return
     loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
@@ -99,10 +100,8 @@ def _advance(
                     with suppress(OSError, RuntimeError):  # what ended the run is to be told
                         peak = torch.cuda.max_memory_allocated(device)
                         folder.note(environment(device), round(peak / 2**20))
-    except OpenCILError as error:
-        yield Failed(spec, error)
-    except (OSError, RuntimeError) as error:  # a full disk, a GPU's memory: the other runs can go on
-        yield Failed(spec, OpenCILError(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # a full disk, a GPU's memory, a bug in a method: the other runs can go on
+        yield failed(spec, folder, error)
     else:
         yield Finished(spec, already=False)
 

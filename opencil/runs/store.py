@@ -6,6 +6,7 @@
         config.yml           every value that decides the result; detectors are added as they are evaluated
         environment.json     versions and device of what last wrote here, and the most memory of any process
         data.json            what images it read, and how many the paper has
+        error.txt            where the last attempt failed of an error that nobody foresaw: its traceback
         step01/
             checkpoint.safetensors    while the step is being trained
             model.safetensors    θ_t, but for what an earlier step's file has and this one refers to
@@ -176,6 +177,11 @@ class RunFolder:
 
     path: Path
 
+    @property
+    def error(self) -> Path:
+        """The file of an unforeseen error's traceback."""
+        return self.path / "error.txt"
+
     def step(self, number: int) -> StepFolder:
         """The folder of a step, counted from 1."""
         return StepFolder(self.path / f"step{number:02d}")
@@ -263,6 +269,7 @@ class RunFolder:
         try:
             self.check(spec)
             remove_temporary(self.path)
+            self.error.unlink(missing_ok=True)  # of an attempt before this one
             stored = self.stored()
             kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
             detectors = {**kept, **spec.detectors}

@@ -24,7 +24,7 @@ def tune(
     weights: str,
     stored: StepFolder,
     checkpoint_seconds: float,
-) -> Generator[Progress, None, dict[str, OpenCILError]]:
+) -> Generator[Progress, None, dict[str, Exception]]:
     """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
     ``weights`` identifies the source's model. A head that is stored under the same values is read, a
@@ -33,7 +33,7 @@ def tune(
     """
     identities = {name: _identity(tuner, source, weights) for name, tuner in tuners.items()}
     running: dict[str, _Tuning] = {}
-    problems: dict[str, OpenCILError] = {}
+    problems: dict[str, Exception] = {}
     for name, tuner in tuners.items():
         made_of, rows = file_formats.metadata(stored.head(name)), stored.detector_rows(name)
         if rows.exists() and made_of is None:
@@ -47,9 +47,8 @@ def tune(
         for name, tuning in list(running.items()):
             try:
                 progress = tuning.next()
-            except (OpenCILError, RuntimeError) as error:  # one tuner's trouble is not the others'
-                problems[name] = error if isinstance(error, OpenCILError) else OpenCILError(str(error))
-                progress = None
+            except Exception as error:  # one tuner's trouble is not the others'
+                problems[name], progress = error, None
             if progress is None:
                 del running[name]
             else:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -141,6 +143,25 @@ def test_a_run_that_fails_at_once_leaves_no_table(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "step 1" in result.stderr
     assert result.stdout == "runs are stored in r\n"
+
+
+def test_a_bug_in_ones_own_code_is_shown_with_its_place(tmp_path: Path) -> None:
+    @opencil.register_detector("buggy")
+    @dataclass
+    class Buggy(opencil.LogitDetector):
+        def scores(self, outputs: opencil.Outputs) -> torch.Tensor:
+            return outputs.logits @ outputs.logits
+
+    result = call("run", *SHORT, "--classes-per-step", "8", "--detector", "buggy,msp", "--runs", "r")
+    assert result.exit_code == 1
+    first, place, *_, stopped, total = result.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert f'File "{__file__}"' in place, "not where we call it, but where it is"
+    said = "error: run digits/k8/icarl/seed0 stopped: buggy has no rows: step 1: RuntimeError: mat1"
+    assert stopped.startswith(said)
+    assert stopped.endswith(f"(traceback: {Path('r/digits/k8/icarl/seed0/error.txt')})")
+    assert total.startswith("error: 1 of 1 runs failed")
+    assert re.search(r"icarl +msp", result.stdout), "the others have their rows"
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -1,0 +1,78 @@
+"""What is kept of a run that fails: a sentence, and of an error that nobody foresaw its whole traceback."""
+
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+
+from opencil.atomic_files import write_text
+from opencil.errors import OpenCILError
+from opencil.runs.events import Failed
+from opencil.runs.plan import RunSpec
+from opencil.runs.store import RunFolder
+
+#: What computes for us: an error in it is shown from the code that called it.
+_MACHINERY = {"opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"}
+
+
+class Unforeseen(OpenCILError):
+    """An error that nobody foresaw, in a sentence; its cause is the error itself."""
+
+
+def in_words(error: Exception) -> str:
+    """An error as part of a sentence: one that is not ours is named."""
+    return str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
+
+
+def unforeseen(errors: Iterable[Exception]) -> Exception | None:
+    """The first of some errors that nobody foresaw, or that one of them was raised for."""
+    for error in errors:
+        cause = error.__cause__ if isinstance(error, Unforeseen) else error
+        if isinstance(cause, Exception) and not isinstance(cause, OpenCILError):
+            return cause
+    return None
+
+
+def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
+    """The error of a run some of whose detectors have no rows: for each, the step and what went wrong."""
+    reasons: dict[str, list[str]] = {}
+    for name, (step, error) in problems.items():
+        reasons.setdefault(f"step {step}: {in_words(error)}", []).append(name)
+    told = "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
+    cause = unforeseen(error for _, error in problems.values())
+    return OpenCILError(told) if cause is None else _unforeseen(told, cause)
+
+
+def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
+    """The event of a run that an error has ended; an unforeseen one's traceback is left in its folder."""
+    cause = unforeseen([error])
+    if cause is None:
+        assert isinstance(error, OpenCILError)
+        return Failed(spec, error)
+    with suppress(OSError):  # a full disk may be what has ended it
+        write_text(folder.error, "".join(traceback.format_exception(cause)))
+    where = f" (traceback: {folder.error})" if folder.error.exists() else ""
+    return Failed(spec, _unforeseen(f"{in_words(error)}{where}", cause))
+
+
+def traceback_of_own_code(error: OpenCILError) -> str:
+    """The traceback from the first place on that is neither ours nor a library's; empty where none is."""
+    cause = unforeseen([error])
+    if cause is None:
+        return ""
+    place = cause.__traceback__
+    while place and _machinery(place):
+        place = place.tb_next
+    return "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
+
+
+def _machinery(place: TracebackType) -> bool:
+    room = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return room in _MACHINERY or room in sys.stdlib_module_names
+
+
+def _unforeseen(text: str, cause: Exception) -> Unforeseen:
+    error = Unforeseen(text)
+    error.__cause__ = cause
+    return error
