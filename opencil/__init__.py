@@ -7,8 +7,8 @@ The public names, all here::
     opencil.ood_metrics(detector.score(logits=id_logits), scores)
 
     data = opencil.benchmark("digits")                      # images, OOD sets, the class-incremental stream
-    config = opencil.resolve({"benchmark": "digits", "cil": "icarl", "detector": "all"})
-    for event in opencil.execute(config): ...
+    results = opencil.run(benchmark="digits", cil="icarl", detector="all")
+    print(results.table())
 
 Importing this costs torch and numpy; what needs more is imported when it is first used.
 """
@@ -51,6 +51,7 @@ from opencil.registry import (
 
 if TYPE_CHECKING:
     from opencil.config import Config, list_benchmarks, resolve
+    from opencil.front import Results, run
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
     from opencil.runs.reading import read_study
@@ -68,6 +69,7 @@ list_metrics = METRICS.names
 #: Names whose modules need more than torch and numpy.
 _LATER = {
     "Config": "opencil.config",
+    "Results": "opencil.front",
     "Run": "opencil.runs.run",
     "benchmark": "opencil.runs.loading",
     "execute": "opencil.runs.runner",
@@ -78,6 +80,7 @@ _LATER = {
     "read_rows": "opencil.runs.store",
     "read_study": "opencil.runs.reading",
     "resolve": "opencil.config",
+    "run": "opencil.front",
 }
 
 
@@ -113,6 +116,7 @@ __all__ = [
     "OpenCILError",
     "Outputs",
     "Paper",
+    "Results",
     "Run",
     "Schedule",
     "SetUpDetector",
@@ -153,4 +157,5 @@ __all__ = [
     "register_learner",
     "register_metric",
     "resolve",
+    "run",
 ]

@@ -227,7 +227,7 @@ def resolve(
 ) -> Config:
     """A config from a YML's content, the flags laid on it, the methods chosen, and ``key=value`` settings.
 
-    Where no method is chosen, those that the YML names are used; where it names none, all of them.
+    Where no method is chosen, those that the flags or else the YML name are used; where these name none, all.
     """
     written, top = _normal(user or {}), _overlay(settings)
     layers = [written, _normal(flags or {}), top]
@@ -249,11 +249,15 @@ def resolve(
             values = merge(_left_below(values, over), over)
         return build(cls, values, where=key)
 
+    def named(key: str) -> list[str]:
+        by_flags = [name for name in layers[-2].get(key, {}) if name != "*"]  # which stands for those named
+        return by_flags or list(written.get(key, {}))
+
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
         benchmark=replace(benchmark, backbone=pinned(benchmark.backbone)),
-        cil=_methods(LEARNERS, "cil", layers, cil or list(written.get("cil", {})), top),
-        detector=_methods(DETECTORS, "detector", layers, detector or list(written.get("detector", {})), top),
+        cil=_methods(LEARNERS, "cil", layers, cil or named("cil"), top),
+        detector=_methods(DETECTORS, "detector", layers, detector or named("detector"), top),
         training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),

@@ -35,7 +35,8 @@ def progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
         TimeElapsedColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
+    drawn = screen.is_terminal or screen.is_jupyter
+    with Progress(*columns, TimeRemainingColumn(), console=screen, disable=not drawn) as bars:
         whole, part = bars.add_task("all runs", total=runs), bars.add_task("")
         shares: dict[str, float] = {}  # of each run that is done; packed runs advance together
         places: dict[str, str] = {}  # where each run is that is under way
@@ -68,7 +69,7 @@ def progress(screen: Console, runs: int) -> Iterator[Callable[["Event"], None]]:
             bars.update(part, description=where, completed=completed, total=1)
             bars.update(whole, description=name, completed=sum(shares.values()))
             ended = isinstance(event, (Finished, Failed))
-            if not screen.is_terminal and now >= (first if ended else due):
+            if not drawn and now >= (first if ended else due):
                 due = now + _LINES
                 told = [name] if ended else places
                 done = f"{100 * sum(shares.values()) / runs:.0f} % of all runs"

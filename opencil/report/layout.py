@@ -5,10 +5,12 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import groupby
 from typing import Literal
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
@@ -161,6 +163,37 @@ class Table:
         blocks = [replace(block, lines=only(block.lines), foot=only(block.foot)) for block in self.blocks]
         return replace(self, columns=columns, blocks=[block for block in blocks if block.lines])
 
+    def __str__(self) -> str:
+        """The table as a terminal without colours shows it, under its title and over its notes."""
+        page = Console(width=10_000, file=io.StringIO(), color_system=None)
+        with page.capture() as drawn:
+            page.print(self.rich())
+        lines = [line.rstrip() for line in drawn.get().rstrip().splitlines()]
+        return "\n".join([self.title, *lines, *self.notes])
+
+    # --- HTML --------------------------------------------------------------------------------------
+
+    def html(self) -> str:
+        """The table as HTML, for a notebook."""
+        groups = [(group, len(list(part))) for group, part in groupby(self.columns, key=lambda c: c.group)]
+        lines = [f"<table><caption>{escape(self.title)}</caption><thead>"]
+        if any(group for group, _ in groups):
+            heads = (f'<th colspan="{wide}">{escape(group)}</th>' for group, wide in groups)
+            lines.append(f"<tr>{''.join(heads)}</tr>")
+        lines.append(f"<tr>{''.join(f'<th>{escape(c.name)}</th>' for c in self.columns)}</tr></thead>")
+        for block in self.blocks:
+            lines.append("<tbody>")
+            if block.title:
+                lines.append(f'<tr><th colspan="{len(self.columns)}">{escape(block.title)}</th></tr>')
+            for cells in [*block.lines, *block.foot]:
+                shown = (_html_cell(cell, c.label) for cell, c in zip(cells, self.columns, strict=True))
+                lines.append(f"<tr>{''.join(shown)}</tr>")
+            lines.append("</tbody>")
+        notes = "<br>".join(map(escape, self.notes))
+        return "\n".join([*lines, "</table>", f"<p><small>{notes}</small></p>"])
+
+    _repr_html_ = html
+
     # --- Markdown ----------------------------------------------------------------------------------
 
     def markdown(self) -> str:
@@ -258,6 +291,13 @@ def _drawn_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text,
         for text in [*heading, *texts]:
             text.pad_left(width - text.cell_len)
     return Text("\n").join(heading), texts
+
+
+def _html_cell(cell: Cell, label: bool) -> str:
+    """A cell of a line; the best three of a column have their number behind them."""
+    marked = ("{}", "<b><u>{}</u></b>", "<b>{}</b>", "<u>{}</u>")[cell.rank]
+    side = "left" if label else "right"
+    return f'<td style="text-align: {side}">{marked.format(escape(cell.text))}{_NUMBERS[cell.rank]}</td>'
 
 
 def _markdown(text: str) -> str:

@@ -36,6 +36,11 @@ from opencil.validation import build
 
 def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
     """The run in a folder such as ``runs/digits/k2/icarl/seed0``, with its data loaded on a device."""
+    return opened_run(path, PlaceConfig(data_root=data_root, device=device))
+
+
+def opened_run(path: str | Path, place: PlaceConfig, data: BenchmarkData | None = None) -> "Run":
+    """The run in a folder with its data, which are loaded unless they are there."""
     folder = RunFolder(Path(path))
     record = folder.stored()
     if not record or len(record["cil"]) != 1:
@@ -49,9 +54,8 @@ def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu"
         seeds=build(Seeds, record["seed"], where="seed"),
         detectors=record["detector"],
     )
-    place = PlaceConfig(data_root=data_root, device=device)
     config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
-    run = Run(spec, folder, load(config))
+    run = Run(spec, folder, data or load(config))
     for step in run.trained_steps:
         run.check_images(step.number)
     return run
