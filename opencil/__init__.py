@@ -36,6 +36,7 @@ from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_
 from opencil.nets.adapter import AdaptedBackbone
 from opencil.nets.create import create_backbone
 from opencil.nets.model import Backbone, Model
+from opencil.plugins import load_plugin
 from opencil.registry import (
     BACKBONES,
     DATASETS,
@@ -146,6 +147,7 @@ __all__ = [
     "list_detectors",
     "list_learners",
     "list_metrics",
+    "load_plugin",
     "ood_metrics",
     "open_run",
     "published_results",

@@ -25,6 +25,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
 from opencil.nets.create import Named, checked, pinned
+from opencil.plugins import is_file, load_plugin
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS, Registry
 from opencil.validation import (
     Bound,
@@ -192,6 +193,7 @@ class Config:
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
     metric: tuple[str, ...] = ()  #: measured beside the standard ones
+    plugins: tuple[str, ...] = ()  #: files and modules that register names: imported before these are read
 
     def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
         """The detectors that a CIL method can have: those that draw on old images only if it has any."""
@@ -231,6 +233,9 @@ def resolve(
     """
     written, top = _normal(user or {}), _overlay(settings)
     layers = [written, _normal(flags or {}), top]
+    plugins = tuple(dict.fromkeys(plugin for layer in layers for plugin in layer.get("plugins", ())))
+    for plugin in plugins:
+        load_plugin(plugin)
     name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
     written_name = written.get("benchmark", {}).get("name", name)
     if written_name != name and set(written["benchmark"]) > {"name"}:
@@ -262,6 +267,7 @@ def resolve(
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
         metric=next((tuple(layer["metric"]) for layer in reversed(layers) if "metric" in layer), ()),
+        plugins=plugins,
     )
     for name in config.metric:
         if name not in METRICS.names():
@@ -358,6 +364,9 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                 raise BadInput(f"metric = {value!r} is not allowed: it should be a list of names")
             normal[key] = list(dict.fromkeys(listed))
             continue
+        if key == "plugins":
+            normal[key] = _plugins(value)
+            continue
         if key in ("cil", "detector"):
             names = value.replace(",", " ").split() if isinstance(value, str) else value
             if isinstance(names, list) and all(isinstance(n, str) for n in names):
@@ -390,6 +399,17 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                 value = {**value, listed: [value[listed]]}
         normal[key] = value
     return normal
+
+
+def _plugins(value: Any) -> list[str]:
+    """Plugins that are named one or several at a time."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed):
+        raise BadInput(
+            f"plugins = {value!r} is not allowed: it should be a list of Python files or modules, say "
+            "[my_method.py]"
+        )
+    return listed
 
 
 def _left_below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -437,12 +457,22 @@ def _with_roles(benchmark: Any) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YML file's mapping; a broken one is an error that names the place."""
+    """A YML file's mapping; a broken one is an error that names the place.
+
+    The files among its plugins, which it names as they lie from where it lies, are named as from here.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"config file {path} cannot be read: {error}") from None
-    return parse_yaml(text, str(path))
+    content = parse_yaml(text, str(path))
+    if isinstance(content.get("plugins"), str | list):  # a stored run has notes on them, by name
+        content["plugins"] = [_from(path.parent, plugin) for plugin in _plugins(content["plugins"])]
+    return content
+
+
+def _from(folder: Path, plugin: str) -> str:
+    return os.path.normpath(folder / Path(plugin).expanduser()) if is_file(plugin) else plugin
 
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One decorator registry for learners, detectors, datasets, backbones and metrics.
 
 A method registers itself where it is defined; a registry imports its own package, and the plugins that are
-installed beside us, when it is first asked. So a new method is one new file, ours or somebody else's.
+installed beside us, when it is first asked. So a new method is one new file, ours or somebody else's; those
+that are given by name (``--plugin``) are imported by ``opencil.plugins``.
 """
 
 import fnmatch
@@ -9,9 +10,10 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
@@ -23,6 +25,9 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 _NAME = "[a-z0-9][a-z0-9_-]*"
+#: The entry points under which packages that are installed beside us offer modules.
+GROUP = "opencil.plugins"
+_importing: ContextVar[str] = ContextVar("importing", default="")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Entry(Generic[T]):
     name: str
     make: Callable[..., T]
     paper: Paper | None
+    plugin: str = ""  #: whose import registered it, as the plugin was given; empty for ours
 
     @property
     def about(self) -> str:
@@ -94,8 +100,9 @@ class Registry(Generic[T]):
                 make.__module__,
                 make.__qualname__,
             ):
-                raise BadInput(f"{self.kind} {name!r} is already registered by {taken.make.__module__}")
-            self._entries[name] = Entry(name, make, paper)
+                by = taken.plugin or taken.make.__module__
+                raise BadInput(f"{self.kind} {name!r} is already registered by {by}")
+            self._entries[name] = Entry(name, make, paper, _importing.get())
             if inspect.isclass(make):
                 _leave_name(make, name)
             return make
@@ -123,6 +130,18 @@ class Registry(Generic[T]):
                 f"{known}@"
             )
         return self._entries[known]
+
+    def plugin_of(self, name: str) -> str:
+        """The plugin that registered ``name``; empty where we did, or nobody."""
+        self._load()
+        known = self._entries.get(name.partition("@")[0])
+        return known.plugin if known else ""
+
+    def attribute(self, module: str, plugin: str) -> None:
+        """Note a plugin as the one that registered what is defined in its module, imported before or now."""
+        for name, entry in self._entries.items():
+            if entry.make.__module__ == module:
+                self._entries[name] = replace(entry, plugin=plugin)
 
     def named_values(self, name: str) -> Mapping[str, Any]:
         """What ``name``'s label stands for: values that the method ships under it, or none."""
@@ -173,6 +192,16 @@ def _leave_name(thing: Any, name: str) -> None:
         (type if inspect.isclass(thing) else object).__setattr__(thing, "registered_name", name)
 
 
+@contextmanager
+def registered_by(plugin: str) -> Iterator[None]:
+    """Note a plugin with all that is registered inside the block."""
+    token = _importing.set(plugin)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
 @cache
 def import_modules(package: str) -> None:
     """Import every module of a package, so that what stands there registers itself."""
@@ -183,10 +212,11 @@ def import_modules(package: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Import what other installed packages offer under the entry point group ``opencil.plugins``."""
-    for point in entry_points(group="opencil.plugins"):
+    """Import what other installed packages offer."""
+    for point in entry_points(group=GROUP):
         try:
-            point.load()
+            with registered_by(point.value):
+                point.load()
         except Exception as error:
             raise OpenCILError(
                 f"plugin {point.name!r} ({point.value}) cannot be imported: {error}"
@@ -198,6 +228,7 @@ DETECTORS: Registry[Any] = Registry("detector", "opencil.detectors")
 DATASETS: Registry[Any] = Registry("dataset", "opencil.data")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
 METRICS: Registry[Any] = Registry("metric", "opencil.evaluation")
+REGISTRIES = (LEARNERS, DETECTORS, DATASETS, BACKBONES, METRICS)
 
 register_learner = LEARNERS.register
 register_detector = DETECTORS.register

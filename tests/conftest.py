@@ -15,10 +15,11 @@ import torch
 from hypothesis import settings as hypothesis_settings
 
 import opencil
+from opencil import plugins
 from opencil.config import Config
 from opencil.engine import arithmetic
 from opencil.evaluation import metric
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
+from opencil.registry import REGISTRIES
 
 # Sums depend on how they are split over threads: one thread, here and in every process that a test starts.
 torch.set_num_threads(1)
@@ -34,10 +35,10 @@ hypothesis_settings.load_profile("opencil")
 @pytest.fixture(autouse=True)
 def _registries_stay() -> Iterator[None]:
     """What a test registers is gone after it."""
-    registries = (LEARNERS, DETECTORS, DATASETS, BACKBONES, METRICS)
-    for registry in registries:
+    for registry in REGISTRIES:
         registry.names()  # so that our own methods are among what is kept
-    tables: list[dict[str, Any]] = [*(registry._entries for registry in registries), metric._records]
+    tables: list[dict[str, Any]] = [registry._entries for registry in REGISTRIES]
+    tables += [metric._records, plugins._loaded]
     kept = [dict(table) for table in tables]
     yield
     for table, entries in zip(tables, kept, strict=True):

@@ -87,7 +87,7 @@ def understood(words: list[str]) -> None:
     if ">" in words:
         saved, words = words[words.index(">") + 1], words[: words.index(">")]
     for word in words:
-        if word.endswith((".yml", ".yaml")) and not word.startswith("-"):
+        if word.endswith((".yml", ".yaml", ".py")) and not word.startswith("-"):
             Path(word).touch()  # the reader's own file
     name, *rest = words
     if name.startswith("-"):

@@ -309,6 +309,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
     class Point:
+        name, value = "mine", "my_package.my_methods"
         loaded = 0
 
         def load(self) -> None:
@@ -328,6 +329,8 @@ def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
     assert "from-outside" in opencil.resolve(detector=["all"]).detector
     assert type(opencil.create_detector("from-outside")).__name__ == "Outside"
     assert point.loaded == 1, "plugins are imported once"
+    assert registry.DETECTORS.plugin_of("from-outside") == "my_package.my_methods"
+    assert registry.DETECTORS.plugin_of("msp") == ""
 
 
 def test_without_plugins(offered: list[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opencil.cli.guard import guarded
+from opencil.cli.guard import Plugins, guarded, shown
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
@@ -60,6 +60,7 @@ def _config_from_flags(
             metavar="KEY=VALUE",
         ),
     ] = None,
+    plugin: Plugins = None,
 ) -> "Config":
     from opencil.config import read_yaml, resolve
 
@@ -87,13 +88,25 @@ def _config_from_flags(
         flags["training"] = {"precision": precision}
     if epochs_scale is not None:
         flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
-    return resolve(
-        read_yaml(config) if config else None,
-        flags=flags,
-        cil=names("--cil", cil),
-        detector=names("--detector", detector),
-        settings=settings or (),
-    )
+    if plugin:
+        flags["plugins"] = plugin
+    user = read_yaml(config) if config else {}
+    try:
+        return resolve(
+            user,
+            flags=flags,
+            cil=names("--cil", cil),
+            detector=names("--detector", detector),
+            settings=settings or (),
+        )
+    except BadInput as error:
+        from opencil.runs.store import plugins_noted
+
+        written = user.get("place")
+        stored = runs or (written.get("runs") if isinstance(written, dict) else None) or "runs"
+        if hint := plugins_noted(Path(str(stored)), str(error)):
+            raise BadInput(f"{error}\n{hint}") from None
+        raise
 
 
 def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
@@ -103,10 +116,7 @@ def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
     def call(**flags: Any) -> None:
         command(_config_from_flags(**flags))
 
-    signature = inspect.signature(_config_from_flags)
-    del call.__wrapped__
-    call.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
-    call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    shown(call, inspect.signature(_config_from_flags))
     return guarded(call)
 
 

@@ -1,12 +1,16 @@
-"""How commands end: expected errors as a sentence and an exit code, Ctrl-C as what it is."""
+"""What all commands have: how they begin, with ``--plugin``, and how they end.
 
+Expected errors end them with a sentence and an exit code, Ctrl-C as what it is.
+"""
+
+import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -47,13 +51,32 @@ class Interrupts:
 interrupts = Interrupts()
 
 
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        help="A Python file of yours, or a module, that registers names; may be repeated.",
+        metavar="FILE.py",
+    ),
+]
+
+
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose expected errors end in a sentence and an exit code, not in a traceback."""
+    """A command that takes ``--plugin``, and whose expected errors end in a sentence and an exit code.
+
+    One that has a parameter ``plugin`` of its own says what is done with it.
+    """
+    signature = inspect.signature(command)
+    takes_itself = "plugin" in signature.parameters
 
     @wraps(command)
     def call(*args: Any, **flags: Any) -> None:
         try:
             with interrupts.watched():
+                for plugin in () if takes_itself else flags.pop("plugin", None) or ():
+                    from opencil.plugins import load_plugin  # torch: not for --help
+
+                    load_plugin(plugin)
                 command(*args, **flags)
         except (KeyboardInterrupt, Exception) as error:
             if isinstance(error, KeyboardInterrupt) or interrupts.seen:
@@ -66,7 +89,17 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             tell(error)
             raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
 
+    if not takes_itself:
+        plugin = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins)
+        shown(call, signature.replace(parameters=[*signature.parameters.values(), plugin]))
     return call
+
+
+def shown(call: Callable[..., None], signature: inspect.Signature) -> None:
+    """Give a function the flags of a signature that is not written in its head."""
+    call.__dict__.pop("__wrapped__", None)
+    call.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
 
 
 def tell(error: object) -> None:

@@ -41,7 +41,9 @@ def _registered(
 ) -> Iterator[Line]:
     """What a registry has: names, what they are, and where they were published, if any of them was."""
     entries = {name: registry.entry(name) for name in registry.names(pattern)}
-    published, labelled = (any(map(attrgetter(a), entries.values())) for a in ("paper", "named"))
+    published, labelled, plugged = (
+        any(map(attrgetter(a), entries.values())) for a in ("paper", "named", "plugin")
+    )
     for name, entry in entries.items():
         line = {"name": name, "what it is": entry.about}
         if labelled:
@@ -51,6 +53,8 @@ def _registered(
         if published:
             paper = entry.paper
             line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+        if plugged:
+            line["plugin"] = entry.plugin
         yield line
 
 

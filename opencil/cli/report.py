@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from opencil.cli.flags import names
-from opencil.cli.guard import guarded
+from opencil.cli.guard import guarded, problems
 from opencil.errors import BadInput, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
@@ -90,6 +90,7 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
+    from opencil.plugins import missing, told
     from opencil.report.writing import chosen_tables, write_page, write_report
     from opencil.runs.reading import read_study
 
@@ -113,6 +114,9 @@ def report(
             return
     else:
         study = read_study(*folders)
+    notes = [run["config"].get("plugins") for run in study.runs]
+    if lacking := {plugin: names for note in notes for plugin, names in missing(note).items()}:
+        problems.print(f"{told(lacking)}, to have them in their place", markup=False)
     if study.rows.empty:
         one = len(study.runs) == 1
         raise BadInput(

@@ -21,6 +21,7 @@ def run(config: "Config") -> None:
 
     Started again, it goes on where it stopped; a finished run answers at once.
     """
+    from opencil.plugins import changed
     from opencil.report.tables import summaries
     from opencil.runs.events import Failed
     from opencil.runs.failures import traceback_of_own_code
@@ -52,6 +53,12 @@ def run(config: "Config") -> None:
     study = study_so_far(folders, config.detector)
     if not study.rows.empty:
         show(screen, summaries(study))
+    for plugin, makers in changed(study.runs).items():
+        problems.print(
+            f"{plugin} has changed since rows of {', '.join(makers)} were made, and they are kept: for "
+            "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run",
+            markup=False,
+        )
     screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
         raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")

@@ -150,9 +150,13 @@ class Results:
     def _makers(self) -> list[str]:
         """A note on rows that were made by different versions of the source, or on different devices."""
         made = [one for run in self.runs for one in run.get("made", [])]
+        plugins: dict[str, set[str]] = {}
+        for plugin, sha256 in [pair for one in made for pair in one.get("plugins", {}).items()]:
+            plugins.setdefault(f"versions of {plugin}", set()).add(sha256[:16])
         notes = []
         for what, values in (
             ("versions of the source", {one["source"] for one in made}),
+            *plugins.items(),
             ("devices", {f"{one['device']} ({one['precision']})" for one in made}),
         ):
             if len(values) > 1:
@@ -275,7 +279,7 @@ def _mixed(runs: list[RunRecord]) -> dict[str, list[str]]:
             for key, value in flat(run["config"]).items() if run["cil"] == cil else ():
                 values.setdefault(key, set()).add(repr(value))
         keys = [key for key, several in values.items() if len(several) > 1]
-        keys = [key for key in keys if key.partition(".")[0] not in ("seed", "place")]
+        keys = [key for key in keys if key.partition(".")[0] not in ("seed", "place", "plugins")]
         if keys:
             differing[cil] = keys
     return differing

@@ -26,7 +26,6 @@ from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
 from opencil.runs.outputs_cache import OutputsCache
-from opencil.runs.provenance import made_now
 from opencil.runs.run import Run, TrainedStep
 from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
@@ -107,7 +106,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "seconds": {"training": time.monotonic() - started},
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
-        "made": {"": _made_now(run)},
+        "made": {"": run.made()},
     }
     stock = stored.save(
         task.model.state_dict(),
@@ -136,7 +135,7 @@ def _evaluate(
             problems.setdefault(name, (step.number, error))
             del detectors[name]
     # Before the rows: there are none without it, and what is noted of a detector without rows is not read.
-    run.note_made(step, detectors, _made_now(run))
+    run.note_made(step, detectors)
     with run.timed(step, "evaluation"):
         for name, rows in _detect(run, trained, detectors, kept):
             if isinstance(rows, Exception):
@@ -185,7 +184,7 @@ def _measure_model(run: Run, step: Step, kept: OutputsCache) -> None:
     test = outputs(run.stream.test, step.test)
     shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
     found = measure_model(test, shifted, _tasks(test, step), run.spec.metrics_of_model)
-    run.note_made(step, [""], _made_now(run))
+    run.note_made(step, [""])
     _add_rows(stored, stored.model_rows, rows_of(run, step, "", found), run.spec.metrics_of_model)
 
 
@@ -231,10 +230,6 @@ def _detect(
             yield name, rows_of(run, step, name, found)
         except Exception as error:  # one detector's trouble is not the others'
             yield name, error
-
-
-def _made_now(run: Run) -> dict[str, str]:
-    return made_now(run.stream.test.device, run.spec.training)
 
 
 def rows_of(run: Run, step: Step, detector: str, found: list[Measurement]) -> pd.DataFrame:

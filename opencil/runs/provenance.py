@@ -12,6 +12,7 @@ import torch
 
 from opencil._version import __version__
 from opencil.engine.arithmetic import Arithmetic
+from opencil.plugins import Notes
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -29,9 +30,10 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def made_now(device: torch.device, training: Arithmetic) -> dict[str, str]:
+def made_now(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:
     """What makes rows at this moment, for their record; a run may be made in several calls."""
-    return {
+    digests = {plugin: note["sha256"] for plugin, note in plugins.items()}
+    return ({"plugins": digests} if digests else {}) | {
         "source": source_digest(),
         "torch": torch.__version__,
         "device": _name(device),

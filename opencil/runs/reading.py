@@ -1,5 +1,6 @@
 """What a folder of runs holds, as a study: the rows of all runs with a record of each."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -90,25 +91,26 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
 
 def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
     """What made the rows: alike are together, in the order of their first."""
-    alike: dict[tuple[str, ...], Made] = {}
+    alike: dict[str, Made] = {}
     for step, info in zip(steps, infos, strict=True):
         first, added = info.get("made", {}), info.get("added", {})
         names = ["", *(path.stem for path in step.tables()[1:])]
         for name, note in [(n, note) for n in names for note in (first.get(n), *added.get(n, ())) if note]:
-            key = tuple(note[part] for part in ("source", "torch", "device", "precision"))
-            source, torch, device, precision = key
+            key = json.dumps({part: note[part] for part in note if part != "time"}, sort_keys=True)
             made = alike.setdefault(
                 key,
                 Made(
-                    source=source,
-                    torch=torch,
-                    device=device,
-                    precision=precision,
+                    source=note["source"],
+                    torch=note["torch"],
+                    device=note["device"],
+                    precision=note["precision"],
                     first=note["time"],
                     last=note["time"],
                     steps={},
                 ),
             )
+            if "plugins" in note:
+                made["plugins"] = note["plugins"]
             made["first"], made["last"] = min(made["first"], note["time"]), max(made["last"], note["time"])
             if step.number not in (numbers := made["steps"].setdefault(name, [])):
                 numbers.append(step.number)

@@ -24,10 +24,12 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
-from opencil.registry import DETECTORS, LEARNERS
+from opencil.plugins import require
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
 from opencil.runs import file_formats
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
+from opencil.runs.provenance import made_now
 from opencil.runs.store import RunFolder, StepFolder, read_rows
 from opencil.runs.tuning import read_head
 from opencil.runs.weights import Stock
@@ -45,6 +47,8 @@ def opened_run(path: str | Path, place: PlaceConfig, data: BenchmarkData | None 
     record = folder.stored()
     if not record or len(record["cil"]) != 1:
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is needed")
+    of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
+    require(record.get("plugins"), of_model, f"run {path} needs what is not known here")
     ((cil, values),) = record["cil"].items()
     spec = RunSpec(
         benchmark=build(BenchmarkConfig, record["benchmark"], where="benchmark"),
@@ -164,13 +168,18 @@ class Run:
         self._latest, number = trained, trained.step.number
         self._infos[number], self._memories[number] = trained.info, memory
 
-    def note_made(self, step: Step, names: Iterable[str], made: dict[str, str]) -> None:
+    def made(self, *detectors: str) -> dict[str, Any]:
+        """What makes rows now: those of the model, or of some detectors."""
+        return made_now(self.stream.test.device, self.spec.training, self.spec.plugins(*detectors))
+
+    def note_made(self, step: Step, names: Iterable[str]) -> None:
         """Note what makes the rows of some detectors, or the model's own (''), before they are stored.
 
         Where there are rows already, metrics are added to them, and what made those is noted beside it.
         """
         info, stored = self.info(step.number), self._stored(step.number)
         for name in names:
+            made = self.made(*[name] * bool(name))
             if (stored.detector_rows(name) if name else stored.model_rows).exists():
                 info.setdefault("added", {}).setdefault(name, []).append(made)
             else:
@@ -241,6 +250,8 @@ class Run:
         if name not in self.spec.detectors:
             known = ", ".join(self.spec.detectors) or "none"
             raise BadInput(f"detector {name!r} is not one of the run's: those are {known}")
+        if name.partition("@")[0] not in DETECTORS.names():
+            require(self.folder.stored().get("plugins"), [DETECTORS.kind], f"{name} is not known here")
         detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
         model, step, stored = self.model(number), self.stream[number - 1], self.folder.step(number)
         if isinstance(detector, Tuner):

@@ -20,7 +20,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from opencil.atomic_files import remove_temporary, write_json, write_text
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
+from opencil.plugins import Notes, joined, missing, told
 from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.runs.weights import Stock, read_weights, write_weights
@@ -200,8 +201,8 @@ class RunFolder:
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return {}
         both = {d for d in set(stored["detector"]) & set(spec.detectors) if self._evaluated(d)}
-        record = _with_detectors(spec.record(), both)
-        then, now = flat(_with_detectors(stored, both)), flat(record)
+        record = _decisive(spec.record(), both)
+        then, now = flat(_decisive(stored, both)), flat(record)
         # A value that did not exist when the run was stored was what it is by default.
         for key, value in flat(defaults(record)).items():
             if key in now:
@@ -218,30 +219,41 @@ class RunFolder:
     def check(self, spec: RunSpec) -> None:
         """Refuse to go on with a run under another config than its own."""
         if differences := self.differences(spec):
-            detectors = {key.split(".")[1] for key in differences if key.startswith("detector.")}
-            only = len(detectors) == 1 and all(d.startswith("detector.") for d in differences)
-            what = f"{self.path}/step*/detectors/{detectors.pop()}.parquet" if only else str(self.path)
-            ways = f"use another --runs folder or seed, or delete {what}"
-            settable = ("training.", "cil.", "detector.", "benchmark.shifted")
-            if all(key.startswith(settable) for key in differences):
-                values = {key: then for key, (then, _) in differences.items() if then != "absent"}
-                if any(key.startswith("benchmark.shifted") for key in differences):  # named whole, as near is
-                    values = {key: v for key, v in values.items() if not key.startswith("benchmark.")}
-                    values["benchmark.shifted"] = self.stored()["benchmark"].get("shifted", {})
-                texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
-                settings = " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
-                ways = f"go on with it as it is by {settings}, {ways}" if settings else ways
             raise BadInput(
-                f"run {spec} exists with another config: {ways}"
+                f"run {spec} exists with another config: {', '.join(self._ways(differences))}"
                 + "".join(
                     f"\n  {key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items()
                 )
             )
 
+    def _ways(self, differences: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+        """What can be done about a run that exists with another config."""
+        methods = {tuple(key.split(".")[:2]) for key in differences}
+        section, method = min(methods) if len(methods) == 1 else ("", "")
+        if section in ("cil", "detector"):
+            label = f"{method.partition('@')[0]}@mine"
+            ours = {key: now for key, (_, now) in differences.items() if now not in ("absent", {})}
+            settings = _settings({key.replace(method, label, 1): now for key, now in ours.items()})
+            yield f"keep both by a label, --{section} {label} {settings}"
+        if all(
+            key.startswith(("training.", "cil.", "detector.", "benchmark.shifted")) for key in differences
+        ):
+            values = {key: then for key, (then, _) in differences.items() if then != "absent"}
+            if any(key.startswith("benchmark.shifted") for key in differences):  # named whole, as near is
+                values = {key: v for key, v in values.items() if not key.startswith("benchmark.")}
+                values["benchmark.shifted"] = self.stored()["benchmark"].get("shifted", {})
+            if settings := _settings(values):
+                yield f"go on with it as it is by {settings}"
+        yield "use another --runs folder or seed"
+        of_detector = f"/step*/detectors/{method}.parquet" if section == "detector" else ""
+        yield f"or delete {self.path}{of_detector}"
+
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
         """Leave the config of a run that is to come, unless the run is there already."""
         if not (self.path / "config.yml").exists():
-            write_text(self.path / "config.yml", dump_yaml(spec.record()))
+            plugins = spec.plugins(*spec.detectors)
+            record = spec.record() | ({"plugins": plugins} if plugins else {})
+            write_text(self.path / "config.yml", dump_yaml(record))
             self.note(environment)
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
@@ -274,6 +286,8 @@ class RunFolder:
             kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
             detectors = {**kept, **spec.detectors}
             record = {**spec.record(), "detector": detectors}
+            if plugins := joined(stored.get("plugins"), spec.plugins(*spec.detectors)):
+                record["plugins"] = plugins
             if record != stored:
                 write_text(self.path / "config.yml", dump_yaml(record))
             yield
@@ -309,6 +323,20 @@ def find_runs(root: Path) -> list[RunFolder]:
     ]
 
 
+def plugins_noted(root: Path, problem: str) -> str:
+    """Which plugin has a name that a problem calls unknown, as runs below a folder have noted; or nothing."""
+    notes: Notes = {}
+    for path in root.rglob("config.yml") if root.is_dir() else ():
+        with suppress(OpenCILError, OSError, UnicodeDecodeError):  # the problem is to be told, not another
+            if "\nplugins:" in path.read_text(encoding="utf-8"):
+                notes = joined(RunFolder(path.parent).stored().get("plugins"), notes)
+    lacking = {
+        plugin: [name for name in names if f"{name} is unknown" in problem]
+        for plugin, names in missing(notes).items()
+    }
+    return told({plugin: names for plugin, names in lacking.items() if names})
+
+
 def read_rows(root: str | Path) -> pd.DataFrame:
     """All rows of all runs below a folder."""
     steps = [step for run in find_runs(Path(root)) for step in run.trained()]
@@ -317,5 +345,13 @@ def read_rows(root: str | Path) -> pd.DataFrame:
     return read_tables([path for step in steps for path in step.tables()], file_formats.damaged)
 
 
-def _with_detectors(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {**record, "detector": {name: record["detector"][name] for name in names}}
+def _settings(values: dict[str, Any]) -> str:
+    """Values by their keys as flags of the command line."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
+
+
+def _decisive(record: dict[str, Any], detectors: set[str]) -> dict[str, Any]:
+    """What of a record must stay as it is: of some detectors; which text a plugin has is noted with rows."""
+    kept = {key: value for key, value in record.items() if key != "plugins"}
+    return {**kept, "detector": {name: record["detector"][name] for name in detectors}}

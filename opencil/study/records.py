@@ -22,6 +22,7 @@ class Made(TypedDict):
     torch: str
     device: str
     precision: str
+    plugins: NotRequired[dict[str, str]]  #: sha256 of each plugin that they come from
     first: str
     last: str
     steps: dict[str, list[int]]  #: of each detector; '' is the model itself
@@ -115,6 +116,7 @@ def _made(value: object) -> bool:
     return (
         isinstance(value, dict)
         and all(_text(value.get(key)) for key in ("source", "torch", "device", "precision", "first", "last"))
+        and _mapping(value.get("plugins", {}), _text)
         and _mapping(value.get("steps"), lambda steps: _list(steps, lambda step: _whole(step, 1)))
     )
 

@@ -234,6 +234,27 @@ def test_a_run_under_another_config_can_be_gone_on_with(
     assert event == Finished(event.run, already=True)
 
 
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        ("cil", ["cil.icarl.later.lr=0.05"]),
+        ("detector", ["detector.energy.temperature=2"]),
+    ],
+)
+def test_a_method_under_other_values_can_be_kept_beside_itself(
+    flag: str, settings: list[str], finished: Path, tiny: Make
+) -> None:
+    asked = tiny(finished, *settings)
+    with pytest.raises(BadInput) as raised:
+        list(opencil.execute(asked))
+    advice = str(raised.value).split("keep both by a label, ")[1].split(", go on with it")[0]
+    option, name, *words = shlex.split(advice)
+    assert option == f"--{flag}"
+    labelled = tiny(finished, *words[1::2], **{flag: name})
+    list(opencil.execute(labelled))
+    assert getattr(labelled, flag)[name] == getattr(asked, flag)[name.removesuffix("@mine")]
+
+
 def test_place_is_no_part_of_the_config(finished: Path, tiny: Make, tmp_path: Path, run_all: RunAll) -> None:
     moved = finished.rename(tmp_path / "elsewhere")
     (event,) = run_all(tiny(moved, f"place.data_root={json.dumps(str(tmp_path))}"))

@@ -1,0 +1,197 @@
+"""A user's own files and modules: imported once, known by what they register and by their text.
+
+``--plugin my_method.py``, ``plugins: [my_method.py]`` in a YML, and ``opencil.load_plugin`` end here. What a
+stored run needs of them is noted with it: which plugin registered which name, and the sha256 of its text.
+"""
+
+import hashlib
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from opencil.errors import BadInput, OpenCILError, nearest
+from opencil.registry import REGISTRIES, Registry, registered_by
+
+#: What a run's record says about plugins: by each as it was given, its ``sha256`` and what it ``registers``.
+Notes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One that has been imported: where it lies, and the sha256 of the text that was run."""
+
+    path: Path | None
+    sha256: str
+
+
+_loaded: dict[str, Plugin] = {}
+
+
+def load_plugin(plugin: str | Path) -> None:
+    """Import a Python file, or a module by its name, and so know what it registers.
+
+    Once: a file is imported again only where its text has changed. It may import the files beside it.
+    """
+    given = str(plugin)
+    for registry in REGISTRIES:  # ours come first, so that what is registered from here on is the plugin's
+        registry.names()
+    if is_file(given):
+        _load_file(given, Path(given).expanduser())
+    else:
+        _load_module(given)
+
+
+def is_file(given: str) -> bool:
+    """Whether a plugin is given as a file: it ends in .py, or has a folder in front."""
+    return given.endswith(".py") or "/" in given or "\\" in given
+
+
+def loaded(given: str) -> Plugin:
+    """What is known of a plugin that has been imported."""
+    if given not in _loaded:  # of an installed package
+        _loaded[given] = _of_module(sys.modules.get(given.partition(":")[0]))
+    return _loaded[given]
+
+
+def _load_file(given: str, path: Path) -> None:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        folder = path.parent
+        others = [found.name for found in folder.glob("*.py")] if folder.is_dir() else []
+        why = error.strerror or error
+        raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
+    path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
+    if Plugin(path, sha256) in _loaded.values():
+        return
+    # The name is the same whenever the file is imported, so that its definitions replace themselves.
+    name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    if (beside := str(path.parent)) not in sys.path:
+        sys.path.append(beside)
+    try:
+        with registered_by(given):
+            exec(compile(text, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _failure(given, path, error) from error
+    now = Plugin(path, sha256)
+    _loaded.update({other: now for other, plugin in _loaded.items() if plugin.path == path})
+    _loaded[given] = now
+
+
+def _load_module(name: str) -> None:
+    try:
+        with registered_by(name):
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _failure(name, None, error) from error
+        beside = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
+        raise BadInput(
+            f"plugin {name!r} is unknown: allowed are a Python file, ending in .py, and a module that can be "
+            f"imported{beside}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _failure(name, None, error) from error
+    for registry in REGISTRIES:  # it may have been imported before
+        registry.attribute(name, name)
+    _loaded[name] = _of_module(module)
+
+
+def _of_module(module: ModuleType | None) -> Plugin:
+    path = Path(file) if (file := getattr(module, "__file__", None)) else None
+    text = path.read_bytes() if path is not None and path.is_file() else b""
+    return Plugin(path, hashlib.sha256(text).hexdigest())
+
+
+def _failure(given: str, path: Path | None, error: BaseException) -> BadInput:
+    """Where and why a plugin cannot be imported, in a sentence."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    what = str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        what = f"{type(error).__name__}: {error.msg}"
+        frames.append((error.filename or "", error.lineno))
+    # The places that are the user's own: the file and those beside it, or of a module any but ours.
+    folder = str(path.parent if path else "")
+    own = [at for at in frames if at[0].startswith(folder) and at[0].endswith(".py") and at[0] != __file__]
+    in_file = [line for name, line in own if name == str(path)]
+    at = f", line {in_file[-1]}" if in_file else ""
+    elsewhere = own and own[-1][0] != str(path) and not isinstance(error, OpenCILError)
+    inside = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if elsewhere else ""
+    return BadInput(f"plugin {given}{at}: {what}{inside}")
+
+
+# --- what a stored run needs -------------------------------------------------------------------------
+
+
+def notes_of(names: Iterable[tuple[Registry[Any], str]]) -> Notes:
+    """The plugins that registered some names, for a run's record."""
+    notes: Notes = {}
+    for registry, name in dict.fromkeys(names):
+        if plugin := registry.plugin_of(name):
+            note = notes.setdefault(plugin, {"sha256": loaded(plugin).sha256, "registers": []})
+            note["registers"].append(f"{registry.kind} {name.partition('@')[0]}")
+    return notes
+
+
+def joined(before: object, now: Notes) -> Notes:
+    """Notes of two calls on one run: each name stands with the plugin that registered it last."""
+    together: Notes = {}
+    latest = {name for note in now.values() for name in note["registers"]}
+    for plugin, name, sha256 in _noted(before):
+        if name not in latest:
+            together.setdefault(plugin, {"sha256": sha256, "registers": []})["registers"].append(name)
+    for plugin, note in now.items():
+        older = together.get(plugin, {"registers": []})["registers"]
+        together[plugin] = {**note, "registers": [*older, *note["registers"]]}
+    return together
+
+
+def changed(runs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The plugins imported here that had another text when rows of some runs were made, and whose rows."""
+    old: dict[str, list[str]] = {}
+    for cil, made in [(run["cil"], made) for run in runs for made in run.get("made", ())]:
+        for plugin, sha256 in made.get("plugins", {}).items():
+            if plugin in _loaded and _loaded[plugin].sha256 != sha256:
+                old.setdefault(plugin, []).extend(name or cil for name in made["steps"])
+    return {plugin: sorted(set(names)) for plugin, names in old.items()}
+
+
+def missing(notes: object, kinds: Iterable[str] = ()) -> dict[str, list[str]]:
+    """What notes name and nobody has registered here, by the plugin that did; of some kinds, or of all."""
+    wanted = set(kinds)
+    registries = {r.kind: r for r in REGISTRIES if r.kind in wanted or not wanted}
+    lacking: dict[str, list[str]] = {}
+    for plugin, noted, _ in _noted(notes):
+        kind, _, name = noted.rpartition(" ")
+        if kind in registries and name not in registries[kind].names():
+            lacking.setdefault(plugin, []).append(f"{kind} {name!r}")
+    return lacking
+
+
+def told(lacking: Mapping[str, list[str]]) -> str:
+    """What is missing in words: ``detector 'margin' is registered by margin.py: give --plugin margin.py``."""
+    each = ((", ".join(names), "is" if len(names) == 1 else "are", p) for p, names in lacking.items())
+    return "; ".join(f"{names} {are} registered by {p}: give --plugin {p}" for names, are, p in each)
+
+
+def require(notes: object, kinds: Iterable[str], what: str) -> None:
+    """Refuse to go on with a stored run whose names are not known here, saying which plugin has them."""
+    if lacking := missing(notes, kinds):
+        loads = ", ".join(f"opencil.load_plugin({plugin!r})" for plugin in lacking)
+        raise BadInput(f"{what}: {told(lacking)}, or in Python call {loads}")
+
+
+def _noted(notes: object) -> Iterator[tuple[str, str, str]]:
+    """(plugin, name that it registered, its sha256); what is not as we write it is passed over."""
+    for plugin, note in notes.items() if isinstance(notes, dict) else ():
+        if isinstance(note, dict) and isinstance(names := note.get("registers"), list):
+            for name in names:
+                yield str(plugin), str(name), str(note.get("sha256", ""))
