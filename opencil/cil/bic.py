@@ -26,8 +26,8 @@ class BiC(Learner):
     """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
 
     equation: ClassVar[str] = (
-        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:old}, z') \\ "
-        r"\lambda = \frac{old}{seen} \\ z_c \leftarrow \alpha_t z_c + \beta_t"
+        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \\ "
+        r"\lambda = \frac{\text{old}}{\text{seen}} \\ z_c \leftarrow \alpha_t z_c + \beta_t"
     )
     differs: ClassVar[str] = (
         "The paper's code fits the correction by CE on softmax outputs, with batch norm in training mode "

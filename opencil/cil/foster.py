@@ -31,8 +31,9 @@ class FOSTER(Learner):
     """A second backbone learns what the frozen first one misses; both are then compressed into one."""
 
     equation: ClassVar[str] = (
-        r"L_{boost} = \text{CE}(z / w, y) + \text{CE}(z_{aux}, y) + \text{KD}(z_{1:old}, z') \\ "
-        r"L_{compress} = -\sum_c q_c \log \text{softmax}(z_{student} / T)_c \\ "
+        r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
+        r"+ \text{KD}(z_{1:\text{old}}, z') \\ "
+        r"L_{\text{compress}} = -\sum_c q_c \log \, \text{softmax}(z_{\text{student}} / T)_c \\ "
         r"q_c \propto w_c \, \text{softmax}(z / T)_c \\ w_c \propto \frac{1 - \beta}{1 - \beta^{n_c}}"
     )
     differs: ClassVar[str] = (

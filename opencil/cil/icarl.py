@@ -24,7 +24,7 @@ from opencil.validation import Positive
 class ICaRL(Learner):
     """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
 
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:old}, z')"
+    equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
     differs: ClassVar[str] = (
         "iCaRL's authors train by binary cross-entropy and classify by the nearest mean of exemplars. Here, "
         "as in the OpenCIL paper, it is CE with distillation, and the head's accuracy; the nearest mean's "

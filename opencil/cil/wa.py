@@ -23,9 +23,9 @@ class WA(Learner):
     """Distillation weighted by the share of old classes; after a step the head's new rows are scaled down."""
 
     equation: ClassVar[str] = (
-        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:old}, z') \\ "
-        r"\lambda = \frac{old}{seen} \\ w_{new} \leftarrow w_{new} "
-        r"\frac{\text{mean} \|w_{old}\|}{\text{mean} \|w_{new}\|}"
+        r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \\ "
+        r"\lambda = \frac{\text{old}}{\text{seen}} \\ w_{\text{new}} \leftarrow w_{\text{new}} "
+        r"\frac{\text{mean} \|w_{\text{old}}\|}{\text{mean} \|w_{\text{new}}\|}"
     )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)

@@ -25,7 +25,7 @@ class KLM(SetUpDetector):
 
     equation: ClassVar[str] = (
         r"S(x) = -\min_c \text{KL}(p \,\|\, q_c) \\ "
-        r"q_c = \text{mean} \{ p_j : \arg\max p_j = c \}"
+        r"q_c = \text{mean} \{ p_j : \text{argmax} p_j = c \}"
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})

@@ -28,7 +28,7 @@ class ODIN(Detector):
 
     equation: ClassVar[str] = (
         r"S(x) = \max_c \text{softmax}(z(x') / T)_c \\ "
-        r"x' = x - \frac{\epsilon}{s} \text{sign} \nabla_x \text{CE}(z(x) / T, \arg\max z(x))"
+        r"x' = x - \frac{\epsilon}{s} \text{sign} \nabla_x \text{CE}(z(x) / T, \text{argmax} z(x))"
     )
 
     temperature: Positive = 1000.0
