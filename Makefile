@@ -1,6 +1,7 @@
 # make demo   set up, run the embedded benchmark, show its table and name its page; FLAGS: more for 'opencil run'
 # make test   set up, run the test suite
 # make check  set up, lint and type checks
+# make docs   set up, build the documentation as a site; make docs-serve: show it on localhost:8000
 # make browser  install chromium where that is possible: the HTML report is tested in it
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check browser clean
+.PHONY: demo test check docs docs-serve browser clean
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
 # One thread: the network is so small that several only wait for each other.
@@ -24,6 +25,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs.site.make
+
+docs-serve: $(VENV)/.installed-docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs.site.make --serve
 
 browser:
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
