@@ -169,6 +169,8 @@ def show(screen: Console, tables: "list[Table]") -> None:
         return not screen.is_terminal or wide.measure(table.rich()).maximum <= screen.width
 
     for i, table in enumerate(tables):
+        if screen.color_system and not fits(table) and fits(table.styled()):
+            table = table.styled()
         screen.print(Text("\n" * (i > 0) + table.title, style="bold"))
         for j, part in enumerate(table.fitting(fits)):
             drawn = part.rich()

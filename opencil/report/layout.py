@@ -25,7 +25,12 @@ ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
 _NUMBERS = ("", "¹", "²", "³")
 _STYLES = ("", "bold underline", "bold", "underline")
 MARKS = "¹ best, ² second, ³ third in its column."
-_LATEX_MARKS = "Bold and underlined: best in its column; bold: second; underlined: third."
+MARKS_IN_BLOCK = "¹ best, ² second, ³ third of its CIL model."
+#: The same where type is bold or underlined and numbers have no place: in LaTeX, on a narrow terminal.
+_STYLED_MARKS = {
+    MARKS: "Bold and underlined: best in its column; bold: second; underlined: third.",
+    MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
+}
 _PAGE = 8  # columns of numbers with deviations that a page's width holds
 
 
@@ -89,6 +94,7 @@ class Table:
     columns: list[Column]
     blocks: list[Block]
     notes: list[str]
+    numbered: bool = True  #: on a terminal, ranks are numbers behind the values, not type alone
 
     @property
     def lines(self) -> list[list[Cell]]:
@@ -106,14 +112,18 @@ class Table:
 
     # --- terminal ----------------------------------------------------------------------------------
 
+    def styled(self) -> "Table":
+        """The table for where bold and underlined type show its ranks: notes say that, and no numbers do."""
+        return replace(self, numbered=False, notes=[_STYLED_MARKS.get(note, note) for note in self.notes])
+
     def rich(self) -> Drawn:
-        """The table for a terminal, without its title, which may be wider."""
+        """The table for a terminal, without its title, which may be wider; a gap parts its blocks."""
         drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
         by_line: list[list[Text]] = [[] for _ in self.lines]
         before = ""
         for i, column in enumerate(self.columns):
             leads, before = column.group not in ("", before), column.group
-            heading, texts = _drawn_column(column, leads, [cells[i] for cells in self.lines])
+            heading, texts = _drawn_column(column, leads, [cells[i] for cells in self.lines], self.numbered)
             drawn.add_column(heading, no_wrap=True, vertical="bottom")
             for line, text in zip(by_line, texts, strict=True):
                 line.append(text)
@@ -241,7 +251,7 @@ class Table:
             lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}"]
             lines += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
             if part is parts[-1]:
-                notes = " ".join(_latex(_LATEX_MARKS if note == MARKS else note) for note in self.notes)
+                notes = " ".join(map(_latex, self.styled().notes))
                 lines += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
             floats.append("\n".join([*lines, r"\end{table}", ""]))
         return "\n".join(floats)
@@ -269,15 +279,15 @@ class Table:
         return [*lines, r"\end{tabular}"]
 
 
-def _drawn_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
+def _drawn_column(column: Column, leads: bool, cells: list[Cell], numbered: bool) -> tuple[Text, list[Text]]:
     """Heading and cells for a terminal; ``leads`` says that the column is the first of its group.
 
     Numbers end at the same place, whether or not a rank follows them: so they are set by hand. A group is
     named once, and set apart by a blank.
     """
-    ranked = any(cell.rank for cell in cells)
+    ranked = numbered and any(cell.rank for cell in cells)
     texts = [
-        Text().append(cell.text, style=_STYLES[cell.rank]).append(_NUMBERS[cell.rank] or " " * ranked)
+        Text().append(cell.text, style=_STYLES[cell.rank]).append(ranked * (_NUMBERS[cell.rank] or " "))
         for cell in cells
     ]
     if column.group:

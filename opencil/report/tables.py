@@ -10,7 +10,7 @@ from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import metric_of
 from opencil.evaluation.metric import metrics as all_metrics
 from opencil.report.averages import continual, over_seeds
-from opencil.report.layout import MARKS, Block, Cell, Column, Table, words
+from opencil.report.layout import MARKS, MARKS_IN_BLOCK, Block, Cell, Column, Table, words
 from opencil.report.order import FAMILIES, families, labelled, method, sort_cil, sort_detectors, sort_metrics
 from opencil.report.results import (
     FLIPPED,
@@ -106,7 +106,9 @@ def ablation_tables(outcome: Results) -> list[Table]:
             names = [n for n in every if any((cil, n, m, p) in outcome.averages for _, m, p in keys)]
             if not any(map(labelled, names)):
                 continue
-            lines = _ranked([_line(outcome, name, columns) for name in names], keys, variants=True)
+            lines = _ranked(
+                [_line(outcome, name, columns) for name in names], [m for _, m, _ in keys], variants=True
+            )
             values = _differing_values(names, own, outcome.runs)
             notes = [*outcome.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
             title = f"{outcome.title}, {cil}: ablation of {own}"
@@ -156,7 +158,7 @@ def _by_family(outcome: Results, name: str, title: str, columns: dict[Column, Ke
         own = [detector for detector in names if not labelled(detector)]
         plain += own
         blocks.append(Block(lines, family, [_average("Average", outcome, own, keys)] if own else []))
-    ranked = iter(_ranked([line for block in blocks for line in block.lines], keys))
+    ranked = iter(_ranked([line for block in blocks for line in block.lines], [m for _, m, _ in keys]))
     blocks = [replace(block, lines=[next(ranked) for _ in block.lines]) for block in blocks]
     top = [Block([_accuracy_line(outcome, columns)])]
     bottom = [Block([_average("Average (All)", outcome, plain, keys)])] if len(blocks) > 1 else []
@@ -196,14 +198,17 @@ def _cell(average: Average | None) -> Cell:
     return Cell(average.mean, average.std) if average else Cell()
 
 
-def _ranked(lines: list[list[Cell]], keys: list[Key], variants: bool = False) -> list[list[Cell]]:
+def _ranked(
+    lines: list[list[Cell]], metrics: list[str], variants: bool = False, name: int = 0
+) -> list[list[Cell]]:
     """Lines in which the three best values of each column are marked, compared as they are shown.
 
-    Names with a label compete only where ``variants`` are what is compared.
+    The last columns are of ``metrics``, and that at ``name`` says which detector a line is of. Names with a
+    label compete only where ``variants`` are what is compared.
     """
     ranked = [list(line) for line in lines]
-    competing = [line for line in ranked if variants or not labelled(line[0].text)]
-    for i, (_, metric, _) in enumerate(keys, start=1):
+    competing = [line for line in ranked if variants or not labelled(line[name].text)]
+    for i, metric in enumerate(metrics, start=-len(metrics)):
         shown = {round(line[i].value or 0.0, 2) for line in competing if line[i].value is not None}
         best = sorted(shown, reverse=not metric_of(metric).lower_is_better)[:3]
         for line in competing:
@@ -293,12 +298,17 @@ def _summary(name: str, title: str, averages: pd.DataFrame, metrics: list[str], 
             [words(cil), words(name), accuracy, *(cells.get((cil, name, *key), Cell()) for key in keys)]
             for name in names
         ]
-        blocks.append(Block(lines))
+        # Of so few, to mark three would be to mark all.
+        contested = sum(not labelled(name) for name in names) > 3
+        blocks.append(Block(_ranked(lines, [m for m, _ in keys], name=1) if contested else lines))
     columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
     columns += [
         Column(split, metric_of(m).column) if split else Column(metric_of(m).column) for m, split in keys
     ]
-    notes = [_basis(averages), *more, *(metric_of(metric).sentence for metric in metrics)]
+    marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
+    notes = [_basis(averages), *more, *[MARKS_IN_BLOCK] * marked]
+    notes += [*[_LABELLED] * (marked and any(map(labelled, measured["detector"].unique())))]
+    notes += [metric_of(metric).sentence for metric in metrics]
     return Table(name, title, columns, blocks, notes)
 
 

@@ -92,6 +92,23 @@ def test_ranks_have_styles_on_a_terminal() -> None:
         assert f"\x1b[{style}m{number}\x1b[0m" in text
 
 
+def test_blocks_stand_apart() -> None:
+    columns = [Column("CIL", label=True), Column("x")]
+    blocks = [Block([[words(cil), Cell(1.0)], [words(cil), Cell(2.0)]]) for cil in ("icarl", "wa")]
+    lines = drawn(Table("t", "t", columns, blocks, []))
+    assert [line.split()[:1] for line in lines[2:]] == [["icarl"], ["icarl"], [], ["wa"], ["wa"]]
+
+
+def test_styled_ranks_have_no_numbers() -> None:
+    ranked = replace(table(), notes=[MARKS, "a note"]).styled()
+    assert not set("¹²³") & set("".join(drawn(ranked)))
+    assert len(drawn(ranked)[2]) == len(drawn(table())[2]) - 2, "two columns have ranks"
+    assert ranked.notes == [
+        "Bold and underlined: best in its column; bold: second; underlined: third.",
+        "a note",
+    ]
+
+
 def test_a_table_that_fits_is_whole() -> None:
     assert table().fitting(lambda _: True) == [table()]
 

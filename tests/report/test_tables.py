@@ -576,3 +576,37 @@ def test_an_unfinished_method_is_named_below_the_accuracy_table(made_up: Rows) -
 def test_the_accuracy_table_is_cut_between_columns(made_up: Rows) -> None:
     parts = models(made_up()).fitting(lambda part: len(part.columns) <= 3)
     assert [headings(part) for part in parts] == [["CIL", *CONTINUAL[:2]], ["CIL", *CONTINUAL[2:]]]
+
+
+# --- the best three of a CIL model -----------------------------------------------------------------
+
+FOUR = ("msp", "energy", "gen", "odin", "react")
+
+
+def test_a_summary_marks_the_best_three_of_each_cil_model(made_up: Rows) -> None:
+    rows = pd.concat([made_up(detectors=FOUR, entropy=1), made_up(cil="wa", detectors=FOUR, entropy=2)])
+    table = detection(rows)
+    averages = over_seeds(rows).set_index(["cil", "metric", "split"]).sort_index()
+    for block, cil in zip(table.blocks, ("icarl", "wa"), strict=True):
+        for i, (metric, split) in enumerate(((m, s) for m in METRICS for s in SPLITS), start=3):
+            ranks = {cells[1].text: cells[i].rank for cells in block.lines if cells[i].rank}
+            marked = sorted(ranks, key=lambda name: ranks[name])
+            means = averages.loc[(cil, metric, split)].set_index("detector")["mean"]
+            best = means.sort_values(ascending=metric == "fpr").index[:3]
+            assert marked == list(best)
+    assert not any(cells[2].rank for cells in table.lines), "the accuracy is the model's, not a detector's"
+    assert table.notes[1] == "¹ best, ² second, ³ third of its CIL model."
+
+
+def test_of_three_detectors_none_is_marked(made_up: Rows) -> None:
+    table = detection(made_up(detectors=FOUR[:3]))
+    assert not any(cell.rank for cells in table.lines for cell in cells)
+    assert not any("best" in note for note in table.notes)
+
+
+def test_names_with_a_label_are_not_among_the_best_of_a_summary(made_up: Rows) -> None:
+    table = detection(made_up(detectors=(*FOUR, "ber@nter")))
+    ranks = {cells[1].text: max(cell.rank for cell in cells) for cells in table.lines}
+    assert ranks["ber@nter"] == 0
+    assert max(ranks.values()) == 3
+    assert any(note.startswith("A name with @") for note in table.notes)
