@@ -7,8 +7,9 @@ stands for every method that has the value.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,18 +24,21 @@ from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
-from opencil.errors import BadInput, nearest, unknown
-from opencil.nets.create import Named, checked, pinned
+from opencil.errors import BadInput, meant, nearest, unknown
+from opencil.nets.create import COMMON, Named, checked, pinned
 from opencil.plugins import is_file, load_plugin
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS, Registry
 from opencil.validation import (
     Bound,
     Count,
+    Key,
     NonNegative,
     Values,
     Whole,
     build,
+    keys_below,
     merge,
+    misplaced,
     names_of,
     parse_size,
     plain,
@@ -210,6 +214,47 @@ class Config:
 
 
 SECTIONS = tuple(f.name for f in fields(Config))
+#: The sections that hold methods by name.
+METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
+
+
+def config_keys() -> Iterator[Key]:
+    """Every key that a config can have, but for names of the user's own."""
+    for section in fields(Config):
+        yield (section.name,)
+        yield from ((section.name, *key) for key in keys_below(section.type))
+    yield from (("benchmark", "backbone", name) for name in COMMON)
+    for kind, registry in METHODS.items():
+        for name in registry.names():
+            yield kind, name
+            yield from ((kind, name, *key) for key in keys_below(registry.entry(name).make))
+
+
+def _guess(written: Key, wrong: int = -1) -> list[str]:
+    """The keys that somebody may have meant by one whose part at ``wrong`` is unknown there.
+
+    What several methods have stands under ``*``.
+    """
+    known = [part.partition("@")[0] for part in written]
+    labels = dict(
+        zip(known, written, strict=True)
+    )  # a labelled method is sought by its name, and told with it
+    found = [key for key in misplaced(known, config_keys(), wrong) if key != tuple(known)]
+    methods = [key for key in found if key[0] in METHODS and len(key) > 2 and key[1] not in known]
+    others = {key: [k for k in methods if (k[0], *k[2:]) == (key[0], *key[2:])] for key in methods}
+    told = [(key[0], "*", *key[2:]) if len(others.get(key, ())) > 1 else key for key in found]
+    told.sort(key=lambda key: "*" not in key)
+    return [".".join(labels.get(part, part) for part in key) for key in dict.fromkeys(told)]
+
+
+def _guess_outside(written: Key) -> list[str]:
+    """The same for a key in no section, which may be misspelt too; nothing where a section is."""
+    found = _guess(written, wrong=0)
+    if found or get_close_matches(written[0], SECTIONS, cutoff=0.7):
+        return found
+    ends = {key[-1]: key for key in config_keys()}
+    close = get_close_matches(written[-1], ends, n=1, cutoff=0.8)
+    return _guess((*written[:-1], *close), wrong=0) or [".".join(ends[name]) for name in close]
 
 
 def list_benchmarks() -> list[str]:
@@ -252,7 +297,7 @@ def resolve(
         for layer in layers:
             over = layer.get(key, {})
             values = merge(_left_below(values, over), over)
-        return build(cls, values, where=key)
+        return build(cls, values, where=key, guess=_guess)
 
     def named(key: str) -> list[str]:
         by_flags = [name for name in layers[-2].get(key, {}) if name != "*"]  # which stands for those named
@@ -292,12 +337,15 @@ def _methods(
     somewhere = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
     for value in [v for section in sections for v in section.get("*", {}) if v not in somewhere]:
         raise BadInput(
-            f"{key}.*.{value} is unknown: no {registry.kind} has it{nearest(str(value), somewhere)}"
+            f"{key}.*.{value} is unknown: no {registry.kind} has it"
+            f"{meant(_guess((key, '*', str(value)))) or nearest(str(value), somewhere)}"
         )
-    for name in [
-        n for section in (dict.fromkeys(chosen), *sections) for n in section if n not in ("*", "all")
-    ]:
-        registry.entry(name)  # refused here if it is unknown, chosen or not
+    for section in (dict.fromkeys(chosen), *sections):
+        for name in [n for n in section if n not in ("*", "all")]:  # refused if it is unknown, chosen or not
+            if (known := name.partition("@")[0]) not in registry.names():
+                places = _guess(_path(key, content={known: section[name]}), wrong=1)
+                raise unknown(registry.kind, known, registry.names(), places)
+            registry.entry(name)
     if any(section.get("all") for section in sections):
         raise BadInput(f"{key}.all takes no values: {key}.* stands for every method")
     names = [name for name in chosen if name != "*"] or ["all"]
@@ -314,7 +362,7 @@ def _methods(
             if n == "*":  # for the methods that have the value
                 values_here = {v: values_here[v] for v in values_here if v in names_of(cls)}
             if values_here := without(values_here, named if n == known else {}):
-                values = plain(build(cls, merge(values, values_here), where=f"{key}.{name}"))  # type: ignore[arg-type]
+                values = plain(build(cls, merge(values, values_here), f"{key}.{name}", _guess))  # type: ignore[arg-type]
         made[name] = values
     # A setting for a method that is not run, or for what a label fixes, would be lost without a word.
     for name, values in top.get(key, {}).items():
@@ -340,6 +388,8 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path) or len(path) < 2:
+            if equals and path[0] and path[0] not in SECTIONS:
+                raise unknown("config section", path[0], SECTIONS, _guess_outside((path[0],)))
             raise BadInput(
                 f"setting {setting!r} is not understood: allowed is key=value, say cil.icarl.epochs=5"
             )
@@ -350,12 +400,21 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
     return top
 
 
+def _path(*above: str, content: Mapping[str, Any]) -> Key:
+    """The key of a content, as deep as it has but one value."""
+    ((name, value),) = content.items()
+    single = isinstance(value, dict) and len(value) == 1
+    return _path(*above, name, content={str(n): v for n, v in value.items()}) if single else (*above, name)
+
+
 def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
     """A config's content with its short forms written out: ``cil: icarl,wa``, ``benchmark: digits``."""
     normal: dict[str, Any] = {}
     for key, value in content.items():
         if key not in SECTIONS:
-            raise unknown("config section", str(key), SECTIONS)
+            raise unknown(
+                "config section", str(key), SECTIONS, _guess_outside(_path(content={str(key): value}))
+            )
         if value is None:
             continue
         if key == "metric":
@@ -379,6 +438,7 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                     if not isinstance(v, dict):
                         raise BadInput(
                             f"{key}.{n} = {v!r} is not allowed: it should be a mapping of names to values"
+                            f"{meant(_guess((key, n)))}"
                         )
         elif key == "benchmark":
             value = {"name": value} if isinstance(value, str) else _with_roles(value)

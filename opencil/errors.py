@@ -1,6 +1,6 @@
 """Errors that a user can act on: each message is a sentence that says what, where, and what is allowed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -23,9 +23,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> BadInput:
-    """The error for a name that is not among the known ones."""
+def meant(places: Sequence[str]) -> str:
+    """``; did you mean first.lr or later.lr?`` for places where a key stands, or nothing for none."""
+    more = [f"{len(places) - 3} more"] if len(places) > 4 else []
+    few = [*places[: 3 if more else 4], *more]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(few[:-1]), few[-1])))}?" if few else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str], places: Sequence[str] = ()) -> BadInput:
+    """The error for a name that is not among the known ones; ``places`` are where it would be one."""
     known = sorted(known)
-    return BadInput(
-        f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{nearest(name, known)}"
-    )
+    hint = meant(places) or nearest(name, known)
+    return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{hint}")

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
@@ -175,11 +175,16 @@ class Registry(Generic[T]):
             return cast(T, build(make, values, where=name))
         return make(**self.check(name, values, where=name))
 
-    def check(self, name: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Values that a registered function, or a class that is no dataclass, can be called with."""
+    def check(
+        self, name: str, values: Mapping[str, Any], where: str, beside: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Values that a registered function, or a class that is no dataclass, can be called with.
+
+        ``beside`` are names that stand beside them and are not its own.
+        """
         from opencil.validation import arguments
 
-        return arguments(self.entry(name).make, values, where)
+        return arguments(self.entry(name).make, values, where, beside)
 
     def _load(self) -> None:
         import_modules(self._home)

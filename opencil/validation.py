@@ -10,12 +10,12 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from opencil.errors import BadInput, nearest
+from opencil.errors import BadInput, meant, nearest
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -60,8 +60,16 @@ class Values:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Make a ``cls`` of plain values; ``where`` is the place to name in errors, such as ``cil.icarl``."""
+#: The parts of a key, and of all that somebody may have meant by it.
+Key = tuple[str, ...]
+Guess = Callable[[Key], Sequence[str]]
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | None = None) -> T:
+    """Make a ``cls`` of plain values; ``where`` is the place to name in errors, such as ``cil.icarl``.
+
+    ``guess`` gives the keys that may be meant by one that is unknown: by default those below ``where``.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     # JSON mode is strict about scalars and yet takes a list where a tuple is asked for.
@@ -72,13 +80,22 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return TypeAdapter(cls).validate_json(text, strict=True)
     except ValidationError as error:
-        raise BadInput(
-            "\n".join(_sentence(cls, e, where) for e in _plain_errors(cls, error.errors()))
-        ) from None
+        wrong = _plain_errors(cls, error.errors())
+        missing = [e for e in wrong if e["type"].startswith("missing")]
+        sentences = [_sentence(cls, e, where, guess) for e in wrong if e not in missing]
+        if missing:
+            absent = ", ".join(".".join((where, *map(str, e["loc"]))) for e in missing)
+            sentences.append(f"{absent} {'is' if len(missing) == 1 else 'are'} missing")
+        raise BadInput("\n".join(sentences)) from None
 
 
-def arguments(make: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values that a function or class can be called with, checked by name and, where annotated, by type."""
+def arguments(
+    make: Callable[..., Any], values: Mapping[str, Any], where: str, beside: Collection[str] = ()
+) -> dict[str, Any]:
+    """Values that a function or class can be called with, checked by name and, where annotated, by type.
+
+    ``beside`` are names that stand there too and are somebody else's: errors tell them as allowed.
+    """
     parameters = inspect.signature(make).parameters.values()
     try:
         hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
@@ -91,6 +108,7 @@ def arguments(make: Callable[..., Any], values: Mapping[str, Any], where: str) -
             kinds[p.name] = _checkable(hints.get(p.name, Any))
             default: Any = dataclasses.MISSING if p.default is p.empty else partial(_same, p.default)
             fields.append((p.name, kinds[p.name], dataclasses.field(default_factory=default)))
+    fields += [(name, Any, dataclasses.field(default=None)) for name in beside if name not in kinds]
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     more = {key: value for key, value in values.items() if takes_more and key not in kinds}
     cls: Any = dataclasses.make_dataclass("Arguments", fields, bases=(Values,), kw_only=True)
@@ -125,6 +143,33 @@ def plain(value: Any) -> dict[str, Any]:
 def names_of(cls: Any) -> set[str]:
     """Names of the values that a dataclass is made of, init-only ones included."""
     return _keys(cls, [])
+
+
+def keys_below(cls: Any) -> Iterator[Key]:
+    """The keys of all values that a dataclass is made of, and of those that they are made of."""
+    for name, kind in _takes(cls):
+        yield (name,)
+        yield from ((name, *below) for below in keys_below(kind))
+
+
+def misplaced(written: Sequence[str], keys: Iterable[Key], wrong: int = -1) -> list[Key]:
+    """The keys that may be meant by one that stands in a wrong place: ``cil.icarl.first.lr`` by ``icarl.lr``.
+
+    They end as it does and have its other parts in their order, or as many of the last of them as any key
+    has, down to the part at ``wrong``, which is unknown where it stands; ``*`` stands for any part. Of those,
+    the shortest.
+    """
+    ends = [key for key in keys if key[-1] == written[-1]]
+    for start in range(wrong % len(written) + 1):
+        if found := [key for key in ends if _in_order(written[start:], key)]:
+            least = min(map(len, found))
+            return list(dict.fromkeys(key for key in found if len(key) == least))
+    return []
+
+
+def _in_order(parts: Sequence[str], key: Key) -> bool:
+    rest = iter(key)
+    return all(part == "*" or part in rest for part in parts)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +249,7 @@ def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
     return None
 
 
-def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
+def _sentence(cls: type, error: "ErrorDetails", where: str, guess: Guess | None) -> str:
     """One pydantic error as a sentence: key, value, what is allowed, nearest known name."""
     path = [str(part) for part in error["loc"]]
     key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
@@ -212,13 +257,18 @@ def _sentence(cls: type, error: "ErrorDetails", where: str) -> str:
     value = value if len(value) <= 80 else value[:77] + "..."
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = sorted(_keys(cls, path[:-1]))
-        allowed = ", ".join(known) or "no values"
-        return f"{key} = {value} is unknown: allowed here are {allowed}{nearest(path[-1], known)}"
-    if error["type"].startswith("missing"):
-        return f"{key} is missing"
+        above, allowed = where.split("."), ", ".join(known) or "no values"
+        guess = guess or (lambda written: _meant(written, above, cls))
+        hint = meant(guess((*above, *path))) or nearest(path[-1], known)
+        return f"{key} = {value} is unknown: allowed here are {allowed}{hint}"
     if error["type"] == "value_error":  # raised by a __post_init__, worded so that it begins with the key
         return f"{key}.{error['ctx']['error']}"
     return f"{key} = {value} is not allowed: {error['msg'].replace('Input should', 'it should')}"
+
+
+def _meant(written: Key, above: list[str], cls: type) -> list[str]:
+    """The keys below a place that may be meant by one that is unknown there."""
+    return [".".join(key) for key in misplaced(written, ((*above, *below) for below in keys_below(cls)))]
 
 
 def _keys(cls: Any, path: list[str]) -> set[str]:

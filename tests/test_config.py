@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import opencil
 from opencil import BadInput, Schedule
-from opencil.config import SECTIONS, Config, dump_yaml, parse_yaml, read_yaml, resolve
+from opencil.config import SECTIONS, Config, config_keys, dump_yaml, parse_yaml, read_yaml, resolve
 from opencil.data.shifted import ShiftedSet
+from opencil.validation import flat, plain
 
 
 def again(config: Config) -> Config:
@@ -448,8 +449,47 @@ def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
     assert "pydantic" not in message
 
 
+MISPLACED = [
+    ("icarl.epochs=5", "did you mean cil.icarl.epochs?"),
+    ("icarl.lr=5", "did you mean cil.icarl.first.lr or cil.icarl.later.lr?"),
+    ("cil.icarl.lr=0.1", "did you mean cil.icarl.first.lr or cil.icarl.later.lr?"),
+    ("cil.*.lr=0.1", "did you mean cil.*.first.lr, cil.*.later.lr, "),
+    ("cil.epochs=5", "did you mean cil.*.epochs?"),
+    ("cil.first.lr=0.1", "did you mean cil.*.first.lr?"),
+    ("epochs=5", "did you mean cil.*.epochs?"),
+    ("memory=100", "did you mean benchmark.memory?"),
+    ("memroy=100", "did you mean benchmark.memory?"),
+    ("benchmark.crop=8", "did you mean benchmark.transform.crop?"),
+    ("cil.icarl.memory=100", "did you mean benchmark.memory?"),
+    ("place.precision=bf16", "did you mean training.precision?"),
+    ("benchmark.weights=x", "did you mean benchmark.backbone.weights?"),
+    ("cil.energy.temperature=2", "did you mean detector.energy.temperature?"),
+    ("benchmark.backbone.nam=x", "allowed here are freeze, name, sha256, weights; did you mean 'name'?"),
+]
+
+
+@pytest.mark.parametrize(("setting", "hint"), MISPLACED, ids=[setting for setting, _ in MISPLACED])
+def test_a_key_in_a_wrong_place_is_told_where_it_belongs(setting: str, hint: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        resolve(settings=[setting])
+    assert hint in str(raised.value)
+
+
+def test_a_labelled_method_is_told_with_its_label() -> None:
+    with pytest.raises(BadInput, match=r"did you mean detector\.ber@nter\.schedule\.lr\?"):
+        resolve(detector=["ber@nter"], settings=["detector.ber@nter.lr=1"])
+
+
+def test_every_key_that_is_known_can_be_set() -> None:
+    """What hints and completion offer is what a config takes."""
+    flat_config = flat(plain(resolve(detector=["all"], cil=["all"])))
+    keys = {".".join(key) for key in config_keys()}
+    assert {key for key in flat_config if not key.startswith(("benchmark.shifted", "metric"))} <= keys
+    assert {"benchmark.backbone.weights", "cil.icarl.epochs", "seed.runs", "metric"} <= keys
+
+
 @pytest.mark.parametrize(
-    "setting", ["epochs", "epochs=3", "cil.icarl.epochs", "=3", "cil..epochs=3", ".a=1", ""]
+    "setting", ["epochs", "seed=3", "cil.icarl.epochs", "=3", "cil..epochs=3", ".a=1", ""]
 )
 def test_a_setting_that_is_no_setting(setting: str) -> None:
     with pytest.raises(BadInput, match="key=value") as raised:
@@ -480,7 +520,10 @@ def test_a_setting_that_is_no_yml() -> None:
         ({"user": {"seed": True}}, ["seed.runs[0] = true", "integer"]),
         ({"user": {"seed": "0"}}, ['seed.runs[0] = "0"', "integer"]),
         ({"user": {"benchmark": {"near": [], "far": []}}}, ["near and far", "at least one"]),
-        ({"user": {"benchmark": {"name": "a/b", "memory": 8}}}, ["benchmark.id is missing"]),
+        (
+            {"user": {"benchmark": {"name": "a/b", "memory": 8}}},
+            ["benchmark.id, benchmark.near, "],
+        ),
     ],
 )
 def test_refused_choices_say_why(choice: dict[str, Any], fragments: list[str]) -> None:

@@ -26,6 +26,10 @@ class _Common(Values):
     freeze: bool = False
 
 
+#: What a config can say of every backbone.
+COMMON = ("name", *sorted(names_of(_Common)))
+
+
 def create_backbone(
     name: str, *, weights: str | None = None, sha256: str | None = None, freeze: bool = False, **values: Any
 ) -> Backbone:
@@ -51,12 +55,13 @@ def checked(named: Named) -> Named:
         named = {"name": named}
     name = named.get("name")
     if not isinstance(name, str):
-        raise BadInput("backbone.name is missing")
-    own = {key: value for key, value in named.items() if key not in {"name", *names_of(_Common)}}
-    common = build(_Common, {k: v for k, v in named.items() if k in names_of(_Common)}, where="backbone")
+        raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
+    own = {key: value for key, value in named.items() if key not in COMMON}
+    said_of_all = {key: value for key, value in named.items() if key in COMMON and key != "name"}
+    common = build(_Common, said_of_all, where="backbone")
     if name not in BACKBONES.names():
         raise unknown("backbone", name, BACKBONES.names())
-    BACKBONES.check(name, own, where="backbone")
+    BACKBONES.check(name, own, where="backbone", beside=COMMON)
     if common.sha256 and not common.weights:
         raise BadInput(
             "backbone.sha256 is not allowed without backbone.weights, the file whose checksum it is"
