@@ -26,6 +26,14 @@ app = typer.Typer(
 Root = Annotated[
     Path, typer.Argument(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="ROOT")
 ]
+OptionalRoot = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Folder of your downloads; not needed where a benchmark reads no files.",
+        envvar="OPENCIL_DATA",
+        metavar="[ROOT]",
+    ),
+]
 Benchmark = Annotated[
     str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.", metavar="NAME")
 ]
@@ -45,22 +53,30 @@ Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per 
 
 @app.command(epilog="Example: opencil data check ~/downloads --benchmark cifar100")
 @guarded
-def check(root: Root, benchmark: Benchmark = None, config: ConfigFile = None, full: Full = False) -> None:
+def check(
+    root: OptionalRoot = None, benchmark: Benchmark = None, config: ConfigFile = None, full: Full = False
+) -> None:
     """Say what of a benchmark's datasets is there, and where to get the rest.
 
     Exit code 0: all are there and can be decoded; a number of images that differs from the paper's is named
     and is no failure. 1: some are missing or damaged.
     """
     from opencil.data.check import check as check_split
-    from opencil.runs.loading import file_splits
+    from opencil.data.file_dataset import FileDataset
+    from opencil.runs.loading import splits
 
     resolved = _config(root, benchmark, config)
-    splits = file_splits(resolved)
+    wanted, size = splits(resolved), resolved.benchmark.image_size
+    if root is None and any(isinstance(asked.dataset, FileDataset) for asked in wanted):
+        raise BadInput(
+            f"benchmark {resolved.benchmark.name!r} reads files: name the folder of your downloads, as in "
+            f"'opencil data check ~/downloads --benchmark {resolved.benchmark.name}'"
+        )
     results = []
     with _bars() as bar:
-        for asked in splits:
+        for asked in wanted:
             with bar(f"{asked.name} {asked.split}") as progress:
-                results.append(check_split(asked, root, full, progress))
+                results.append(check_split(asked, root, size, full, progress))
     screen = Console()
     _print(screen, _table(resolved, results, root))
     for line in _remarks(results, root):
@@ -88,19 +104,25 @@ def prepare(
     """
     from dataclasses import replace
 
+    from opencil.data.file_dataset import FileDataset
     from opencil.data.image_cache import cache_folder
     from opencil.data.preparing import prepare_split
     from opencil.runs.loading import access as access_of
-    from opencil.runs.loading import file_splits
+    from opencil.runs.loading import splits
 
     resolved = _config(root, benchmark, config)
+    wanted = [asked for asked in splits(resolved) if isinstance(asked.dataset, FileDataset)]
+    if not wanted:
+        raise BadInput(
+            f"benchmark {resolved.benchmark.name!r} reads no files: its images come with installed packages"
+        )
     place = resolved.place
     place = replace(place, cache=cache or place.cache, workers=workers or place.workers)
     access, size = access_of(place), resolved.benchmark.image_size
     screen = Console()
     total = 0
     with _bars() as bar:
-        for asked in file_splits(resolved):
+        for asked in wanted:
             with bar(f"{asked.name} {asked.split}") as progress:
                 done = prepare_split(asked, size, access, skip_corrupt, progress)
             total += done.size
@@ -160,21 +182,23 @@ def _say(screen: Console, line: str) -> None:
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _config(root: Path, benchmark: str | None, config: Path | None) -> "Config":
+def _config(root: Path | None, benchmark: str | None, config: Path | None) -> "Config":
     from opencil.config import list_benchmarks, read_yaml, resolve
 
-    if not root.is_dir():
+    if root is not None and not root.is_dir():
         raise BadInput(f"there is no folder {root}: ROOT is the folder of your downloads")
     if benchmark is None and config is None:
         raise BadInput(
             f"which datasets? --benchmark names one of {', '.join(list_benchmarks())}; --config a YML"
         )
-    flags = {"place": {"data_root": str(root)}} | ({"benchmark": {"name": benchmark}} if benchmark else {})
+    flags = {"place": {"data_root": str(root)} if root else {}}
+    flags |= {"benchmark": {"name": benchmark}} if benchmark else {}
     return resolve(read_yaml(config) if config else None, flags=flags)
 
 
-def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
-    table = Table(title=escape(f"{config.benchmark.name} in {root}"), title_justify="left")
+def _table(config: "Config", results: "list[Checked]", root: Path | None) -> Table:
+    title = f"{config.benchmark.name} in {root}" if root else config.benchmark.name
+    table = Table(title=escape(title), title_justify="left")
     for column in ("dataset", "split", "role", "found", "layout"):
         table.add_column(column, overflow="fold")
     table.add_column("images", justify="right")
@@ -183,7 +207,9 @@ def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
         table.add_column(column)
     for r in results:
         expected = f"{r.expected:,}" if r.expected else "–"
-        if r.on_disk is None or r.images is None:
+        if r.on_disk is None and r.images is not None:
+            cells = ["in a package", "–", f"{r.images:,}", "–", "–", "all"]
+        elif r.on_disk is None or r.images is None:
             state = "[red]unusable[/]" if r.problem else "[red]missing[/]"
             place = escape(_short(r.on_disk.place, root)) if r.on_disk else ""
             layout = r.on_disk.layout if r.on_disk else ""
@@ -205,8 +231,10 @@ def _table(config: "Config", results: "list[Checked]", root: Path) -> Table:
     return table
 
 
-def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
+def _remarks(results: "list[Checked]", root: Path | None) -> Iterator[str]:
     """What the table has no room for: differences, damage, and where to get what is missing."""
+    from opencil.data.file_dataset import FileDataset
+
     if other := [f"{r.asked.name} ({r.asked.split})" for r in results if r.checksum == "differs"]:
         yield (
             f"[yellow]differs:[/] the files of {escape(', '.join(other))} are not byte for byte the "
@@ -220,14 +248,15 @@ def _remarks(results: "list[Checked]", root: Path) -> Iterator[str]:
             yield f"[red]unusable:[/] {escape(message)}"
         if len(r.corrupt) > 5:
             yield f"[red]unusable:[/] and {len(r.corrupt) - 5:,} more of {name}"
-        if r.on_disk is None and not r.problem:
-            places = " or ".join(str(root / place) for place in r.asked.dataset.places(r.asked.split)[:4])
-            home = f"; home page {r.asked.dataset.home}" if r.asked.dataset.home else ""
+        dataset = r.asked.dataset
+        if r.images is None and not r.problem and root and isinstance(dataset, FileDataset):
+            places = " or ".join(str(root / place) for place in dataset.places(r.asked.split)[:4])
+            home = f"; home page {dataset.home}" if dataset.home else ""
             yield f"[red]missing:[/] {name}: expected at {escape(places)}{home}"
 
 
-def _short(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+def _short(path: Path, root: Path | None) -> str:
+    return str(path.relative_to(root)) if root and path.is_relative_to(root) else str(path)
 
 
 def _print(screen: Console, table: Table) -> None:

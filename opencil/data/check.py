@@ -10,7 +10,7 @@ from opencil.atomic_files import digest
 from opencil.data.decoding import decoded, workers_here
 from opencil.data.file_dataset import FileDataset
 from opencil.data.image_cache import SURVEY_SIDE
-from opencil.data.images import Dataset, Split
+from opencil.data.images import Access, Dataset, Split
 from opencil.data.roles import Role
 from opencil.errors import BadInput
 
@@ -28,7 +28,7 @@ class Asked:
     """A split that a benchmark reads, and as what."""
 
     name: str
-    dataset: FileDataset
+    dataset: Dataset
     split: Split
     role: Role | Literal["ID"]
 
@@ -48,7 +48,8 @@ class Checked:
     @property
     def expected(self) -> int | None:
         """Images in the paper."""
-        return self.asked.dataset.counts.get(self.asked.split)
+        dataset = self.asked.dataset
+        return dataset.counts.get(self.asked.split) if isinstance(dataset, FileDataset) else None
 
     @property
     def differs(self) -> bool:
@@ -58,15 +59,26 @@ class Checked:
     @property
     def usable(self) -> bool:
         """Whether a run could use it."""
-        return self.on_disk is not None and not self.problem and not self.corrupt
+        return self.images is not None and not self.problem and not self.corrupt
 
 
 def check(
-    asked: Asked, root: Path, full: bool = False, progress: Callable[[int, int], None] | None = None
+    asked: Asked,
+    root: Path | None,
+    size: int,
+    full: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Checked:
-    """Find a split, count its images, compare checksums and decode it, or a sample of it."""
+    """Find a split, count its images, compare checksums and decode it, or a sample of it.
+
+    One that lies in no files, but in an installed package, is loaded at ``size`` pixels.
+    """
     result = Checked(asked)
     try:
+        if not isinstance(asked.dataset, FileDataset):
+            result.images = len(asked.dataset.serve(asked.name, asked.split, size, Access(root)))
+            result.decoded = result.images
+            return result
         result.on_disk = asked.dataset.find(asked.split, root)
         if result.on_disk is None:
             return result

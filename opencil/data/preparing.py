@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opencil.data.check import Asked
 from opencil.data.decoding import workers_here
-from opencil.data.file_dataset import usable
+from opencil.data.file_dataset import FileDataset, usable
 from opencil.data.image_cache import ProgressBar
 from opencil.data.images import Access
 
@@ -28,8 +28,10 @@ def prepare_split(
     asked: Asked, side: int, access: Access, skip_corrupt: bool, progress: ProgressBar
 ) -> PreparedSplit:
     """Decode a split that is not prepared yet; of one that is streamed, only to find corrupt images."""
-    on_disk = asked.dataset.locate(asked.name, asked.split, access.root)
-    kept = asked.dataset.cache_file(asked.name, asked.split, side, access, on_disk)
+    dataset = asked.dataset
+    assert isinstance(dataset, FileDataset), "nothing is to prepare of others"
+    on_disk = dataset.locate(asked.name, asked.split, access.root)
+    kept = dataset.cache_file(asked.name, asked.split, side, access, on_disk)
     workers, done = access.workers or workers_here(), usable(kept, access)
     if done is None and access.streams(len(on_disk.source), side):
         bad = len(kept.survey(workers, progress)) if skip_corrupt else 0

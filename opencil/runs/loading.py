@@ -6,12 +6,10 @@ from typing import Any, Literal
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
 from opencil.data.check import Asked, describe
-from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Access, Images, Split
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
-from opencil.errors import BadInput
 
 
 def load(config: Config) -> BenchmarkData:
@@ -48,20 +46,13 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
     return {"datasets": splits}
 
 
-def file_splits(config: Config) -> list[Asked]:
-    """The splits in files that a config's benchmark reads; those that come with a package are none."""
+def splits(config: Config) -> list[Asked]:
+    """The splits that a config's benchmark reads, in files or from installed packages."""
     b = config.benchmark
     wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
     wanted += [(name, "test", role) for name, role in b.ood.items()]
     made = {name: dataset_of(name, b.datasets) for name, _, _ in wanted}
-    splits = [
-        Asked(name, dataset, split, role)
-        for name, split, role in wanted
-        if isinstance(dataset := made[name], FileDataset)
-    ]
-    if not splits:
-        raise BadInput(f"benchmark {b.name!r} reads no files: its images come with installed packages")
-    return splits
+    return [Asked(name, made[name], split, role) for name, split, role in wanted]
 
 
 def access(place: PlaceConfig) -> Access:

@@ -15,7 +15,7 @@ Tree = Callable[[Path, Mapping[str, int]], Path]
 
 
 def checked(root: Path, full: bool = False) -> Checked:
-    return check(Asked("texture", Texture(), "test", "far"), root, full)
+    return check(Asked("texture", Texture(), "test", "far"), root, 32, full)
 
 
 def test_a_dataset_that_is_there(tree: Tree, tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ def test_large_datasets_are_sampled_from_end_to_end_unless_full(
     monkeypatch.setattr("opencil.data.check.SAMPLE", 4)
     told: list[tuple[int, int]] = []
     asked = Asked("texture", Texture(), "test", "far")
-    result = check(asked, tmp_path, progress=lambda done, total: told.append((done, total)))
+    result = check(asked, tmp_path, 32, progress=lambda done, total: told.append((done, total)))
     assert (result.images, result.decoded, told[-1]) == (10, 4, (4, 4))
     assert checked(tmp_path, full=True).decoded == 10
 
 
 def test_checksums_of_published_files(mnist: Callable[..., Path], tmp_path: Path) -> None:
-    result = check(Asked("mnist", MNIST(), "test", "far"), mnist(tmp_path))
+    result = check(Asked("mnist", MNIST(), "test", "far"), mnist(tmp_path), 32)
     assert (result.checksum, result.usable) == ("differs", True)
     assert checked(tmp_path).checksum == ""
 
@@ -83,9 +83,9 @@ def test_the_published_file_is_recognised(
     path = root / "cifar-100-python" / "test"
     monkeypatch.setattr(CIFAR100, "checksums", {"test": hashlib.md5(path.read_bytes()).hexdigest()})
     asked = Asked("cifar100", CIFAR100(), "test", "ID")
-    assert check(asked, root).checksum == "canonical"
+    assert check(asked, root, 32).checksum == "canonical"
     path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), protocol=4))
-    assert check(asked, root).checksum == "differs"
+    assert check(asked, root, 32).checksum == "differs"
 
 
 def test_what_may_not_be_read_is_that_rows_problem(
@@ -102,6 +102,15 @@ def test_what_may_not_be_read_is_that_rows_problem(
     monkeypatch.setattr(Path, "is_dir", lambda path: bool(refuse()) if path.name == "images" else True)
     result = checked(tmp_path)
     assert "a file cannot be read: Permission denied" in result.problem
+    assert not result.usable
+
+
+def test_a_dataset_of_a_package_is_loaded() -> None:
+    asked = Asked("digits", Digits(), "train", "ID")
+    result = check(asked, None, 8)
+    assert (result.images, result.decoded, result.expected, result.usable) == (965, 965, None, True)
+    result = check(asked, None, 32)
+    assert "its images are 8 × 8 pixels" in result.problem
     assert not result.usable
 
 

@@ -63,8 +63,9 @@ def test_check_says_what_is_there(root: Path, yml: str) -> None:
     assert "texture (test) has 2 of 5,640 images; usable" in result.stdout
     assert "mnist (test) has 5 of 10,000 images" in result.stdout
     assert "the files of mnist (test) are not byte for byte the published ones" in result.stdout
-    assert "all 4 can be used" in result.stdout
-    assert "noise" not in result.stdout
+    assert "all 5 can be used" in result.stdout
+    (noise,) = [line for line in result.stdout.splitlines() if " noise " in line]
+    assert "in a package" in noise
 
 
 def test_check_says_what_is_missing_and_where_it_comes_from(root: Path) -> None:
@@ -88,7 +89,7 @@ def test_check_names_damage(root: Path, yml: str) -> None:
     assert result.exit_code == 1
     assert "1 corrupt" in result.stdout
     assert f"unusable: image {path} cannot be decoded" in result.stdout
-    assert "1 of 4 cannot be used" in result.stderr
+    assert "1 of 5 cannot be used" in result.stderr
 
 
 def test_prepare_then_nothing_is_decoded_again(root: Path, yml: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +136,24 @@ def test_show_writes_a_picture(root: Path, tmp_path: Path, yml: str) -> None:
     assert data("show", root, "digits", "--save", save).exit_code == 0
 
 
+def test_sets_that_come_with_a_package_are_checked_too() -> None:
+    result = data("check", "--benchmark", "digits")
+    assert result.exit_code == 0, result.output
+    counts = {("digits", "train"): 965, ("digits", "test"): 478, ("digits-held-out", "test"): 354}
+    for (name, split), count in counts.items():
+        (line,) = [row for row in result.stdout.splitlines() if row.split()[1:4:2] == [name, split]]
+        assert f" {count} " in line
+    assert "all 5 can be used" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["check", "ROOT"], "--benchmark names one of"),
         (["check", "ROOT/none", "--benchmark", "cifar100"], "there is no folder"),
         (["check", "ROOT", "--benchmark", "cifar10o"], "did you mean 'cifar100'"),
-        (["check", "ROOT", "--benchmark", "digits"], "reads no files"),
+        (["check", "--benchmark", "cifar100"], "reads files: name the folder of your downloads"),
+        (["prepare", "ROOT", "--benchmark", "digits"], "reads no files"),
         (["show", "ROOT", "textures"], "did you mean 'texture'"),
         (["show", "ROOT", "texture", "--split", "val"], "--split 'val' is not allowed"),
         (["show", "ROOT", "svhn"], "test images of dataset 'svhn' are not in"),
