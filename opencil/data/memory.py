@@ -22,7 +22,7 @@ def herd(features: Tensor, count: int) -> Tensor:
 
     Features are L2-normalised first, their mean is not again. At most N picks, without replacement.
     """
-    points = torch.nn.functional.normalize(features.double().cpu(), dim=1)
+    points = torch.nn.functional.normalize(features.cpu().double(), dim=1)
     mean, total = points.mean(dim=0), torch.zeros(points.shape[1], dtype=torch.float64)
     left = torch.ones(len(points), dtype=torch.bool)
     picks = []

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opencil.data.corruptions import CORRUPTIONS, STANDARD, corrupted
 from opencil.data.images import Images, ImageSet
+from opencil.data.precision import reachable
 from opencil.errors import BadInput, unknown
 from opencil.validation import Bound, Values, Whole
 
@@ -52,7 +53,7 @@ class ShiftedSet(Values):
             else:
                 (batch,) = test.batches(torch.from_numpy(chosen), len(chosen))
                 generators = [np.random.default_rng([self.seed, int(i)]) for i in chosen]
-                images = corrupted(batch, corruption, severity, generators)
+                images = corrupted(reachable(batch), corruption, severity, generators)
             changed[torch.from_numpy(chosen).to(test.device)] = images.to(test.device)
         return ImageSet(name, changed, test.labels, test.classes)
 

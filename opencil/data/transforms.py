@@ -150,7 +150,7 @@ def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float,
     chosen = torch.linspace(0, len(images) - 1, min(len(images), 20_000)).round().long()
     total, squares, count = torch.zeros(3).double(), torch.zeros(3).double(), 0
     for pixels in images.batches(chosen, max(1, 2**22 // images.side**2)):  # about 100 MB of doubles
-        values = pixels.double().cpu() / 255
+        values = pixels.cpu().double() / 255
         total += values.sum(dim=(0, 2, 3))
         squares += values.square().sum(dim=(0, 2, 3))
         count += values[:, 0].numel()

@@ -5,26 +5,60 @@ from contextlib import contextmanager
 
 import torch
 
-from opencil.errors import BadInput
+from opencil.data.precision import widest
+from opencil.errors import BadInput, nearest
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` (an accelerator where there is one), or any device that torch knows and that is present."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    """``auto``, ``gpu``, or any device that torch knows and that is present.
+
+    ``gpu`` is the accelerator that torch finds, whatever it is called; ``auto`` is that too where it has
+    float64, as CUDA's have, and else the CPU: on Apple's MPS nothing of ours was ever measured.
+    """
+    accelerator = _accelerator()
     if name == "auto":
-        return accelerator or torch.device("cpu")
+        return accelerator if accelerator and widest(accelerator) is torch.float64 else torch.device("cpu")
+    if name == "gpu":
+        if accelerator:
+            return accelerator
+        raise _refused(name, "torch finds no GPU")
     try:
         device = torch.device(name)
         torch.ones(1, device=device).sum().item()
     except (RuntimeError, AssertionError, ImportError) as error:
-        present = ["auto", "cpu"]
-        if accelerator:
-            present += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
         reason = str(error).split("\n")[0]
-        raise BadInput(
-            f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}"
-        ) from None
+        kind = name.partition(":")[0]
+        if (
+            accelerator is None or kind != accelerator.type
+        ):  # torch lists all that it could have been built for
+            reason = f"torch has no {kind} here" if kind in _KINDS else "torch knows no such device"
+        raise _refused(name, reason) from None
     return device
+
+
+#: Devices that people ask for.
+_KINDS = ("cuda", "mps", "xpu", "hpu", "hip", "xla")
+
+
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def present_devices() -> list[str]:
+    """The names that a device may have here."""
+    accelerator = _accelerator()
+    if accelerator is None:
+        return ["auto", "cpu"]
+    numbered = [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
+    return ["auto", "cpu", "gpu", *numbered]
+
+
+def _refused(name: str, reason: str) -> BadInput:
+    present = present_devices()
+    return BadInput(
+        f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}"
+        f"{nearest(name, present)}; 'opencil doctor' says what torch finds"
+    )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from opencil.data.precision import reachable
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
@@ -48,7 +49,7 @@ def measure(
         detector.fit(setup if tasks is None else replace(setup, tasks=tasks))
 
     def scored(outputs: Outputs) -> Samples:
-        return Samples(outputs.logits, outputs.labels, detector.score(outputs), tasks)
+        return _samples(outputs, tasks, detector.score(outputs))
 
     of_test = scored(test)
     of_shifted = {name: scored(outputs) for name, outputs in (shifted or {}).items()}
@@ -69,15 +70,19 @@ def measure_model(
     names: Iterable[str] | None = None,
 ) -> list[Measurement]:
     """The metrics of a model itself, on the test images and on each shifted set."""
-
-    def samples(outputs: Outputs) -> Samples:
-        return Samples(outputs.logits, outputs.labels, tasks=tasks)
-
-    of_test, chosen = samples(test), [metric for metric in _chosen(names) if metric.of_model]
+    of_test, chosen = _samples(test, tasks), [metric for metric in _chosen(names) if metric.of_model]
     measurements = _measured("", Reading(of_test), chosen, "id")
     for name, outputs in (shifted or {}).items():
-        measurements += _measured(name, Reading(of_test, shifted=samples(outputs)), chosen, "shifted")
+        measurements += _measured(name, Reading(of_test, shifted=_samples(outputs, tasks)), chosen, "shifted")
     return measurements
+
+
+def _samples(outputs: Outputs, tasks: Tensor | None, scores: Tensor | None = None) -> Samples:
+    """What metrics read, where they can count in float64."""
+    known = (outputs.logits, outputs.labels, scores, tasks)
+    logits, labels, scores, tasks = (None if tensor is None else reachable(tensor) for tensor in known)
+    assert logits is not None
+    return Samples(logits, labels, scores, tasks)
 
 
 def _chosen(names: Iterable[str] | None) -> list[Metric]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.precision import reachable
 from opencil.errors import BadInput
 
 
@@ -28,7 +29,7 @@ class Ranking:
                 bad = int((~torch.isfinite(scores)).nonzero()[0])
                 raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
         self.ids, self.oods, self.recall = len(id_scores), len(ood_scores), recall
-        keys, self._order = _descending_keys(torch.cat([id_scores, ood_scores])).sort()
+        keys, self._order = _descending_keys(reachable(torch.cat([id_scores, ood_scores]))).sort()
         self._last = F.pad(keys[1:] != keys[:-1], (0, 1), value=True).nonzero().flatten()
         self.accepted_id = self._counted(self._order < self.ids)
         self.accepted_ood = self.accepted_all - self.accepted_id

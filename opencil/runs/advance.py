@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.images import Images
+from opencil.data.precision import reachable
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
@@ -244,8 +245,8 @@ def rows_of(run: Run, step: Step, detector: str, found: list[Measurement]) -> pd
 
 def task_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:
     """Accuracies by metric, on all seen classes (task 0) and each step's: a row of the accuracy matrix."""
-    found = []
-    for metric, guess in predicted.items():
+    found, labels = [], reachable(labels)
+    for metric, guess in ((name, reachable(guess)) for name, guess in predicted.items()):
         found.append(Measurement("", metric, accuracy(guess, labels)))
         for task, of_task in enumerate(step.tasks, start=1):
             rows = (labels >= of_task.start) & (labels < of_task.stop)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.precision import placed, widest
 from opencil.detectors.finetune.mixing import beta, dirichlet
 from opencil.errors import BadInput
 
@@ -77,7 +78,7 @@ class AugMixDraw:
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """The same choices on a device."""
-        return AugMixDraw(*(tensor.to(device) for tensor in self.tensors))
+        return AugMixDraw(*(placed(tensor, device) for tensor in self.tensors))
 
 
 def draw(
@@ -223,11 +224,12 @@ def _tables(
     solarized = (kind == Operation.SOLARIZE) & (values >= strength.threshold[:, None, None])
     table = torch.where(solarized, 255 - values, table).float()
     to_mean, to_black = kind == Operation.CONTRAST, kind == Operation.BRIGHTNESS
-    mean = (gray.mean(dim=(2, 3), dtype=torch.float64) + 0.5).floor().float()[:, :, None]
+    mean = (gray.mean(dim=(2, 3), dtype=widest(gray.device)) + 0.5).floor().float()[:, :, None]
     table = torch.where(to_mean | to_black, _blend(mean * to_mean, values.float(), factor), table)
 
     # And these two each by itself. Pillow stretches in double precision; float32 would be cut off elsewhere.
-    low, high = images.amin(dim=(2, 3)).double()[:, :, None], images.amax(dim=(2, 3)).double()[:, :, None]
+    ends = (images.amin(dim=(2, 3)), images.amax(dim=(2, 3)))
+    low, high = (end.to(widest(images.device))[:, :, None] for end in ends)
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # 255 / … would multiply by a reciprocal
     stretched = (values * scale).sub_(low * scale).clamp_(0, 255).floor_().float()
     table = torch.where((kind == Operation.AUTOCONTRAST) & (high > low), stretched, table)
@@ -265,8 +267,8 @@ def _warped(images: Tensor, operation: Tensor, strength: _Strength) -> Tensor:
     d = strength.shear * (operation == Operation.SHEAR_Y) + sin
     f = middle_y - sin * middle_x - cos * middle_y + shift_y
 
-    columns = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5
-    rows = torch.arange(height, device=images.device, dtype=torch.float64) + 0.5
+    columns = torch.arange(width, device=images.device, dtype=widest(images.device)) + 0.5
+    rows = torch.arange(height, device=images.device, dtype=widest(images.device)) + 0.5
     x = torch.outer(cos, columns)[:, None, :] + (torch.outer(b, rows) + c[:, None])[:, :, None]  # [N, H, W]
     y = torch.outer(d, columns)[:, None, :] + (torch.outer(cos, rows) + f[:, None])[:, :, None]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from opencil.data.precision import placed
 from opencil.detectors.detector import Detector, Reads
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
@@ -200,7 +201,7 @@ class _TuningFeed(Feed):
         seed = (*self._source.seed, self._tuner.registered_name)
         numbers = generator(*seed, "draw", number)
         drawn = self._tuner.draw(self.iterations, self._batch, len(self._source.pools), numbers)
-        drawn = tuple(tensor.to(self.device) for tensor in drawn)
+        drawn = tuple(placed(tensor, self.device) for tensor in drawn)
         assert self.generator is not None
         self.generator.manual_seed(derive(*seed, "device", number))
         for i, parts in enumerate(self._source.epoch(number, self._batch)):

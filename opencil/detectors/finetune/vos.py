@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from opencil.data.precision import widened
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
@@ -38,11 +39,11 @@ class VOS(Synthesiser):
         width = features.shape[2]
         mean = features.mean(dim=1)
         # In double precision: the ridge is below float32's rounding of a covariance of large features.
-        centred = (features - mean[:, None]).reshape(-1, width).double()
+        centred = widened((features - mean[:, None]).reshape(-1, width))
         covariance = centred.T @ centred / len(centred)
         covariance.diagonal().add_(self.ridge)
         # The plain form makes the host wait, to check.
-        factor = torch.linalg.cholesky_ex(covariance).L.float()
+        factor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
         rarest = []
         for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
             noise = torch.randn(

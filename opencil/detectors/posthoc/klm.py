@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.precision import widened
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
@@ -38,13 +39,13 @@ class KLM(SetUpDetector):
         """
         logits = outputs.logits
         classes = logits.shape[1]
-        total = torch.zeros(classes, classes, dtype=torch.float64, device=logits.device)
-        for z in torch.split(logits, rows_at_a_time(2 * classes * total.element_size())):
+        total = widened(logits.new_zeros(classes, classes))
+        for z in map(widened, torch.split(logits, rows_at_a_time(2 * classes * total.element_size()))):
             predicted = F.one_hot(z.argmax(dim=1), classes).double()
-            total += predicted.T @ z.double().softmax(dim=1)
+            total += predicted.T @ z.softmax(dim=1)
         count = total.sum(dim=1, keepdim=True)  # softmax rows add up to 1
-        q = torch.where(count > 0, total / count, torch.eye(classes, device=logits.device))
-        self._log_q = q.clamp(min=_TINY).log().float()
+        q = torch.where(count > 0, total / count, torch.eye(classes, device=total.device))
+        self._log_q = q.clamp(min=_TINY).log().float().to(logits.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """−min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""
