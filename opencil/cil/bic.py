@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import Learner, Setting, Task, replay_and_distil
+from opencil.cil.learner import FORWARD, Learner, Setting, Task, replay_and_distil
 from opencil.data.stream import Step
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
@@ -39,6 +39,10 @@ class BiC(Learner):
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
     held_out: ProperFraction = 0.1
     temperature: Positive = 2.0
+
+    def effort(self, *, first: bool) -> float:
+        """That of the model: the correction has few images."""
+        return self.train.epochs * (1 if first else 1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """A model with a correction for each step so far."""

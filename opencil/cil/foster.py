@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import Learner, Setting, Task, distillation, soft_cross_entropy, softened
+from opencil.cil.learner import (
+    FORWARD,
+    Learner,
+    Setting,
+    Task,
+    distillation,
+    soft_cross_entropy,
+    softened,
+)
 from opencil.data.memory import Memory, quota
 from opencil.data.stream import Step
 from opencil.engine.forward import Outputs, forward
@@ -49,6 +57,12 @@ class FOSTER(Learner):
     compress_beta: BelowOne = 0.97
     temperature: Positive = 2.0
     evaluate: Literal["boosted", "compressed"] = "boosted"
+
+    def effort(self, *, first: bool) -> float:
+        """Boosting beside a frozen backbone, compression beside two."""
+        if first:
+            return self.first.epochs
+        return self.boost.epochs * (1 + FORWARD) + self.compress.epochs * (1 + 2 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """At step 1 a plain model; after it a boosted one, its compression inside."""

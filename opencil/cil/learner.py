@@ -26,6 +26,8 @@ from opencil.nets.model import Backbone, Model
 from opencil.validation import Count, Positive, Values
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+#: A pass forward alone, as a share of one forward and backward.
+FORWARD = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,18 @@ class Learner(Values, ABC):
     def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
         """Indices of the images that a step learns from, which detectors are set up on too: T_t^train+."""
         return torch.cat([step.train, memory.indices])
+
+    def effort(self, *, first: bool) -> float:
+        """Expected work of step 1, or of a later one, for each image: passes forward and backward.
+
+        It decides which of several runs is hurried, and nothing that is stored. By default: the epochs of the
+        schedule ``first`` at step 1, of all others after it, each pass with one forward of a teacher.
+        """
+        schedules = {f.name: getattr(self, f.name) for f in fields(self)}
+        epochs = {name: s.epochs for name, s in schedules.items() if isinstance(s, Schedule)}
+        if first and "first" in epochs:
+            return epochs["first"]
+        return (1 if first else 1 + FORWARD) * sum(n for name, n in epochs.items() if name != "first")
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """A model shaped like the one that is stored after ``step``, with fresh weights."""

@@ -72,3 +72,9 @@ def own_stream(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(inner):
         yield
     outer.wait_stream(inner)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what is launched so far: then other streams can use the results."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -11,6 +11,7 @@ from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
 from opencil.engine.seeding import generator
+from opencil.engine.turns import let_others
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 
@@ -67,14 +68,19 @@ class Inputs:
         return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
 
     def batches(self) -> Iterator[Tensor]:
-        """The images in order, normalised, float32 [≤ batch_size, channels, H, W]."""
+        """The images in order, normalised, float32 [≤ batch_size, channels, H, W].
+
+        Between them others may have a turn: whoever reads batches is at long work.
+        """
         if isinstance(self.images, Tensor):
             for rows in torch.split(self._chosen, self.batch_size):
                 yield self.images[rows].float()
+                let_others()
         else:
             assert self.transform is not None
             for pixels in self.images.batches(self._chosen, self.batch_size):
                 yield self.transform.test(pixels)
+                let_others()
 
     def maps(self) -> Iterator[list[Tensor]]:
         """The model's maps after each stage, batch by batch, float32 [≤ batch_size, C, H, W] each.
@@ -138,6 +144,11 @@ class Outputs:
         return replace(
             self, features=self.features[rows], logits=self.logits[rows], labels=labels, inputs=inputs
         )
+
+    def by(self, model: Classifier) -> "Outputs":
+        """The same outputs as those of a copy of the model that made them."""
+        inputs = None if self.inputs is None else replace(self.inputs, model=model)
+        return replace(self, classify=model.classify, inputs=inputs)
 
     def layers(self) -> Iterator[list[Tensor]]:
         """The maps after each stage of the backbone, batch by batch in the samples' order."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from opencil.data.precision import reachable
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs
+from opencil.engine.turns import let_others
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
 from opencil.evaluation.metrics import numbers
@@ -56,6 +57,7 @@ def measure(
     chosen = [metric for metric in _chosen(names) if not metric.of_model]
     measurements = _measured("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
+        let_others()
         together = joined(list(of_shifted.values()))
         measurements += _measured(name, Reading(of_test, scored(outputs), together), chosen, "ood")
     for name, samples in of_shifted.items():

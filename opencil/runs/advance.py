@@ -1,6 +1,7 @@
 """What is missing of a run: train a step, compute its outputs once, evaluate every detector, go on."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
+from opencil.engine.device import wait_for
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Diverged
 from opencil.errors import BadInput, OpenCILError
@@ -33,26 +35,87 @@ from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
 from opencil.study.rows import COLUMNS, measured_metrics, noted, read_tables, write_rows
 
+#: Steps of a run that may be trained and not evaluated before the next one's training waits: their models and
+#: outputs are in memory.
+AHEAD = 2
 
-def advance(run: Run, kept: OutputsCache, checkpoint_seconds: float) -> Iterator[Event]:
-    """Train and evaluate what is missing, step by step; the run's folder must be held, see ``opened``."""
-    problems: dict[str, tuple[int, Exception]] = {}
-    for step in run.stream:
-        stored = run.folder.step(step.number)
-        asked = run.spec.metrics_of_detectors
+
+class Advance:
+    """What is missing of a run, whose folder must be held, see ``opened``: in order, or as two works.
+
+    Nothing that follows a training, neither its heads nor its rows, is read by a later one. So ``trainings``
+    and ``follow_ups`` may take turns; None says that one of them waits for the other.
+    """
+
+    def __init__(self, run: Run, kept: OutputsCache, checkpoint_seconds: float) -> None:
+        self._run, self._kept, self._seconds = run, kept, checkpoint_seconds
+        self._problems: dict[str, tuple[int, Exception]] = {}
+        self._trained: deque[tuple[Step, TrainedStep | None]] = deque()  # whose follow-up is not done
+        self._more = True  # trainings may come
+
+    def in_order(self) -> Iterator[Event]:
+        """Train a step, evaluate it, go on to the next."""
+        for step in self._run.stream:
+            yield from _trained(self._run, step, self._seconds)
+            yield from self._follow_up(self._run, step)
+        self._tell_problems()
+
+    def trainings(self) -> Generator[Event | None]:
+        """Train every step, at most ``AHEAD`` of them before the first is evaluated."""
+        device = self._run.setting.images.device
+        try:
+            for step in self._run.stream:
+                while len(self._trained) >= AHEAD:
+                    yield None
+                trained = yield from _trained(self._run, step, self._seconds)
+                self._trained.append((step, trained and trained.apart()))
+                wait_for(device)
+        finally:
+            self._more = False
+
+    def follow_ups(self) -> Generator[Event | None]:
+        """Tune and evaluate every step that has been trained, until no more are to come.
+
+        It has its own copies of the models, made on its own stream: the trainings lay theirs out for
+        themselves. What they made is let go when the device has done all that read it.
+        """
+        run = self._run.apart()
+        while self._trained or self._more:
+            if not self._trained:
+                yield None
+                continue
+            step, trained = self._trained[0]
+            if trained is not None:
+                run.keep(trained.apart())
+            yield from self._follow_up(run, step)
+            wait_for(run.setting.images.device)
+            self._trained.popleft()
+        self._tell_problems()
+
+    def _follow_up(self, run: Run, step: Step) -> Iterator[Event]:
+        """Heads and rows that a trained step lacks."""
+        stored, asked = run.folder.step(step.number), run.spec.metrics_of_detectors
         tables = {name: stored.detector_rows(name) for name in run.spec.detectors}
         missing = [name for name, table in tables.items() if not table.exists() or stored.lacks(table, asked)]
-        if stored.trained:
-            run.check_images(step.number)
-            stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
-        else:
-            yield from _train(run, step, checkpoint_seconds)
         if stored.lacks(stored.model_rows, run.spec.metrics_of_model):
-            _measure_model(run, step, kept)
+            _measure_model(run, step, self._kept)
         if missing:
-            yield from _evaluate(run, step, missing, kept, checkpoint_seconds, problems)
-    if problems:
-        raise without_rows(problems)
+            yield from _evaluate(run, step, missing, self._kept, self._seconds, self._problems)
+
+    def _tell_problems(self) -> None:
+        if self._problems:
+            raise without_rows(self._problems)
+
+
+def _trained(run: Run, step: Step, checkpoint_seconds: float) -> Generator[Event, None, TrainedStep | None]:
+    """Train a step unless it is stored; what is returned is there only if it was not."""
+    stored = run.folder.step(step.number)
+    if stored.trained:
+        run.check_images(step.number)
+        stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
+        return None
+    yield from _train(run, step, checkpoint_seconds)
+    return run.trained(step.number)
 
 
 def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
@@ -117,7 +180,8 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         info,
     )
     computed = [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
-    run.keep(TrainedStep(step, task.model, info, stock, computed), memory)
+    run.keep(TrainedStep(step, task.model, info, stock, computed))
+    run.remember(step, memory)
 
 
 def _evaluate(

@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,11 @@ class TrainedStep:
     info: dict[str, Any]
     stock: Stock
     outputs: list[Outputs] = field(default_factory=list)
+
+    def apart(self) -> "TrainedStep":
+        """The same with a copy of the model, to be laid out in memory otherwise than this one."""
+        model = copy.deepcopy(self.model)
+        return replace(self, model=model, outputs=[outputs.by(model) for outputs in self.outputs])
 
     @property
     def weights(self) -> str:
@@ -163,10 +168,30 @@ class Run:
         model.load_state_dict(weights, strict=True)
         return model
 
-    def keep(self, trained: TrainedStep, memory: Memory) -> None:
+    def keep(self, trained: TrainedStep) -> None:
         """Take a step that has just been stored, so that it need not be read."""
-        self._latest, number = trained, trained.step.number
-        self._infos[number], self._memories[number] = trained.info, memory
+        self._latest, self._infos[trained.step.number] = trained, trained.info
+
+    def remember(self, step: Step, memory: Memory) -> None:
+        """Take the memory after a step that has just been stored."""
+        self._memories[step.number] = memory
+
+    def apart(self) -> "Run":
+        """The same run with a latest model of its own: two works on it do not take it from each other."""
+        other = copy.copy(self)
+        other._latest = None
+        return other
+
+    @property
+    def expected_work(self) -> float:
+        """What its trainings that are still to come will take, as ``Learner.effort`` counts it."""
+        work, memory = 0.0, Memory(self.spec.benchmark.memory)
+        for step in self.stream:
+            if not self.folder.step(step.number).trained:
+                images = len(self.learner.training_set(self.setting, step, memory))
+                replayed = memory.size if step.old and self.learner.remembers else 0
+                work += self.learner.effort(first=not step.old) * (images + replayed)
+        return work
 
     def made(self, *detectors: str) -> dict[str, Any]:
         """What makes rows now: those of the model, or of some detectors."""

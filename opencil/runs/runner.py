@@ -1,9 +1,10 @@
 """All runs of a config: each goes on from where it is, some take turns, and each fails alone."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, suppress
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.device import resolve_device
 from opencil.errors import BadInput
-from opencil.runs.advance import advance
+from opencil.runs.advance import Advance
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
+from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
 from opencil.runs.loading import describe_data, load
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
@@ -30,7 +32,8 @@ from opencil.validation import parse_size
 def execute(config: Config) -> Iterator[Event]:
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
-    ``place.pack`` runs take turns, an iteration each; on a GPU each has a stream of its own.
+    ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
+    training of the next.
     """
     device = resolve_device(config.place.device)
     root = config.place.data_root
@@ -53,23 +56,43 @@ def execute(config: Config) -> Iterator[Event]:
 
     outputs = OutputsCache(config.place.outputs_folder, parse_size(config.place.outputs_limit))
     outputs.trim()
-    waiting = iter(specs)
-    lanes: list[_Lane] = []
+    lanes = Lanes(device, beside=goes_beside(device))
+    works = _expected_works(specs, prepared) if config.place.pack > 1 else {}
+    # The longest first, so that none is left alone at the end.
+    waiting = iter(sorted(specs, key=lambda one: -works.get(one[0].folder, math.inf)))
+    mean = sum(works.values()) / max(1, len(works))
     # Whoever leaves in the middle frees every run at once, not when Python gets round to it.
-    with ExitStack() as leaving:
+    with closing(lanes):
         while True:
-            free = config.place.pack - len(lanes)
-            for spec, folder in islice(waiting, free):
-                lanes.append(_Lane(_advance(spec, folder, config.place, device, prepared, outputs), device))
-                leaving.callback(lanes[-1].close)
-            if not lanes:
+            for spec, folder in islice(waiting, config.place.pack - len(lanes.running)):
+                begin = partial(_advance, spec, folder, config.place, device, prepared, outputs, lanes.beside)
+                longest = works.get(spec.folder, 0.0) > FAR_LONGER * mean
+                lanes.running.append(Lane(begin, device, longest))
+            if not lanes.running:
                 return
-            for lane in list(lanes):
-                event = lane.next()
-                if event is None:
-                    lanes.remove(lane)
-                else:
-                    yield event
+            yield from lanes.round()
+
+
+def goes_beside(device: torch.device) -> bool:
+    """Whether a step is tuned and evaluated beside the next one's training: a CPU has no room beside one."""
+    return device.type == "cuda"
+
+
+def _expected_works(
+    specs: list[tuple[RunSpec, RunFolder]], prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]]
+) -> dict[Path, float]:
+    """The expected work of each run that has any left, by its folder."""
+    works = {}
+    for spec, folder in specs:
+        try:
+            if folder.finished(spec):
+                continue
+        except Exception:  # it fails when its turn comes, and alone
+            continue
+        data, _ = prepared()
+        with suppress(Exception):
+            works[spec.folder] = Run(spec, folder, data).expected_work
+    return works
 
 
 def _advance(
@@ -79,7 +102,9 @@ def _advance(
     device: torch.device,
     prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]],
     outputs: OutputsCache,
-) -> Generator[Event, None, None]:
+    beside: bool,
+    lane: Lane,
+) -> Work:
     """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
     try:
         if folder.finished(spec):
@@ -94,7 +119,8 @@ def _advance(
             folder.note(environment(device))
             write_json(folder.path / "data.json", read)
             try:
-                yield from advance(Run(spec, folder, loaded), outputs, place.checkpoint_seconds)
+                advance = Advance(Run(spec, folder, loaded), outputs, place.checkpoint_seconds)
+                yield from _beside(advance, lane) if beside else advance.in_order()
             finally:
                 if device.type == "cuda":  # of the whole process: packed runs share it
                     with suppress(OSError, RuntimeError):  # what ended the run is to be told
@@ -106,24 +132,21 @@ def _advance(
         yield Finished(spec, already=False)
 
 
-class _Lane:
-    """A run that takes turns with others."""
+def _beside(advance: Advance, lane: Lane) -> Work:
+    """A run's trainings, while what follows them takes turns with them; then the rest of it.
 
-    def __init__(self, events: Generator[Event, None, None], device: torch.device) -> None:
-        self._events = events
-        # A captured step must not run on the default stream, so a single run has a stream of its own too.
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-
-    def next(self) -> Event | None:
-        """The run's next event; None at its end."""
-        if self._stream is None:
-            return next(self._events, None)
-        with torch.cuda.stream(self._stream):
-            return next(self._events, None)
-
-    def close(self) -> None:
-        """End the run where it stands; what it has stored stays. (Nothing is computed, on no stream.)"""
-        self._events.close()
+    When a training fails, the steps before it are evaluated all the same.
+    """
+    lane.follow(advance.follow_ups())
+    failure: Exception | None = None
+    try:
+        yield from advance.trainings()
+    except Exception as error:
+        failure = error
+    while not lane.followed:
+        try:
+            yield None
+        except Exception as error:  # of what follows; the first is to be told
+            failure = failure or error
+    if failure is not None:
+        raise failure
