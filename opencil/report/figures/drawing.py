@@ -228,5 +228,6 @@ def _write_cells(axes: Axes, values: Any) -> None:
     middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
     for (step, task), value in np.ndenumerate(values):
         if np.isfinite(value):
-            colour = "#ffffff" if value < (low + high) / 2 else "#000000"
+            # Neither pure: on a dark page the drawing's white and black change places, a cell does not.
+            colour = "#fefefe" if value < (low + high) / 2 else "#010101"
             axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -24,6 +24,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": DASHES, "marker": ""}
+_DARK = ("#4db1ee", "#ff9152", "#37d1a2", "#e79fc6", "#f2bd3f", "#9ad4f7")
 _LETTER = 0.07  # inches that a digit of the ticks is wide, at most
 
 
@@ -36,9 +37,25 @@ def look(i: int, reference: bool = False) -> Look:
     return {"color": colour, "marker": marker, "markeredgewidth": 0} | (_REFERENCE if reference else {})
 
 
-def ink(colour: str) -> tuple[float, ...]:
+def ink(colour: str) -> tuple[float, float, float]:
     """A colour dark enough for letters."""
-    return tuple(0.72 * part for part in to_rgb(colour))
+    red, green, blue = to_rgb(colour)
+    return 0.72 * red, 0.72 * green, 0.72 * blue
+
+
+#: Each colour of a drawing on a dark ground: the same as those of the page there. What is not named, such as
+#: the numbers in a heat map, stays.
+DARK = {
+    "#ffffff": "#1b212a",
+    "#000000": "#e8ecf2",
+    "#dddddd": "#323b48",
+    "#555555": "#a2adbd",
+    **{
+        shade: dark
+        for colour, dark in zip((*_COLOURS, _REFERENCE["color"]), (*_DARK, "#c9d0da"), strict=True)
+        for shade in (colour, to_hex(ink(colour)))
+    },
+}
 
 
 def line(axes: Axes, curve: pd.DataFrame, properties: Look) -> None:
