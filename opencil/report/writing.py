@@ -62,13 +62,23 @@ def chosen_tables(
 
 
 def write_page(
-    study: Study, path: Path, figures: "Iterable[Figure]" = (), refresh: float | None = None
+    study: Study,
+    path: Path,
+    figures: "Iterable[Figure]" = (),
+    refresh: float | None = None,
+    tables: Sequence[Table] | None = None,
 ) -> None:
-    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds."""
+    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds.
+
+    ``tables`` are its statistics and comparisons: unless they are given, they are made here, but not for a
+    page that will be written again in a moment.
+    """
     from opencil.report.page import known_differences, page
 
+    if tables is None:
+        tables = [] if refresh else [*statistics_tables(study), *survey_tables(study)]
     differences = known_differences(study)
-    text = page(study, figures=figures, differences=differences, refresh=refresh)
+    text = page(study, figures=figures, tables=tables, differences=differences, refresh=refresh)
     write_text(path, text)
 
 
@@ -83,12 +93,12 @@ def write_report(
     write_study(study, folder)
     made = [table for kind in KINDS for table in tables(kind, study, extra)]
     made += comparison_tables(study, list(COMPARED))
-    made += survey_tables(study)
-    made += statistics_tables(study, baseline)
+    of_page = [*statistics_tables(study, baseline), *survey_tables(study)]
+    made += of_page
     for table in made:
         for kind, ending in ENDINGS.items():
             write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
     write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
     for figure in figures:
         figure.save(folder / "figures")
-    write_page(study, folder / "index.html", figures)
+    write_page(study, folder / "index.html", figures, tables=of_page)

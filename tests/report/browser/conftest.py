@@ -13,11 +13,15 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+
+from opencil.report.page import page
+from opencil.study.study import Study
 
 SECONDS = 30.0  # the longest wait for an answer; a healthy browser answers in milliseconds
 #: Put two file descriptors where the browser expects them, then become the browser.
@@ -185,12 +189,101 @@ class Browser:
             self.call("Page.handleJavaScriptDialog", accept=True)
 
 
+class PageBrowser(Browser):
+    """The results page in a browser, as a reader handles it."""
+
+    def board(self) -> list[list[str]]:
+        """The leaderboard's lines: the text of each cell behind the tick box."""
+        cells = "[...row.cells].slice(1).map(cell => cell.innerText)"
+        found: list[list[str]] = self.evaluate(
+            f"[...document.querySelectorAll('#board tbody tr')].map(row => {cells})"
+        )
+        return found
+
+    def choose(self, name: str, *values: str) -> None:
+        """Choose in a list; where several can be ticked, these and no others, and none for all."""
+        self.evaluate(f"""(() => {{
+            const wanted = {json.dumps(values)};
+            const single = document.querySelector(`select[name={name}]`);
+            if (single) {{
+                single.value = wanted[0];
+                if (single.value !== wanted[0]) throw new Error("it has no such choice");
+                single.dispatchEvent(new Event("change", {{ bubbles: true }}));
+                return;
+            }}
+            const list = document.querySelector(`details[data-name={name}]`);
+            if (!list.checkVisibility()) throw new Error("there is nothing to choose");
+            list.open = true;
+            list.querySelector("button").click();
+            for (const value of wanted) {{
+                const box = [...list.querySelectorAll("input[type=checkbox]")].find(b => b.value === value);
+                if (!box) throw new Error("it has no such choice");
+                box.click();
+            }}
+            list.open = false;
+        }})()""")
+
+    def curves(self) -> list[str]:
+        """The paths of the chart's curves."""
+        script = "[...document.querySelectorAll('#chart path.curve')].map(p => p.getAttribute('d'))"
+        found: list[str] = self.evaluate(script)
+        return found
+
+    def legend(self) -> list[str]:
+        """The names of the chart's curves."""
+        script = "[...document.querySelectorAll('#legend .name')].map(n => n.innerText)"
+        found: list[str] = self.evaluate(script)
+        return found
+
+    def saved(self, place: str, form: str) -> str:
+        """What the button of a form ("CSV", "LaTeX") beside some place would write into a file."""
+        script = f"""(() => {{
+            const kept = URL.createObjectURL, click = HTMLAnchorElement.prototype.click;
+            return new Promise((done, failed) => {{
+                URL.createObjectURL = (blob) => {{ blob.text().then(done, failed); return "blob:none"; }};
+                HTMLAnchorElement.prototype.click = () => {{}};
+                const buttons = [...document.querySelectorAll({json.dumps(place)} + " .saving button")];
+                buttons.find((button) => button.innerText === {form!r}).click();
+            }}).finally(() => {{
+                URL.createObjectURL = kept;
+                HTMLAnchorElement.prototype.click = click;
+            }});
+        }})()"""
+        text: str = self.evaluate(script)
+        return text
+
+
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageBrowser]:
     """A browser for all tests; they are skipped, and say so, where there is none."""
     command = find_browser()
     if command is None:
         pytest.skip("there is no chromium here to open the page in: apt-get install chromium brings it")
-    browser = Browser(command, tmp_path_factory.mktemp("profile"))
+    browser = PageBrowser(command, tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def quiet(browser: PageBrowser) -> Iterator[PageBrowser]:
+    """The browser; afterwards it must not have complained, nor have asked the network for anything."""
+    browser.problems.clear()
+    browser.loaded.clear()
+    yield browser
+    assert browser.problems == []
+    assert [url for url in browser.loaded if not url.startswith(("file:", "blob:", "about:"))] == []
+
+
+@pytest.fixture
+def show(quiet: PageBrowser, tmp_path: Path) -> Callable[..., PageBrowser]:
+    """Open a page of some rows and runs; the browser."""
+
+    def opened(
+        rows: pd.DataFrame, runs: list[Any], width: int = 1280, hash: str = "", **values: Any
+    ) -> PageBrowser:
+        path = tmp_path / "page.html"
+        path.write_text(page(Study(rows, runs), **values), encoding="utf-8")
+        quiet.open(path, width, hash=hash)
+        return quiet
+
+    return opened

@@ -60,47 +60,6 @@ def pictured(write: Callable[..., Path], rows: pd.DataFrame) -> Path:
     return write(figures=figures(rows[(rows["k"] == 10) & (rows["cil"] == "icarl")]))
 
 
-@pytest.fixture
-def quiet(browser: Any) -> Any:
-    """The browser; afterwards it must not have complained, nor have asked the network for anything."""
-    browser.problems.clear()
-    browser.loaded.clear()
-    yield browser
-    assert browser.problems == []
-    assert [url for url in browser.loaded if not url.startswith(("file:", "blob:", "about:"))] == []
-
-
-def board(browser: Any) -> list[list[str]]:
-    """The leaderboard's lines: the text of each cell behind the tick box."""
-    cells = "[...row.cells].slice(1).map(cell => cell.innerText)"
-    script = f"[...document.querySelectorAll('#board tbody tr')].map(row => {cells})"
-    found: list[list[str]] = browser.evaluate(script)
-    return found
-
-
-def choose(browser: Any, name: str, value: str) -> None:
-    """Choose in one of the lists, as a user does."""
-    browser.evaluate(f"""(() => {{
-        const list = document.querySelector(`select[name={name}]`);
-        list.value = {value!r};
-        if (list.value !== {value!r}) throw new Error("it has no such choice");
-        list.dispatchEvent(new Event("change", {{ bubbles: true }}));
-    }})()""")
-
-
-def curves(browser: Any) -> list[str]:
-    script = "[...document.querySelectorAll('#chart path.curve')].map(p => p.getAttribute('d'))"
-    found: list[str] = browser.evaluate(script)
-    return found
-
-
-def legend(browser: Any) -> list[str]:
-    found: list[str] = browser.evaluate(
-        "[...document.querySelectorAll('#legend .name')].map(n => n.innerText)"
-    )
-    return found
-
-
 def number(cell: str) -> float:
     return float(cell.split()[0])
 
@@ -114,7 +73,7 @@ def test_the_leaderboard_shows_the_averages_of_the_tables(
         ("10", "f2", "auc", ""), ("5", "", "auc_old", "1"),
     ):  # fmt: skip
         for name, value in (("k", k), ("ood", ood), ("metric", metric), ("seed", seed)):
-            choose(quiet, name, value)
+            quiet.choose(name, *[value] * bool(value))
         part = rows[(rows["k"] == int(k)) & (rows["metric"] == metric)]
         part = part[part["seed"] == int(seed)] if seed else part
         if ood in set(rows["ood"]) - {""}:
@@ -125,7 +84,7 @@ def test_the_leaderboard_shows_the_averages_of_the_tables(
             table = over_seeds(part)
             table = table[table["split"] == (ood.removeprefix("distance:") or "all")]
         expected = {(r["cil"], r["detector"]): r for r in table.to_dict("records")}
-        found = {(line[1], line[2]): line[3] for line in board(quiet)}
+        found = {(line[1], line[2]): line[3] for line in quiet.board()}
         assert set(found) == set(expected)
         for place, cell in found.items():
             mean, _, deviation = cell.partition(" ± ")
@@ -138,48 +97,48 @@ def test_the_leaderboard_shows_the_averages_of_the_tables(
 
 def test_sorting_by_click_and_by_key(quiet: Any, written: Path) -> None:
     quiet.open(written)
-    ranked = board(quiet)
+    ranked = quiet.board()
     assert [number(line[3]) for line in ranked] == sorted((number(x[3]) for x in ranked), reverse=True)
     header = "document.querySelector('th[data-key=\"metric:fpr\"]')"
     quiet.evaluate(f"{header}.querySelector('button').click()")
-    by_fpr = board(quiet)
+    by_fpr = quiet.board()
     assert by_fpr != ranked
     assert [number(line[4]) for line in by_fpr] == sorted(number(line[4]) for line in by_fpr)
     assert quiet.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
     quiet.key("Enter", 13, "\r")  # the header still has the focus
-    assert board(quiet) == by_fpr[::-1]
+    assert quiet.board() == by_fpr[::-1]
     assert quiet.evaluate(f"{header}.getAttribute('aria-sort')") == "descending"
     assert quiet.evaluate("document.querySelectorAll('#board th[aria-sort]').length") == 1
 
 
 def test_filters_change_the_lines_and_the_curves(quiet: Any, written: Path) -> None:
     quiet.open(written)
-    assert len(board(quiet)) == 15
-    before = curves(quiet)
-    choose(quiet, "detector", "energy")
-    assert sorted(line[1] for line in board(quiet)) == ["icarl", "joint", "wa"]
-    assert {line[2] for line in board(quiet)} == {"energy"}
-    of_energy = curves(quiet)
+    assert len(quiet.board()) == 15
+    before = quiet.curves()
+    quiet.choose("detector", "energy")
+    assert sorted(line[1] for line in quiet.board()) == ["icarl", "joint", "wa"]
+    assert {line[2] for line in quiet.board()} == {"energy"}
+    of_energy = quiet.curves()
     assert len(of_energy) == 3
     assert not set(of_energy) & set(before)
-    assert sorted(legend(quiet)) == ["icarl", "joint", "wa"]
-    choose(quiet, "detector", "msp")
-    assert not set(curves(quiet)) & set(of_energy)
-    choose(quiet, "cil", "wa")
-    assert [line[1:3] for line in board(quiet)] == [["wa", "msp"]]
-    assert len(curves(quiet)) == 1
-    choose(quiet, "k", "10")
-    assert [line[1:3] for line in board(quiet)] == [["wa", "msp"]]
+    assert sorted(quiet.legend()) == ["icarl", "joint", "wa"]
+    quiet.choose("detector", "msp")
+    assert not set(quiet.curves()) & set(of_energy)
+    quiet.choose("cil", "wa")
+    assert [line[1:3] for line in quiet.board()] == [["wa", "msp"]]
+    assert len(quiet.curves()) == 1
+    quiet.choose("k", "10")
+    assert [line[1:3] for line in quiet.board()] == [["wa", "msp"]]
 
 
 def test_ticked_lines_are_the_ones_on_the_chart(quiet: Any, written: Path) -> None:
     quiet.open(written)
-    last = board(quiet)[-1]
+    last = quiet.board()[-1]
     quiet.evaluate("[...document.querySelectorAll('#board tbody input')].at(-1).click()")
-    assert legend(quiet) == [f"{last[1]} · {last[2]}"]
-    assert len(curves(quiet)) == 1
+    assert quiet.legend() == [f"{last[1]} · {last[2]}"]
+    assert len(quiet.curves()) == 1
     quiet.evaluate("document.getElementById('with-accuracy').click()")
-    assert f"{last[1]} · accuracy" in legend(quiet)
+    assert f"{last[1]} · accuracy" in quiet.legend()
 
 
 def test_the_arrow_keys_walk_over_the_steps(quiet: Any, written: Path) -> None:
@@ -198,7 +157,7 @@ def test_the_arrow_keys_walk_over_the_steps(quiet: Any, written: Path) -> None:
 def test_every_control_can_be_reached_with_the_keyboard(quiet: Any, written: Path) -> None:
     quiet.open(written)
     quiet.evaluate("document.activeElement.blur()")
-    name = "e.name || e.id || e.closest('th')?.dataset.key || e.className || e.tagName"
+    name = "e.name || e.parentNode.dataset.name || e.id || e.closest('th')?.dataset.key || e.className"
     reached = set()
     for _ in range(40):
         quiet.key("Tab", 9)
@@ -209,21 +168,21 @@ def test_every_control_can_be_reached_with_the_keyboard(quiet: Any, written: Pat
 
 def test_the_selection_outlives_a_reload(quiet: Any, written: Path) -> None:
     quiet.open(written)
-    choose(quiet, "detector", EVIL)
-    choose(quiet, "metric", "ap")
+    quiet.choose("detector", EVIL)
+    quiet.choose("metric", "ap")
     quiet.evaluate("document.querySelector('th[data-key=cil] button').click()")
-    chosen, loads = board(quiet), quiet.loads
+    chosen, loads = quiet.board(), quiet.loads
     quiet.evaluate("location.reload()")
     quiet.await_load(loads)
     quiet.wait("document.documentElement.dataset.ready === 'yes'")
-    assert board(quiet) == chosen
+    assert quiet.board() == chosen
     assert quiet.evaluate("document.querySelector('select[name=metric]').value") == "ap"
 
 
 @pytest.mark.parametrize("strange", ["#k=77&metric=no&sort=no&on=no&cil=%3Cimg%3E", "#%%%", "#leaderboard"])
 def test_an_address_that_means_nothing_shows_everything(quiet: Any, written: Path, strange: str) -> None:
     quiet.open(written, hash=strange)
-    assert len(board(quiet)) == 15
+    assert len(quiet.board()) == 15
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
@@ -235,7 +194,7 @@ def test_nothing_sticks_out_at_the_side(quiet: Any, written: Path, width: int) -
 
 def test_names_are_text(quiet: Any, pictured: Path) -> None:
     quiet.open(pictured)
-    choose(quiet, "k", "10")
+    quiet.choose("k", "10")
     quiet.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     quiet.wait("[...document.images].every(i => i.complete && i.naturalWidth)")
     shown = quiet.evaluate("document.body.innerText")
@@ -243,13 +202,13 @@ def test_names_are_text(quiet: Any, pictured: Path) -> None:
         assert name in shown
     assert quiet.evaluate("document.querySelectorAll('img:not(figure img), script').length") == 2
     assert quiet.evaluate("document.title") == f"Results {EVIL}"
-    choose(quiet, "detector", WORSE)
-    assert {line[2] for line in board(quiet)} == {WORSE}
+    quiet.choose("detector", WORSE)
+    assert {line[2] for line in quiet.board()} == {WORSE}
 
 
 def test_figures_runs_and_configs_are_shown(quiet: Any, pictured: Path) -> None:
     quiet.open(pictured)
-    choose(quiet, "k", "10")
+    quiet.choose("k", "10")
     quiet.wait(
         "document.images.length === 7 && [...document.images].every(i => i.complete && i.naturalWidth)"
     )
@@ -262,13 +221,25 @@ def test_figures_runs_and_configs_are_shown(quiet: Any, pictured: Path) -> None:
     quiet.wait("document.querySelectorAll('#configs pre')[3].innerText === 'cil: wa\\nseed: 1\\n'")
 
 
-def test_a_choice_of_theme(quiet: Any, written: Path) -> None:
+def test_a_choice_of_theme(quiet: Any, pictured: Path) -> None:
+    """The button says what it will do, and figures follow; what is saved of them does not."""
     ground = "getComputedStyle(document.body).backgroundColor"
-    quiet.open(written, hash="#theme=light")
-    light = quiet.evaluate(ground)
+    corner = """(async (image) => {
+        await image.decode();
+        const canvas = document.createElement('canvas').getContext('2d');
+        canvas.drawImage(image, 0, 0);
+        return [...canvas.getImageData(2, 2, 1, 1).data].slice(0, 3);
+    })(document.images[0])"""
+    button = "document.getElementById('theme').innerText"
+    saved = "document.querySelector('figcaption a').href"
+    quiet.open(pictured, hash="#theme=light&k=10")
+    light, paper = quiet.evaluate(ground), quiet.evaluate(saved)
+    assert (quiet.evaluate(button), quiet.evaluate(corner)) == ("Use dark colours", [255, 255, 255])
     quiet.evaluate("document.getElementById('theme').click()")
     assert quiet.evaluate(ground) != light
     assert quiet.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert (quiet.evaluate(button), quiet.evaluate(corner)) == ("Use light colours", [27, 33, 42])
+    assert quiet.evaluate(saved) == paper
 
 
 def test_a_page_that_is_watched_loads_itself_anew(
@@ -283,7 +254,7 @@ def test_a_page_that_is_watched_loads_itself_anew(
     path.write_text(page(Study(rows, [record()])), encoding="utf-8")
     while "1 done" not in quiet.evaluate("document.getElementById('status')?.innerText ?? ''"):
         quiet.await_load(quiet.loads)
-    assert len(board(quiet)) == 15
+    assert len(quiet.board()) == 15
 
 
 def test_unfinished_runs_have_no_rank_and_say_so(
@@ -294,26 +265,13 @@ def test_unfinished_runs_have_no_rank_and_say_so(
     path = tmp_path / "page.html"
     path.write_text(page(Study(some, [record()])), encoding="utf-8")
     quiet.open(path)
-    by_cil = {line[1]: line for line in board(quiet) if line[2] == "msp"}
+    by_cil = {line[1]: line for line in quiet.board() if line[2] == "msp"}
     assert by_cil["wa"][0] == "–"
     assert by_cil["wa"][3].endswith("2/4 steps")
     assert by_cil["joint"][3].endswith("2/3 seeds")
     whole = some[(some["seed"] != 2) & (some["cil"] == "joint") & (some["metric"] == "auc")]
     table = over_seeds(whole).set_index(["detector", "split"])
     assert number(by_cil["joint"][3]) == pytest.approx(100 * table.loc[("msp", "all"), "mean"], abs=0.0061)
-
-
-@pytest.fixture
-def show(quiet: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Open a page of some rows and runs; the browser."""
-
-    def opened(rows: pd.DataFrame, runs: list[dict[str, Any]], width: int = 1280, **values: Any) -> Any:
-        path = tmp_path / "page.html"
-        path.write_text(page(Study(rows, runs), **values), encoding="utf-8")
-        quiet.open(path, width)
-        return quiet
-
-    return opened
 
 
 def marks(browser: Any) -> dict[str, str]:
@@ -330,10 +288,10 @@ def test_a_grid_in_which_nothing_is_finished_has_no_ranks(
 ) -> None:
     rows, names = made_up(steps=2), {"msp": 2, "energy": 2}
     browser = show(rows, [record(seed=s, steps=5, trained=2, detectors=names) for s in range(3)])
-    assert [(line[0], line[3].split(" ", 3)[-1]) for line in board(browser)] == [("–", "2/5 steps")] * 2
+    assert [(line[0], line[3].split(" ", 3)[-1]) for line in browser.board()] == [("–", "2/5 steps")] * 2
     assert set(marks(browser).values()) == {""}
-    choose(browser, "metric", "auc_old")  # which begins at step 2
-    assert [(line[0], line[3].split(" ", 3)[-1]) for line in board(browser)] == [("–", "1/4 steps")] * 2
+    browser.choose("metric", "auc_old")  # which begins at step 2
+    assert [(line[0], line[3].split(" ", 3)[-1]) for line in browser.board()] == [("–", "1/4 steps")] * 2
 
 
 def test_values_that_look_alike_share_a_place(
@@ -342,8 +300,8 @@ def test_values_that_look_alike_share_a_place(
     level = {"msp": 0.70004, "energy": 0.69996, "odin": 0.65, "gen": 0.6, "klm": 0.5, "msp@hot": 0.9}
     rows = made_up(detectors=tuple(level))
     rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
-    browser = show(rows, [record(detectors=dict.fromkeys(level, 4))])
-    places = {line[2]: (line[0], number(line[3])) for line in board(browser)}
+    browser = show(rows, [record(detectors=dict.fromkeys(level, 4))], hash="#variants=yes")
+    places = {line[2]: (line[0], number(line[3])) for line in browser.board()}
     assert places["msp"] == places["energy"] == ("1", 70.0)
     assert [places[name][0] for name in ("odin", "gen", "klm", "msp@hot")] == ["2", "3", "4", "–"]
     assert marks(browser) == {
@@ -359,11 +317,11 @@ def test_an_ood_set_that_some_runs_lack_is_in_no_average(
     browser = show(rows, [record(cil=cil, seed=s) for cil in ("icarl", "wa") for s in range(3)])
     common = rows[(rows["metric"] == "auc") & (rows["ood"] != "x")]
     table = over_seeds(common).set_index(["cil", "detector", "split"])["mean"]
-    for line in board(browser):
+    for line in browser.board():
         assert number(line[3]) == pytest.approx(100 * table[line[1], line[2], "all"], abs=0.0061)
     assert "x (wa seed 0, wa seed 1, wa seed 2)" in browser.evaluate("notes.innerText")
-    choose(browser, "ood", "x")
-    assert {line[1] for line in board(browser)} == {"wa"}
+    browser.choose("ood", "x")
+    assert {line[1] for line in browser.board()} == {"wa"}
 
 
 def test_figures_of_one_name_are_told_apart(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
@@ -399,7 +357,7 @@ def test_a_box_shows_at_which_edges_there_is_more(
     assert "inset" in browser.evaluate(f"getComputedStyle({box}).boxShadow")
     browser.evaluate(f"{box}.scrollTo(9999, 9999)")
     browser.wait(f"{box}.dataset.more === 'left above'")
-    choose(browser, "detector", "detector3")  # one line: there is nothing above any more
+    browser.choose("detector", "detector3")  # one line: there is nothing above any more
     browser.wait(f"{box}.dataset.more === 'left'")
 
 

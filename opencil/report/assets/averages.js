@@ -1,0 +1,58 @@
+// Averages, in the tables' order: over datasets, then over steps, then over seeds.
+
+const known = (values) => values.filter((value) => value !== null);
+const mean = (values) => (values.length ? values.reduce((sum, v) => sum + v, 0) / values.length : null);
+function spread(values) {
+  const m = mean(values);
+  if (values.length < 2) return { mean: m, std: null, count: values.length };
+  const squares = values.reduce((sum, v) => sum + (v - m) ** 2, 0);
+  return { mean: m, std: Math.sqrt(squares / (values.length - 1)), count: values.length };
+}
+
+// Percent per step of one run and detector: the mean over the chosen OOD sets; null where there is none.
+function steps(group, metric, c, d, s, oods) {
+  const block = (group.values[metric] || [])[(c * group.detectors.length + d) * group.seeds.length + s];
+  const width = group.oods.length;
+  return group.steps.map((_, t) => {
+    if (!block) return null;
+    const found = known(oods.map((o) => block[t * width + o]));
+    return found.length ? mean(found) / data.scale : null;
+  });
+}
+const accuracies = (group, c, s) =>
+  group.steps.map((_, t) => {
+    const value = (group.accuracy[c * group.seeds.length + s] || [])[t];
+    return value === null || value === undefined ? null : value / data.scale;
+  });
+
+const perSeed = (view, of) => view.seeds.map(of);
+const curve = (series) => series[0].map((_, t) => spread(known(series.map((values) => values[t]))));
+// Of the seeds that have all planned steps, as in the tables; where none has, of what there is.
+function average(series, all) {
+  const begun = series.map(known).filter((values) => values.length);
+  const whole = begun.filter((values) => values.length >= all);
+  const used = whole.length ? whole : begun;
+  const steps = used.length ? Math.min(...used.map((values) => values.length)) : 0;
+  return { ...spread(used.map(mean)), steps, lacking: steps < all ? `${steps}/${all} steps`
+    : used.length < series.length ? `${used.length}/${series.length} seeds` : "" };
+}
+const lower = (metric) => data.metrics[metric].lower;
+const label = (metric) => data.metrics[metric].label;
+const definition = (metric) => `${label(metric)}: ${data.metrics[metric].definition}`;
+const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
+const percent = (value) => (value === null ? "–" : value.toFixed(2));
+const isWhole = (found, view, metric) => found.mean !== null && found.steps >= view.group.needed[metric];
+// The places of values, compared as they are shown, as in the tables: what looks alike shares one.
+function places(values, metric) {
+  const order = unique(values.map(percent)).sort((a, b) => (lower(metric) ? a - b : b - a));
+  return new Map(order.map((text, i) => [text, i + 1]));
+}
+function cell(found, marked = true) {
+  if (found.mean === null) return ["–"];
+  const parts = [percent(found.mean)];
+  if (found.std !== null) parts.push(el("span", { class: "deviation" }, ` ± ${percent(found.std)}`));
+  if (found.lacking && marked) {
+    parts.push(el("span", { class: "partial", title: "does not compare yet" }, ` ${found.lacking}`));
+  }
+  return parts;
+}

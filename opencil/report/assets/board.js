@@ -1,0 +1,119 @@
+// The leaderboard: a line for each CIL model and detector that is chosen.
+
+const MOST = 8; // lines that can be ticked for the chart: as many colours as the eye tells apart
+
+function lines(view) {
+  const { group } = view;
+  const found = [];
+  for (const c of view.cils) {
+    const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)), group.planned);
+    for (const d of view.detectors) {
+      const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy };
+      line.key = JSON.stringify([line.cil, line.detector]);
+      for (const metric of view.columns) {
+        const series = perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
+        line[`metric:${metric}`] = average(series, group.needed[metric]);
+      }
+      line.value = line[`metric:${view.metric}`];
+      if (line.value.mean !== null) found.push(line);
+    }
+  }
+  // What lacks steps has no rank: early steps are the easy ones. Nor has a variant: it is no other method.
+  const ranked = ({ value, c, d }) =>
+    isWhole(value, view, view.metric) && !group.cils[c].variant && !group.detectors[d].variant;
+  const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
+  for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
+  return sorted(found, view);
+}
+function sorted(found, view) {
+  const by = columns(view).find((column) => column.key === state.sort) || columns(view)[0];
+  const up = state.sort && state.up ? state.up === "yes" : by.up;
+  const order = (a, b) => {
+    const [x, y] = [by.of(a), by.of(b)];
+    if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last
+    const difference = typeof x === "string" ? x.localeCompare(y) : x - y;
+    return (up ? 1 : -1) * difference || (a.rank ?? 1e9) - (b.rank ?? 1e9);
+  };
+  return { by, up, found: found.sort(order) };
+}
+const columns = (view) => [
+  {
+    key: "rank", text: "#", up: true, of: (line) => line.rank,
+    show: (line) => [line.rank ?? "–"], saved: (line) => String(line.rank ?? "–"),
+  },
+  ...["cil", "detector"].map((key) => ({
+    key, text: { cil: "CIL", detector: "Detector" }[key], up: true, names: true, of: (line) => line[key],
+    show: (line) => methodName(key, line[key], false), saved: (line) => line[key],
+  })),
+  ...view.columns.map((metric) => ({
+    key: `metric:${metric}`, text: arrow(metric), tip: definition(metric), up: lower(metric),
+    of: (line) => line[`metric:${metric}`].mean,
+    show: (line) => cell(line[`metric:${metric}`], metric === view.metric), // once a line is enough
+    saved: (line) => line[`metric:${metric}`],
+  })),
+  {
+    key: "accuracy", text: "Accuracy↑", up: false,
+    tip: "Of the CIL model: share of test images of seen classes that it names rightly.",
+    of: (line) => line.accuracy.mean,
+    show: (line) => cell(line.accuracy, false), saved: (line) => line.accuracy,
+  },
+];
+
+function basis(view) {
+  const many = view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "";
+  return `${setsText()} · mean over ${plural(view.group.needed[view.metric], "step")}${many} · percent`;
+}
+const oneSeed = (count) =>
+  count === 1 ? `One seed: differences under ${data.noise} points mean little.` : null;
+function showBoard(view, board) {
+  const head = columns(view).map((column) => {
+    const now = column.key === board.by.key;
+    const turn = () => {
+      state.up = now ? (board.up ? "no" : "yes") : column.up ? "yes" : "no";
+      state.sort = column.key;
+      show();
+      $("board").querySelector(`th[data-key="${CSS.escape(column.key)}"] button`).focus();
+    };
+    return el(
+      "th",
+      {
+        scope: "col", "data-key": column.key, class: column.names ? null : "number",
+        "aria-sort": now ? (board.up ? "ascending" : "descending") : null,
+      },
+      withTip(el("button", { type: "button", onclick: turn }, column.text), column.tip),
+    );
+  });
+  const body = board.found.map((line) => {
+    const ticked = state.on.includes(line.key);
+    const tick = el("input", {
+      type: "checkbox", checked: ticked, "aria-label": `${line.cil}, ${line.detector}: on the chart`,
+      disabled: !ticked && state.on.length >= MOST,
+      onchange: (event) => {
+        const others = state.on.filter((key) => key !== line.key);
+        state.on = event.target.checked ? [...others, line.key] : others;
+        show();
+        const again = [...$("board").tBodies[0].rows].find((row) => row.dataset.key === line.key);
+        again?.querySelector("input").focus();
+      },
+    });
+    const cells = columns(view).map((column) =>
+      el("td", { class: column.names ? null : "number" }, column.show(line)),
+    );
+    return el("tr", { "data-key": line.key, class: ticked ? "shown" : null }, el("td", {}, tick), cells);
+  });
+  const first = el("th", { scope: "col" }, el("span", { class: "unseen" }, "on the chart"));
+  $("board").tHead.replaceChildren(el("tr", {}, first, head));
+  $("board").tBodies[0].replaceChildren(...body);
+  const all = view.group.cils.length * view.group.detectors.length;
+  $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
+  const notes = [oneSeed(view.seeds.length), ...view.group.notes].filter(Boolean);
+  $("notes").replaceChildren(...notes.map((text) => el("li", {}, text)));
+  $("definition").textContent = definition(view.metric);
+  $("board-saving").replaceChildren(saving(() => ({
+    name: `leaderboard-${view.group.benchmark}-k${view.group.k}`,
+    title: `${view.group.benchmark}, ${view.group.k} classes per step: ${label(view.metric)}`,
+    columns: columns(view).map((column) => ({ text: column.text, label: column.names })),
+    lines: board.found.map((line) => columns(view).map((column) => column.saved(line))),
+    notes: [`${basis(view)}.`, ...notes, definition(view.metric)],
+  })));
+}

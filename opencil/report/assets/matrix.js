@@ -1,0 +1,74 @@
+// Detectors by CIL models, coloured by rank: each column has its own.
+
+const MARKED = [null, "best", "second", "third"];
+
+// What the matrix shows: for each detector its averages on each CIL model, with their places in the column.
+function table(view) {
+  const { group, metric } = view;
+  const series = (c, d) => perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
+  const found = view.detectors.map((d) => view.cils.map((c) => average(series(c, d), group.needed[metric])));
+  const ranked = (one, j) => isWhole(one, view, metric) && !group.detectors[view.detectors[j]].variant;
+  const place = view.cils.map((_, i) =>
+    places(found.map((row) => row[i]).filter(ranked).map((one) => one.mean), metric));
+  return found.map((row, j) => row.map((one, i) => {
+    const rank = ranked(one, j) ? place[i].get(percent(one.mean)) : null;
+    return { ...one, rank, shade: rank ? 1 - (rank - 1) / Math.max(1, place[i].size - 1) : null };
+  }));
+}
+function showMatrix(view) {
+  const { group, metric } = view;
+  const found = table(view);
+  const accuracy = view.cils.map((c) =>
+    average(perSeed(view, (s) => accuracies(group, c, s)), group.planned));
+  const members = unique(view.detectors.map((d) => group.detectors[d].family)).map((family) => ({
+    family, open: !state.folded.includes(family),
+    rows: view.detectors.map((d, j) => ({ name: group.detectors[d].name, d, cells: found[j] }))
+      .filter(({ d }) => group.detectors[d].family === family),
+  }));
+  const rows = members.map(({ family, open, rows: inside }) => {
+    const turn = () => {
+      state.folded = open ? [...state.folded, family] : state.folded.filter((one) => one !== family);
+      show();
+      $("grid").querySelector(`button[data-family="${CSS.escape(family)}"]`).focus();
+    };
+    const fold = el(
+      "button", { type: "button", "aria-expanded": String(open), "data-family": family, onclick: turn },
+      `${open ? "▾" : "▸"} ${family} (${inside.length})`,
+    );
+    const head = el("th", { scope: "rowgroup", colspan: view.cils.length + 1 }, fold);
+    return [el("tr", { class: "family" }, head), open ? inside.map(matrixRow) : []];
+  });
+  const heads = view.cils.map((c) =>
+    el("th", { scope: "col", class: "number" }, methodName("cil", group.cils[c].name)));
+  const models = accuracy.map((one) => el("td", { class: "number" }, cell(one)));
+  $("grid").replaceChildren(
+    el("thead", {}, el("tr", {}, el("td"), heads)),
+    el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), models), rows),
+  );
+  const variants = view.detectors.some((d) => group.detectors[d].variant)
+    ? "A name with @ is its method under other values, and has no place. " : "";
+  $("matrix-hint").replaceChildren(
+    `${arrow(metric)}, ${basis(view)}. The stronger the colour, the better the place in its column: `,
+    el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
+    el("span", { class: "third" }, "third"), `. ${variants}It answers to the selection above.`,
+  );
+  $("matrix-saving").replaceChildren(saving(() => ({
+    name: `matrix-${metric}-${group.benchmark}-k${group.k}`,
+    title: `${group.benchmark}, ${group.k} classes per step: ${label(metric)} of detectors on CIL models`,
+    columns: [{ text: "detector", label: true }, ...view.cils.map((c) => ({ text: group.cils[c].name }))],
+    lines: [
+      ["accuracy of the model", ...accuracy],
+      ...members.filter(({ open }) => open).flatMap((part) => part.rows.map((r) => [r.name, ...r.cells])),
+    ],
+    notes: [`${basis(view)}.`, ...[oneSeed(view.seeds.length)].filter(Boolean), definition(metric)],
+  })));
+}
+function matrixRow({ name, cells }) {
+  const made = cells.map((one) => {
+    const td = el("td", { class: "number" });
+    if (one.shade !== null) td.style.setProperty("--strength", (0.03 + 0.32 * one.shade).toFixed(3));
+    const [value, ...rest] = cell(one);
+    return fill(td, {}, [el("span", { class: MARKED[one.rank] ?? null }, value), ...rest]);
+  });
+  return el("tr", {}, el("th", { scope: "row" }, methodName("detector", name)), made);
+}

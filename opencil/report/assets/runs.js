@@ -1,0 +1,80 @@
+// Runs: how far they are, what they were made with.
+
+const runName = (run) => `${run.benchmark}/k${run.k}/${run.cil}/seed${run.seed}`;
+const evaluated = (run) => Object.values(run.detectors).reduce((sum, n) => sum + n, 0);
+const wanted = (run) => Object.keys(run.detectors).length * (run.steps || 0);
+const isDone = (run) => run.steps !== null && run.trained === run.steps && evaluated(run) >= wanted(run);
+const stateOf = (run) => (isDone(run) ? "done" : run.trained || evaluated(run) ? "going" : "waiting");
+const STATES = { done: "done", going: "under way", waiting: "no step yet" };
+function meter(done, all) {
+  const bar = el("i");
+  bar.style.width = `${all ? (100 * done) / all : 0}%`;
+  return el("span", { class: all && done >= all ? "meter full" : "meter", "aria-hidden": "true" }, bar);
+}
+function duration(seconds) {
+  if (seconds < 90) return `${seconds.toFixed(0)} s`;
+  return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+const total = (of) => data.runs.reduce((sum, run) => sum + of(run), 0);
+
+function showRuns() {
+  const count = (name) => data.runs.filter((run) => stateOf(run) === name).length;
+  const parts = Object.entries(STATES).filter(([name]) => count(name)).map(([name, text], i) => [
+    i ? ", " : "",
+    el("span", { class: `state-${name}` }, `${count(name)} ${text}`),
+  ]);
+  const [done, all] = [total((r) => r.trained + evaluated(r)), total((r) => (r.steps || 0) + wanted(r))];
+  const trained = `${total((r) => r.trained)} of ${total((r) => r.steps || 0)} steps trained`;
+  const evaluations = `${total(evaluated)} of ${total(wanted)} evaluations of a detector on a step`;
+  $("status").replaceChildren(
+    meter(done, all),
+    el("span", {}, `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: `, parts),
+    el("span", { class: "hint" }, `${trained} · ${evaluations}`),
+    ...refreshing(),
+  );
+  const rows = data.runs.map((run) => {
+    const names = Object.keys(run.detectors);
+    const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);
+    const kinds = {};
+    for (const [kind, time] of run.seconds.flatMap(Object.entries)) kinds[kind] = (kinds[kind] || 0) + time;
+    const seconds = Object.values(kinds).reduce((a, b) => a + b, 0);
+    const spent = Object.entries(kinds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
+    const left = missing.map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`).join(", ");
+    return el(
+      "tr", {},
+      el("th", { scope: "row" }, runName(run)),
+      el("td", { class: `state-${stateOf(run)}` }, STATES[stateOf(run)]),
+      el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
+      el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
+      el("td", { class: "free" }, left || "–"),
+      el("td", { class: "number", title: spent || null }, seconds ? duration(seconds) : "–"),
+      el("td", {}, String(run.environment.device ?? "–")),
+    );
+  });
+  const names = ["Run", "State", "Steps trained", "Detectors done", "Still to do (steps done)"];
+  names.push("Time", "Device");
+  const heads = names.map((name) => el("th", { scope: "col" }, name));
+  $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
+  $("configs").replaceChildren(
+    ...data.runs.map((run) => {
+      const text = el("pre", { tabindex: "0" });
+      const load = (event) => { if (event.target.open) text.textContent = data.configs[run.config]; };
+      return el("details", { ontoggle: load }, el("summary", {}, runName(run)), text);
+    }),
+  );
+}
+function refreshing() {
+  if (!data.refresh) return [];
+  let timer = setTimeout(() => location.reload(), 1000 * data.refresh);
+  const text = el("span", { class: "hint" }, `read anew every ${data.refresh} s`);
+  const button = el("button", { type: "button" }, "Pause");
+  button.addEventListener("click", () => {
+    if (timer) clearTimeout(timer);
+    else location.reload();
+    timer = null;
+    button.textContent = "Go on";
+    text.textContent = "paused";
+  });
+  return [text, button];
+}
+

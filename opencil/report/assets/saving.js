@@ -1,0 +1,59 @@
+// Tables as files. A sheet is { name, title, columns: [{ text, label }], lines: [[cell]], notes }: `label`
+// columns have names, others numbers; a cell is a text, or { mean, std, rank }, whose rank 1 to 3 is marked.
+
+function csv(sheet) {
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const number = (value) => ((value ?? null) === null ? "" : String(Number(value.toPrecision(6))));
+  const spreads = sheet.columns.map((_, i) => sheet.lines.some((line) => (line[i]?.std ?? null) !== null));
+  const head = sheet.columns.flatMap(({ text }, i) => (spreads[i] ? [text, `${text} std`] : [text]));
+  const lines = sheet.lines.map((line) => line.flatMap((one, i) => {
+    if (typeof one === "string") return spreads[i] ? [one, ""] : [one];
+    return spreads[i] ? [number(one.mean), number(one.std)] : [number(one.mean)];
+  }));
+  return [head, ...lines].map((line) => `${line.map(quoted).join(",")}\n`).join("");
+}
+
+const LATEX = {
+  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}",
+  ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$", "↑": "$\\uparrow$",
+  "↓": "$\\downarrow$",
+  "–": "--", "·": "$\\cdot$", "×": "$\\times$", "Δ": "$\\Delta$", "χ": "$\\chi$", "²": "$^2$", "−": "$-$",
+  "[": "{[}", // behind the end of a line it would be an argument
+};
+for (const sign of "&%$#_{}") LATEX[sign] = `\\${sign}`;
+const escaped = (text) => [...text].map((sign) => LATEX[sign] ?? sign).join("");
+function latex(sheet) {
+  const marks = ["", "\\underline{\\textbf{", "\\textbf{", "\\underline{"];
+  const shown = (one) => {
+    const text = escaped(textOf(one));
+    const mark = marks[one.rank ?? 0] ?? "";
+    return `${mark}${text}${"}".repeat(mark.split("{").length - 1)}`;
+  };
+  const row = (cells) => `${cells.join(" & ")} \\\\`;
+  return [
+    "\\begin{table}", "\\centering", `\\caption{${escaped(sheet.title)}}`,
+    `\\begin{tabular}{${sheet.columns.map((column) => (column.label ? "l" : "r")).join("")}}`, "\\hline",
+    row(sheet.columns.map((column) => escaped(column.text))), "\\hline",
+    ...sheet.lines.map((line) => row(line.map(shown))), "\\hline", "\\end{tabular}",
+    ...sheet.notes.map((note) => `\\par{\\footnotesize ${escaped(note)}}`), "\\end{table}", "",
+  ].join("\n");
+}
+const textOf = (one) => {
+  if (typeof one === "string") return one;
+  const text = one.text ?? percent(one.mean);
+  return one.text || (one.std ?? null) === null ? text : `${text} ± ${percent(one.std)}`;
+};
+
+// Two buttons that save what `sheet` gives when they are pressed.
+function saving(sheet) {
+  const save = (ending, written) => () => {
+    const made = sheet();
+    const address = URL.createObjectURL(new Blob([written(made)], { type: "text/plain" }));
+    el("a", { href: address, download: `${made.name}.${ending}` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  };
+  const button = (text, ending, written) =>
+    el("button", { type: "button", onclick: save(ending, written) }, text);
+  const both = [button("CSV", "csv", csv), button("LaTeX", "tex", latex)];
+  return el("span", { class: "saving" }, "Save as ", both);
+}

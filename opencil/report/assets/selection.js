@@ -1,0 +1,158 @@
+// What is chosen. The address keeps it, so that a reload and a link show it again.
+
+const SINGLE = ["benchmark", "k", "metric"];
+const SEVERAL = { // none chosen is all
+  cil: "CIL models", detector: "Detectors", ood: "Evaluation sets", seed: "Seeds",
+};
+const WORDS = [...SINGLE, "variants", "sort", "up", "accuracy", "theme"];
+const LISTS = [...Object.keys(SEVERAL), "on", "folded"]; // lines on the chart, families that are folded away
+const state = {};
+function load() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const name of WORDS) state[name] = given.get(name) || "";
+  for (const name of LISTS) state[name] = given.getAll(name).filter(Boolean);
+}
+function keep() {
+  const written = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    for (const one of [value].flat()) if (one) written.append(name, one);
+  }
+  history.replaceState(null, "", `#${written}`);
+}
+
+const filters = $("filters");
+function options(name, choices) {
+  const select = filters.elements[name];
+  const values = choices.map(([value]) => value);
+  if (!values.includes(state[name])) state[name] = values[0] ?? "";
+  select.replaceChildren(...choices.map(([value, text]) => el("option", { value }, text)));
+  select.value = state[name];
+  select.disabled = values.length < 2;
+}
+
+// A list of boxes to tick, with a field to search it. Choices are { head, items: [[value, text]], whole }:
+// `whole` is the value that stands for all of a part. `all` is how many are shown where none is chosen.
+const lists = new Map();
+function choiceList(name) {
+  const search = el("input", {
+    type: "search", placeholder: "Search", "aria-label": `Search ${SEVERAL[name].toLowerCase()}`,
+    autocomplete: "off",
+  });
+  search.addEventListener("input", () => {
+    const wanted = search.value.trim().toLowerCase();
+    for (const item of parts.querySelectorAll("label")) {
+      item.hidden = !item.textContent.toLowerCase().includes(wanted);
+    }
+    for (const part of parts.children) part.hidden = !part.querySelector("label:not([hidden])");
+  });
+  const all = el("button", { type: "button" }, "Show all");
+  all.addEventListener("click", () => {
+    state[name] = [];
+    show();
+  });
+  const parts = el("div", { class: "parts" });
+  const chosen = el("span", { class: "chosen" });
+  const box = el(
+    "details", { name: "choice", "data-name": name },
+    el("summary", {}, el("span", { class: "caption" }, SEVERAL[name]), chosen),
+    el("div", { class: "panel" }, el("div", { class: "panel-head" }, search, all), parts),
+  );
+  filters.append(box);
+  return { box, parts, chosen, made: "" };
+}
+function several(name, choices, all) {
+  if (!lists.has(name)) lists.set(name, choiceList(name));
+  const list = lists.get(name);
+  const items = choices.flatMap((part) => part.items);
+  const wholes = choices.filter((part) => part.whole);
+  const known = [...wholes.map((part) => part.whole), ...items.map(([value]) => value)];
+  state[name] = state[name].filter((value) => known.includes(value));
+  list.box.hidden = items.length < 2;
+  const key = JSON.stringify(choices);
+  if (key !== list.made) { // else what is searched for, and the focus, stay
+    list.made = key;
+    const box = (value, text) =>
+      el("label", {}, el("input", { type: "checkbox", name, value }), el("span", {}, text));
+    list.parts.replaceChildren(...choices.filter((part) => part.items.length).map((part) =>
+      el(
+        "fieldset", {}, el("legend", {}, part.head || SEVERAL[name]),
+        wholes.includes(part) ? box(part.whole, `all ${part.head}`) : null,
+        part.items.map(([value, text]) => box(value, text)),
+      ),
+    ));
+  }
+  for (const box of list.parts.querySelectorAll("input")) box.checked = state[name].includes(box.value);
+  const text = new Map([...items, ...wholes.map((part) => [part.whole, part.head])]);
+  const few = state[name].length < 3;
+  list.chosen.textContent = !state[name].length ? `all (${all})`
+    : few ? state[name].map((value) => text.get(value)).join(", ")
+      : `${state[name].length} of ${items.length}`;
+}
+filters.addEventListener("change", ({ target }) => {
+  if (target.name in SEVERAL) {
+    const others = state[target.name].filter((value) => value !== target.value);
+    state[target.name] = target.checked ? [...others, target.value] : others;
+  } else if (target.name === "variants") state.variants = target.checked ? "yes" : "";
+  else if (target.name) state[target.name] = target.value;
+  show();
+});
+filters.addEventListener("submit", (event) => event.preventDefault());
+filters.addEventListener("keydown", (event) => {
+  const open = event.key === "Escape" && event.target.closest("details[open]");
+  if (!open) return;
+  open.open = false;
+  open.querySelector("summary").focus();
+});
+document.addEventListener("pointerdown", ({ target }) => {
+  for (const open of filters.querySelectorAll("details[open]")) if (!open.contains(target)) open.open = false;
+});
+
+// A variant is a method under other values (ber@nter). It is folded away unless it is asked for, or its
+// method has no other line.
+const own = (name) => name.split("@")[0];
+const foldable = (list) => list.filter((one) => one.variant && list.some((o) => o.name === own(one.name)));
+
+// What the selection means: the group of runs, and which models, detectors, sets and seeds of it.
+function choose() {
+  const same = (values) => values.map((value) => [String(value), String(value)]);
+  options("benchmark", same(unique(data.groups.map((g) => g.benchmark))));
+  const here = data.groups.filter((g) => g.benchmark === state.benchmark);
+  options("k", same(here.map((g) => g.k)));
+  const group = here.find((g) => String(g.k) === state.k);
+  const metrics = Object.keys(data.metrics).filter((m) => group.values[m]);
+  options("metric", metrics.map((m) => [m, label(m)]));
+  const { shifted } = data.metrics[state.metric]; // it is of shifted sets, or of OOD sets
+  const sets = group.oods.filter((o) => (o.distance === "shifted") === shifted);
+  const parts = (list, key) => unique(list.map((one) => one[key])).map((head) => ({
+    head, whole: `${key}:${head}`, items: same(list.filter((one) => one[key] === head).map((o) => o.name)),
+  }));
+  const folds = [...foldable(group.cils), ...foldable(group.detectors)];
+  const unfolded = (one) => state.variants || !folds.includes(one);
+  const models = [{ head: "", items: same(group.cils.map((c) => c.name)) }];
+  several("cil", models, group.cils.filter(unfolded).length);
+  several("detector", parts(group.detectors, "family"), group.detectors.filter(unfolded).length);
+  several("ood", parts(sets, "distance"), sets.filter((set) => set.shared).length);
+  several("seed", [{ head: "", items: same(group.seeds) }], group.seeds.length);
+  $("variants").hidden = !folds.length;
+  filters.elements.variants.checked = Boolean(state.variants);
+  $("variants-text").textContent = `with ${plural(folds.length, "variant")} (@)`;
+
+  const indices = (list, test) => list.map((_, i) => i).filter((i) => test(list[i]));
+  const shown = (name, key, counts) => (one) =>
+    state[name].includes(String(one.name ?? one))
+    || (counts(one) && (!state[name].length || state[name].includes(`${key}:${one[key]}`)));
+  return {
+    group,
+    metric: state.metric,
+    cils: indices(group.cils, shown("cil", "", unfolded)),
+    detectors: indices(group.detectors, shown("detector", "family", unfolded)),
+    oods: indices(group.oods, shown("ood", "distance", (set) => sets.includes(set) && set.shared)),
+    seeds: indices(group.seeds, shown("seed", "", () => true)),
+    columns: shifted ? metrics.filter((m) => data.metrics[m].shifted)
+      : unique([state.metric, "auc", "fpr", "ap"]).filter((m) => group.values[m]),
+  };
+}
+function setsText() {
+  if (state.ood.length) return state.ood.map((value) => value.replace(/^distance:/, "all ")).join(", ");
+  return data.metrics[state.metric].shifted ? "all shifted sets" : "all OOD sets";
+}

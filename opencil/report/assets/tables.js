@@ -1,0 +1,22 @@
+// Tables that were made with the page: statistics, and ours beside the survey's.
+
+function showTables() {
+  $("tables").hidden = !data.tables.length;
+  $("tables-hint").textContent = oneSeed(Math.min(...data.groups.map((group) => group.seeds.length))) ?? "";
+  $("made-tables").replaceChildren(...data.tables.map((sheet, i) => {
+    const heads = sheet.columns.map(({ text, label: names }) =>
+      el("th", { scope: "col", class: names ? null : "number" }, text));
+    const rows = sheet.lines.map((line) => el("tr", {}, line.map((one, j) =>
+      sheet.columns[j].label ? el("th", { scope: "row" }, textOf(one))
+        : el("td", { class: "number" }, textOf(one)))));
+    const scroll = el(
+      "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${sheet.title}, scrollable` },
+      el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
+    );
+    return el(
+      "details", { open: i === 0 }, el("summary", {}, sheet.title),
+      el("div", { class: "card" }, saving(() => sheet), scrolling(scroll)),
+      el("ul", { class: "note" }, sheet.notes.map((note) => el("li", {}, note))),
+    );
+  }));
+}

@@ -1,0 +1,71 @@
+"""What is shown can be saved, as CSV and as LaTeX."""
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from opencil.report.statistics import statistics_tables
+from opencil.study.study import Study
+
+Rows = Callable[..., pd.DataFrame]
+Record = Callable[..., dict[str, Any]]
+ODD = 'a "b", 50 % & c_d'
+
+
+def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    """In its order and selection, numbers alone, deviations in columns of their own."""
+    rows = made_up(detectors=("msp", "energy", ODD))
+    browser = show(rows, [record(seed=seed) for seed in range(3)])
+    browser.choose("detector", ODD, "energy")
+    browser.evaluate("document.querySelector('th[data-key=\"metric:fpr\"] button').click()")
+    head, *lines = csv.reader(io.StringIO(browser.saved("#leaderboard", "CSV")))
+    assert head == [
+        "#", "CIL", "Detector", "AUC↑", "AUC↑ std", "FPR↓", "FPR↓ std", "AP↑", "AP↑ std", "Accuracy↑",
+        "Accuracy↑ std",
+    ]  # fmt: skip
+    shown = browser.board()
+    assert {line[2] for line in lines} == {ODD, "energy"}
+    assert [line[:3] for line in lines] == [line[:3] for line in shown]
+    for saved, seen in zip(lines, shown, strict=True):
+        numbers = [f"{float(text):.2f}" for text in saved[3:]]
+        assert numbers == [part for cell in seen[3:] for part in cell.split(" ± ")]
+
+
+def test_the_matrix_as_latex(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    """The three best are marked as in the tables; nothing in a name is a command."""
+    level = {"msp": 0.4, "energy": 0.9, "gen": 0.6, ODD: 0.5}
+    rows = made_up(detectors=tuple(level), seeds=(0,))
+    rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
+    browser = show(rows, [record(detectors=dict.fromkeys(level, 4))])
+    text = browser.saved("#matrix", "LaTeX")
+    assert r"energy & \underline{\textbf{90.00}} \\" in text
+    assert r"gen & \textbf{60.00} \\" in text
+    assert r'a "b", 50 \% \& c\_d & \underline{50.00} \\' in text
+    assert r"msp & 40.00 \\" in text
+    assert r"\begin{tabular}{lr}" in text
+    assert "One seed: differences under 1.5 points mean little." in text
+    assert text.count("{") == text.count("}")
+    browser.evaluate("document.querySelector('#grid button').click()")  # a family that is folded is not shown
+    assert "energy" not in browser.saved("#matrix", "LaTeX")
+
+
+def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    study = Study(made_up(detectors=("msp", "energy", "gen")), [record(seed=seed) for seed in range(3)])
+    tables = statistics_tables(study)
+    browser = show(study.rows, study.runs, tables=tables)
+    assert browser.evaluate(
+        "[...document.querySelectorAll('#made-tables summary')].map(s => s.innerText)"
+    ) == [table.title for table in tables]
+    cells = "[...document.querySelectorAll('#made-tables table')[0].tBodies[0].rows]"
+    shown = browser.evaluate(f"{cells}.map(r => [...r.cells].map(c => c.textContent))")
+    assert shown == [[cell.text for cell in line] for line in tables[0].lines]
+    saved = list(csv.reader(io.StringIO(browser.saved("#made-tables details", "CSV"))))
+    expected = list(csv.reader(io.StringIO(tables[0].csv())))
+    assert saved[0] == expected[0]
+    for ours, theirs in zip(saved[1:], expected[1:], strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one == other or float(one) == pytest.approx(float(other), rel=1e-5)
