@@ -3,16 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput, nearest
-from opencil.validation import Values
+from opencil.validation import Values, tensor_of
 
+Array = np.ndarray[Any, Any]
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
 #: Images of a run that a detector is set up on: those that the step learned from, or the memory after it.
 Setup = Literal["train+", "memory"]
@@ -95,16 +97,16 @@ class Detector(Values, ABC):
     @torch.no_grad()
     def fit(
         self,
-        features: Tensor | Outputs | None = None,
-        logits: Tensor | None = None,
-        labels: Tensor | None = None,
+        features: Tensor | Array | Outputs | None = None,
+        logits: Tensor | Array | None = None,
+        labels: Tensor | Array | None = None,
         *,
         classify: Callable[[Tensor], Tensor] | None = None,
         inputs: Inputs | None = None,
     ) -> Self:
         """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
 
-        A detector that needs no set-up stays as it is.
+        These are tensors or numpy arrays. A detector that needs no set-up stays as it is.
         """
         if not self.needs_setup:
             return self
@@ -119,7 +121,7 @@ class Detector(Values, ABC):
         self._classify, self._widths = outputs.classify, self.widths(outputs)
         return self
 
-    @torch.no_grad()
+    @overload
     def score(
         self,
         features: Tensor | Outputs | None = None,
@@ -127,12 +129,34 @@ class Detector(Values, ABC):
         *,
         classify: Callable[[Tensor], Tensor] | None = None,
         inputs: Inputs | None = None,
-    ) -> Tensor:
-        """Score of each sample, float32 [N]: ``Outputs``, or features [N, D] and logits [N, C]."""
+    ) -> Tensor: ...
+    @overload
+    def score(
+        self,
+        features: Array | None = None,
+        logits: Array | None = None,
+        *,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        inputs: Inputs | None = None,
+    ) -> Array: ...
+    @torch.no_grad()
+    def score(
+        self,
+        features: Tensor | Array | Outputs | None = None,
+        logits: Tensor | Array | None = None,
+        *,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        inputs: Inputs | None = None,
+    ) -> Tensor | Array:
+        """Score of each sample, float32 [N]: ``Outputs``, or features [N, D] and logits [N, C].
+
+        Of numpy arrays it is a numpy array, of tensors a tensor.
+        """
         known: dict[str, int] = getattr(self, "_widths", {})
         if not self.ready:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
+        plain = isinstance(features, np.ndarray) or isinstance(logits, np.ndarray)
         outputs = self._checked(self.reads, features, logits, None, classify, inputs)
         for name, width in _widths(outputs).items():
             if name in self.reads and width != known.get(name, width):
@@ -151,14 +175,14 @@ class Detector(Values, ABC):
             raise BadInput(
                 f"{type(self).__name__} has no finite score for sample {bad}: {float(scores[bad])}"
             )
-        return scores
+        return scores.numpy(force=True) if plain else scores
 
     def _checked(
         self,
         reads: frozenset[Reads],
-        features: Tensor | Outputs | None,
-        logits: Tensor | None,
-        labels: Tensor | None,
+        features: Any,
+        logits: Any,
+        labels: Any,
         classify: Callable[[Tensor], Tensor] | None,
         inputs: Inputs | None,
     ) -> Outputs:
@@ -167,8 +191,11 @@ class Detector(Values, ABC):
         if isinstance(features, Outputs):
             given = features
             features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
+            if not features.shape[-1]:  # those of a function that gives logits alone
+                features = None
             classify = classify if given.classify is None else given.classify
             tasks = given.tasks
+        features, logits, labels = map(tensor_of, (features, logits, labels))
         present: dict[Reads, object] = {
             "features": features,
             "logits": logits,
@@ -189,7 +216,7 @@ class Detector(Values, ABC):
         matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
         for name, given_as in {**matrices, "labels": labels}.items():
             if given_as is not None and not isinstance(given_as, Tensor):
-                raise BadInput(f"{name} are a {type(given_as).__name__}: a torch tensor is needed")
+                raise BadInput(f"{name} are a {type(given_as).__name__}: a tensor or a numpy array is needed")
         counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
         rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
         for name, tensor in matrices.items():

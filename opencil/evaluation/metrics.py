@@ -15,7 +15,8 @@ from torch import Tensor
 
 from opencil.errors import BadInput
 from opencil.evaluation.metric import register_metric
-from opencil.evaluation.ranking import Ranking, before, enough
+from opencil.evaluation.ranking import Array, Ranking, before, enough
+from opencil.validation import tensor_of
 
 # --- of the model -----------------------------------------------------------------------------------
 
@@ -267,17 +268,17 @@ class OODMetrics:
     ap_id_positive: float
 
 
-def ood_metrics(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> OODMetrics:
-    """The five metrics of ID scores [N] against OOD scores [M], computed where the tensors lie."""
+def ood_metrics(id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> OODMetrics:
+    """The five metrics of ID scores [N] against OOD scores [M], tensors or numpy arrays, where they lie."""
     return OODMetrics(**numbers(_detection(Ranking(id_scores, ood_scores, recall))))
 
 
 def joint_metrics(
-    id_scores: Tensor,
-    ood_scores: Tensor,
+    id_scores: Tensor | Array,
+    ood_scores: Tensor | Array,
     *,
-    correct: Tensor | None = None,
-    subsets: dict[str, Tensor] | None = None,
+    correct: Tensor | Array | None = None,
+    subsets: Mapping[str, Tensor | Array] | None = None,
     recall: float = 0.95,
 ) -> dict[str, float]:
     """All metrics of ID scores [N] against OOD scores [M] from one sort, by name.
@@ -288,22 +289,23 @@ def joint_metrics(
     """
     ranking = Ranking(id_scores, ood_scores, recall)
     values: dict[str, Tensor | None] = dict(_detection(ranking))
-    for name, chosen in (subsets or {}).items():
+    for name, chosen in {name: tensor_of(given) for name, given in (subsets or {}).items()}.items():
         values |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
     if correct is not None:
-        values["oscr"] = _oscr(ranking, correct)
-        values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, correct)
+        values["oscr"] = _oscr(ranking, tensor_of(correct))
+        values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, tensor_of(correct))
     return numbers(values)
 
 
-def accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Share of samples [N] whose predicted label is theirs."""
-    if predicted.shape != labels.shape or not len(labels):
+def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
+    """Share of samples [N] whose predicted label is theirs; tensors or numpy arrays."""
+    of_model, own = tensor_of(predicted), tensor_of(labels)
+    if of_model.shape != own.shape or not len(own):
         raise BadInput(
-            f"predictions {list(predicted.shape)} and labels {list(labels.shape)} give no accuracy: "
+            f"predictions {list(of_model.shape)} and labels {list(own.shape)} give no accuracy: "
             "two vectors of the same length, at least 1, are needed"
         )
-    return float(predicted.eq(labels).double().mean())
+    return float(of_model.eq(own).double().mean())
 
 
 def forgetting(accuracies: Tensor) -> float:

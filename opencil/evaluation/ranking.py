@@ -1,13 +1,18 @@
 """ID and OOD scores sorted together, once: what every metric of detection is counted from."""
 
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import reachable
 from opencil.errors import BadInput
+from opencil.validation import tensor_of
+
+Array = np.ndarray[Any, Any]
 
 
 class Ranking:
@@ -17,10 +22,11 @@ class Ranking:
     g-th highest distinct one. ``recall`` is the share of ID samples that the threshold of FPR accepts.
     """
 
-    def __init__(self, id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> None:
-        for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
+    def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
+        inside, outside = tensor_of(id_scores), tensor_of(ood_scores)
+        for name, scores in (("ID", inside), ("OOD", outside)):
             if not isinstance(scores, Tensor) or scores.is_complex():
-                raise BadInput(f"{name} scores are no tensor of real numbers: one is needed")
+                raise BadInput(f"{name} scores are no tensor or array of real numbers: one is needed")
             if scores.ndim != 1 or not len(scores):
                 raise BadInput(
                     f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed"
@@ -28,8 +34,8 @@ class Ranking:
             if not torch.isfinite(scores).all():
                 bad = int((~torch.isfinite(scores)).nonzero()[0])
                 raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
-        self.ids, self.oods, self.recall = len(id_scores), len(ood_scores), recall
-        keys, self._order = _descending_keys(reachable(torch.cat([id_scores, ood_scores]))).sort()
+        self.ids, self.oods, self.recall = len(inside), len(outside), recall
+        keys, self._order = _descending_keys(reachable(torch.cat([inside, outside]))).sort()
         self._last = F.pad(keys[1:] != keys[:-1], (0, 1), value=True).nonzero().flatten()
         self.accepted_id = self._counted(self._order < self.ids)
         self.accepted_ood = self.accepted_all - self.accepted_id

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,6 +94,48 @@ def test_plain_tensors_and_outputs_score_alike(make_outputs: Maker) -> None:
     assert torch.equal(First().score(logits=samples.logits), First().score(samples))
     nearness = Nearness().fit(samples)
     assert torch.equal(nearness.score(samples.features), nearness.score(samples))
+
+
+def as_given(array: Tensor, form: str) -> Any:
+    """The same numbers in other forms of numpy's."""
+    numbers = array.numpy()
+    if form == "read-only":
+        numbers = numbers.copy()
+        numbers.flags.writeable = False
+    elif form == "reversed":
+        numbers = numbers[:, ::-1].copy()[:, ::-1]
+    elif form == "other bytes":
+        numbers = numbers.astype(">f4")
+    return numbers.astype("f8") if form == "float64" else numbers
+
+
+@pytest.mark.parametrize("form", ["plain", "read-only", "reversed", "other bytes", "float64"])
+def test_of_numpy_arrays_scores_are_numpy_arrays(form: str, make_outputs: Maker) -> None:
+    train, test = make_outputs(60, seed=0), make_outputs(20, seed=1)
+    expected = DETECTORS.create("nnguide", neighbours=5).fit(train.features, train.logits)
+    nnguide = DETECTORS.create("nnguide", neighbours=5)
+    nnguide.fit(as_given(train.features, form), as_given(train.logits, form))
+    found = nnguide.score(as_given(test.features, form), as_given(test.logits, form))
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.float32
+    assert found.tolist() == expected.score(test.features, test.logits).tolist()
+    energy = DETECTORS.create("energy")
+    assert energy.score(logits=as_given(test.logits, form)).tolist() == energy.score(test).tolist()
+    assert isinstance(energy.score(logits=test.logits), Tensor)
+
+
+@pytest.mark.parametrize(
+    ("logits", "sentence"),
+    [
+        (np.zeros((2, 3), dtype="i4"), r"logits are torch.int32 \[2, 3\]: a floating-point matrix is needed"),
+        (np.array([["cat"]]), "an array of <U3 is given: numbers are needed"),
+        (np.array([[1.0, np.nan]]), "logits of sample 0 are not finite"),
+        ([[1.0, 2.0]], "logits are a list: a tensor or a numpy array is needed"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(logits: Any, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        DETECTORS.create("energy").score(logits=logits)
 
 
 def test_plain_tensors_and_outputs_set_up_alike(make_outputs: Maker) -> None:

@@ -18,6 +18,7 @@ from opencil.evaluation.metrics import (
     accuracy,
     backward_transfer,
     forgetting,
+    joint_metrics,
     ood_metrics,
 )
 
@@ -164,6 +165,25 @@ def test_the_share_of_95_percent_is_exact(count: int) -> None:
     left_out = count // 20
     outside = torch.tensor([left_out - 0.5, left_out - 0.5, left_out + 0.5])
     assert ood_metrics(inside, outside).fpr == pytest.approx(1 / 3, abs=1e-15)
+
+
+def test_numpy_arrays_give_what_tensors_give() -> None:
+    numbers = np.random.default_rng(0)
+    inside, outside = numbers.normal(1, 1, 300), numbers.normal(size=200).astype("f4").astype("f8")
+    tensors = torch.from_numpy(inside), torch.from_numpy(outside)
+    assert ood_metrics(inside, outside) == ood_metrics(*tensors)
+    inside.flags.writeable = False
+    correct = numbers.random(300) > 0.3
+    some = {"some": numbers.random(300) > 0.5}
+    expected = joint_metrics(
+        *tensors,
+        correct=torch.from_numpy(correct),
+        subsets={name: torch.from_numpy(chosen) for name, chosen in some.items()},
+    )
+    assert joint_metrics(inside, outside, correct=correct, subsets=some) == expected
+    assert accuracy(np.array([1, 2, 3]), np.array([1, 0, 3])) == 2 / 3
+    with pytest.raises(BadInput, match="no tensor or array of real numbers"):
+        ood_metrics([1.0], outside)  # type: ignore[arg-type]
 
 
 def test_the_share_can_be_chosen() -> None:
