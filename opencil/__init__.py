@@ -36,6 +36,7 @@ from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_
 from opencil.nets.adapter import AdaptedBackbone
 from opencil.nets.create import create_backbone
 from opencil.nets.model import Backbone, Model
+from opencil.nets.wrap import WrappedModel, wrap
 from opencil.plugins import load_plugin
 from opencil.registry import (
     BACKBONES,
@@ -129,6 +130,7 @@ __all__ = [
     "Task",
     "Transform",
     "Tuner",
+    "WrappedModel",
     "__version__",
     "accuracy",
     "benchmark",
@@ -160,4 +162,5 @@ __all__ = [
     "register_metric",
     "resolve",
     "run",
+    "wrap",
 ]
