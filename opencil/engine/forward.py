@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from opencil.data.foreign import ForeignImages, served
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
@@ -14,6 +17,7 @@ from opencil.engine.seeding import generator
 from opencil.engine.turns import let_others
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
+from opencil.nets.wrap import LogitsAlone, as_classifier
 
 
 @dataclass(frozen=True)
@@ -21,18 +25,22 @@ class Inputs:
     """A model and the images it reads, served in normalised batches.
 
     ``images``: an image set, which ``transform`` crops and normalises; or float images [N, channels, H, W]
-    that are normalised already, by ``transform`` if one is named. ``indices`` choose images (default: all).
+    that are normalised already, by ``transform`` if one is named: a tensor or an array, a Dataset, a
+    DataLoader or another iterable of batches. ``indices`` choose images (default: all).
     """
 
     model: Classifier
-    images: Images | Tensor
+    images: Images | Tensor | ForeignImages
     transform: Transform | None = None
     indices: Tensor | None = None
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise BadInput(f"batch_size = {self.batch_size} is not allowed: it should be at least 1")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise BadInput(f"batch_size = {self.batch_size!r} is not allowed: it should be at least 1")
+        object.__setattr__(self, "model", as_classifier(self.model))
+        images = served(self.images, "images", device_of(self.model), self.batch_size)
+        object.__setattr__(self, "images", images)
         if self.indices is not None and (self.indices.ndim != 1 or self.indices.dtype != torch.int64):
             raise BadInput(
                 f"indices are {self.indices.dtype} {list(self.indices.shape)}: int64 [N] is needed"
@@ -42,6 +50,8 @@ class Inputs:
                 raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")
             if not len(self.images):
                 raise BadInput(f"{self.images.name!r} has no images: at least one is needed")
+        elif isinstance(self.images, ForeignImages):
+            return
         elif self.images.ndim != 4 or not self.images.is_floating_point() or not len(self.images):
             raise BadInput(
                 f"images are {self.images.dtype} {list(self.images.shape)}: floating-point "
@@ -56,10 +66,8 @@ class Inputs:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels [N] where the images come with them."""
-        if isinstance(self.images, Tensor):
-            return None
-        return self.images.labels[self._chosen]
+        """Labels [N] where an image set comes with them; those of other images come with their batches."""
+        return self.images.labels[self._chosen] if isinstance(self.images, Images) else None
 
     @property
     def std(self) -> Tensor:
@@ -72,15 +80,24 @@ class Inputs:
 
         Between them others may have a turn: whoever reads batches is at long work.
         """
-        if isinstance(self.images, Tensor):
+        return (images for images, _ in self.labelled_batches())
+
+    def labelled_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The same, each with its labels where they come with the batch, and nowhere else."""
+        for batch in self._served():
+            yield batch
+            let_others()
+
+    def _served(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        if isinstance(self.images, ForeignImages):
+            yield from self.images.batches(self.indices, self.batch_size)
+        elif isinstance(self.images, Tensor):
             for rows in torch.split(self._chosen, self.batch_size):
-                yield self.images[rows].float()
-                let_others()
+                yield self.images[rows].float(), None
         else:
             assert self.transform is not None
             for pixels in self.images.batches(self._chosen, self.batch_size):
-                yield self.transform.test(pixels)
-                let_others()
+                yield self.transform.test(pixels), None
 
     def maps(self) -> Iterator[list[Tensor]]:
         """The model's maps after each stage, batch by batch, float32 [≤ batch_size, C, H, W] each.
@@ -115,7 +132,8 @@ class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
     ``classify`` is the head h that made the logits of the features, and ``inputs`` the images behind them:
-    for detectors that read more than one forward pass gives. ``tasks`` [classes] is the task, counted from 1,
+    for detectors that read more than one forward pass gives. Of a function that gives logits alone, features
+    have no columns and these two are missing. ``tasks`` [classes] is the task, counted from 1,
     that each class came with, where that is known; the highest is the new one.
     """
 
@@ -170,14 +188,24 @@ class Outputs:
 
 
 def forward(
-    model: Classifier,
-    images: Images | Tensor,
+    model: Classifier | Callable[[Tensor], Any],
+    images: Any,
     transform: Transform | None = None,
     indices: Tensor | None = None,
     batch_size: int = 512,
 ) -> Outputs:
-    """Outputs of the chosen images (default: all): test transform, model in eval mode, full float32."""
-    return outputs_of(Inputs(model, images, transform, indices, batch_size))
+    """Outputs of the chosen images (default: all): test transform, model in eval mode, full float32.
+
+    ``model`` has ``features`` and ``classify``, or is a function from images to logits, whose outputs have
+    nothing else. ``images`` are what ``Inputs`` takes.
+    """
+    return outputs_of(Inputs(as_classifier(model), images, transform, indices, batch_size))
+
+
+def device_of(model: Classifier) -> torch.device | None:
+    """Where a model computes; None where it has no parameters that say so."""
+    held = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    return next((tensor.device for tensor in held), None)
 
 
 Classify = Callable[[Tensor], Tensor]
@@ -224,10 +252,24 @@ def evaluating(model: Classifier) -> Iterator[None]:
 def outputs_of(inputs: Inputs) -> Outputs:
     """One pass over the inputs: model in eval mode, full float32 whatever the training's precision."""
     model = inputs.model
-    features, logits = [], []
+    alone = isinstance(model, LogitsAlone)
+    features, logits, labels = [], [], []
     with FULL.active(), evaluating(model):
-        for batch in inputs.batches():
-            f = model.features(batch)
+        for batch, known in inputs.labelled_batches():
+            if isinstance(model, LogitsAlone):
+                z = model(batch).float().to(batch.device)
+                f = z.new_empty(len(z), 0)
+            else:
+                f = model.features(batch)
+                z = model.classify(f).float()
             features.append(f.float())
-            logits.append(model.classify(f).float())
-    return Outputs(torch.cat(features), torch.cat(logits), inputs.labels, model.classify, inputs)
+            logits.append(z)
+            if known is not None:
+                labels.append(known)
+    return Outputs(
+        torch.cat(features),
+        torch.cat(logits),
+        torch.cat(labels) if labels else inputs.labels,
+        None if alone else model.classify,
+        None if alone else inputs,
+    )

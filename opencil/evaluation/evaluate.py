@@ -1,57 +1,76 @@
 """Detectors on any model, without a run: one forward pass, then every detector and every metric."""
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
+from opencil.data.foreign import ForeignImages, served
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs, forward
+from opencil.engine.forward import Outputs, device_of, forward
 from opencil.errors import BadInput
 from opencil.evaluation.metric import chosen_metrics
 from opencil.evaluation.protocol import measure, measure_model
+from opencil.evaluation.ranking import Array
 from opencil.nets.model import Classifier
+from opencil.nets.wrap import WRAP_HINT, LogitsAlone, as_classifier
 from opencil.registry import DETECTORS
+from opencil.validation import tensor_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Images as ``evaluate`` takes them: image sets of ours, tensors and arrays, Datasets, DataLoaders and other
+#: iterables of batches.
+AnyImages = Images | Tensor | ForeignImages | Array | TorchDataset[Any] | Iterable[Any]
+AnyLabels = Tensor | Array | Sequence[int]
+AnyDetector = str | Detector
+
+
 def evaluate(
-    model: Classifier,
-    test: Images | Tensor,
-    ood: Mapping[str, Images | Tensor],
+    model: Classifier | Callable[[Tensor], Any],
+    test: AnyImages,
+    ood: Mapping[str, AnyImages],
     *,
-    setup: Images | Tensor | None = None,
-    shifted: Mapping[str, Images | Tensor] | None = None,
-    detectors: Sequence[str] | Mapping[str, Detector] | None = None,
+    setup: AnyImages | None = None,
+    shifted: Mapping[str, AnyImages] | None = None,
+    detectors: AnyDetector | Sequence[AnyDetector] | Mapping[str, AnyDetector] | None = None,
     transform: Transform | None = None,
-    labels: Tensor | None = None,
-    setup_labels: Tensor | None = None,
+    labels: AnyLabels | None = None,
+    setup_labels: AnyLabels | None = None,
     tasks: Sequence[int] | None = None,
     metrics: Sequence[str] | None = None,
     batch_size: int = 512,
 ) -> "pd.DataFrame":
     """Every metric of detectors on a model, as a table: detector, ood, task, metric, value.
 
-    ``model`` is any module with ``features(images)`` and ``classify(features)``. Images are image sets, which
-    need a ``transform``, or floating-point tensors [N, channels, H, W] that are normalised already (ODIN then
-    divides its step by the std of ``transform``, if that is given). ``test`` is in-distribution; its labels
-    come with the image set or as ``labels``. ``setup`` holds training images, for the detectors that need
-    them; their labels likewise come with them or as ``setup_labels``. ``detectors`` are names (default: all)
-    or detectors of your own by name. ``tasks`` gives the task, counted from 1, that each class came with; it
-    adds the figures of old against new classes. ``shifted`` maps names to images of the same classes
-    under a covariate shift; it adds the figures of shifted ID, and where these come with labels their
-    accuracy. ``metrics`` are measured beside the standard ones: see ``opencil.list_metrics``.
+    ``model`` is a module with ``features(images)`` and ``classify(features)``, as ``opencil.wrap`` makes of
+    one from elsewhere, or a function from images to logits, for detectors that read these alone. Images are
+    image sets, which need a ``transform``, or normalised already: floating-point tensors or arrays
+    [N, channels, H, W] (ODIN then divides its step by the std of ``transform``, if that is given), Datasets
+    of images or of (image, label), DataLoaders and other iterables of batches, which are read batch by batch.
+    ``test`` is in-distribution; its labels come with the images or as ``labels``. ``setup`` holds training
+    images, for the detectors that need them; their labels likewise come with them or as ``setup_labels``.
+    ``detectors`` are names or detectors (default: all there are), or a mapping from names of your own.
+    ``tasks`` gives the task, counted from 1, that each class came with; it adds the figures of old against
+    new classes. ``shifted`` maps names to images of the same classes under a covariate shift; it adds the
+    figures of shifted ID, and where these come with labels their accuracy. ``metrics`` are measured beside
+    the standard ones: see ``opencil.list_metrics``. What a metric says of the model itself, its accuracy,
+    stands with every detector: each row has one.
     """
     import pandas as pd
 
-    chosen = _detectors(detectors)
+    classifier, chosen = as_classifier(model), _detectors(detectors)
     needing = [name for name, detector in chosen.items() if not detector.ready]
+    if isinstance(classifier, LogitsAlone):
+        _logits_alone(classifier, chosen)
     if setup is None and needing:
         raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
     if not isinstance(ood, Mapping) or not ood or not all(ood):
@@ -63,51 +82,124 @@ def evaluate(
             "shifted should map names, none of them empty or an OOD set's, to image sets with labels"
         )
 
-    def outputs(images: Images | Tensor) -> Outputs:
-        return forward(model, images, transform, batch_size=batch_size)
+    def read(images: AnyImages, name: str, labelled: bool = True) -> Images | Tensor | ForeignImages:
+        return served(images, name, device_of(classifier), batch_size, labelled=labelled)
 
-    of_test, of_ood = outputs(test), {name: outputs(images) for name, images in ood.items()}
-    if labels is not None:
-        of_test = replace(of_test, labels=labels.to(of_test.logits.device))
-    of_test = _with_labels(of_test, "test")
+    test_images = read(test, "test", labels is None)
+    ood_images = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
+    shifted_images = {n: read(images, f"shifted {n!r}") for n, images in (shifted or {}).items()}
+    setup_images = read(setup, "setup", setup_labels is None) if needing and setup is not None else None
+    _readable(chosen, [test_images, *ood_images.values(), *shifted_images.values()], setup_images)
+
+    def outputs(images: Images | Tensor | ForeignImages) -> Outputs:
+        return forward(classifier, images, transform, batch_size=batch_size)
+
+    of_test = _with_labels(outputs(test_images), "test", labels)
     task_of = _tasks(tasks, of_test)
     of_setup = None
-    if needing and setup is not None:
-        of_setup = outputs(setup)
-        if setup_labels is not None:
-            of_setup = replace(of_setup, labels=setup_labels.to(of_setup.logits.device))
-        of_setup = _with_labels(of_setup, "set-up")
+    if setup_images is not None:
+        of_setup = _with_labels(outputs(setup_images), "set-up", setup_labels)
         learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
         if of_setup.labels is None and learning:
             raise BadInput(
                 f"{', '.join(learning)} learn from the labels of set-up images: give setup_labels=..., or "
                 "name other detectors"
             )
+    of_ood = {name: outputs(images) for name, images in ood_images.items()}
     of_shifted = {
-        name: _with_labels(outputs(images), f"{name} (shifted)") for name, images in (shifted or {}).items()
+        name: _with_labels(outputs(images), f"{name} (shifted)") for name, images in shifted_images.items()
     }
     wanted = chosen_metrics(metrics or ())
-    rows = [("", measurement) for measurement in measure_model(of_test, of_shifted, task_of, wanted)]
-    for name, detector in chosen.items():
-        measurements = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
-        rows += [(name, measurement) for measurement in measurements]
+    of_model = measure_model(of_test, of_shifted, task_of, wanted)
+    rows = [
+        (name, measurement)
+        for name, detector in chosen.items()
+        for measurement in [
+            *of_model,
+            *measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted),
+        ]
+    ]
     columns = ["detector", "ood", "task", "metric", "value"]
     return pd.DataFrame(
         [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns
     )
 
 
-def _detectors(chosen: Sequence[str] | Mapping[str, Detector] | None) -> dict[str, Detector]:
-    if isinstance(chosen, Mapping):
-        return dict(chosen)
-    if isinstance(chosen, str):
+def _detectors(
+    chosen: AnyDetector | Sequence[AnyDetector] | Mapping[str, AnyDetector] | None,
+) -> dict[str, Detector]:
+    """Detectors by name: those given by name are made, those given as they are have their own."""
+    if chosen is None:
+        chosen = DETECTORS.names()
+    if isinstance(chosen, (str, Detector)):
         chosen = [chosen]
-    return {name: DETECTORS.create(name) for name in (DETECTORS.names() if chosen is None else chosen)}
+    if not isinstance(chosen, (Mapping, Sequence)) or not chosen:
+        raise BadInput(f"detectors = {reprlib.repr(chosen)} is not allowed: names or detectors are needed")
+    pairs = list(chosen.items()) if isinstance(chosen, Mapping) else [(None, one) for one in chosen]
+    found: dict[str, Detector] = {}
+    for own, one in pairs:
+        if not isinstance(one, (str, Detector)):
+            raise BadInput(
+                f"{reprlib.repr(one)} is no detector: a name, or what create_detector makes, is needed"
+            )
+        detector: Detector = DETECTORS.create(one) if isinstance(one, str) else one
+        name = own or (one if isinstance(one, str) else one.registered_name or type(one).__name__.lower())
+        if name in found:
+            raise BadInput(
+                f"two detectors are called {name!r}: a mapping, {{'name': detector}}, tells them apart"
+            )
+        found[name] = detector
+    return found
 
 
-def _with_labels(outputs: Outputs, which: str) -> Outputs:
-    """Outputs whose labels, where there are any, are fit to be used."""
+def _logits_alone(model: LogitsAlone, chosen: Mapping[str, Detector]) -> None:
+    """Refuse detectors that read more than a function to logits gives."""
+    lacking = {
+        name: sorted((one.reads | (one.reads_to_set_up if not one.ready else set())) - {"logits", "labels"})
+        for name, one in chosen.items()
+    }
+    if wanting := {name: needs for name, needs in lacking.items() if needs}:
+        named = ", ".join(f"{name} reads {' and '.join(needs)}" for name, needs in wanting.items())
+        enough = ", ".join(name for name in lacking if name not in wanting)
+        raise BadInput(
+            f"{model.name} gives logits alone, and {named}: {WRAP_HINT}; or name detectors that read logits"
+            f"{f', as {enough} do' if enough else ''}"
+        )
+
+
+def _readable(
+    chosen: Mapping[str, Detector],
+    scored: Sequence[Images | Tensor | ForeignImages],
+    setup: Images | Tensor | ForeignImages | None,
+) -> None:
+    """Refuse images that cannot be read as often, or in the order, as detectors do, before any is read."""
+    again = [name for name, one in chosen.items() if not {"images", "layers"}.isdisjoint(one.reads)]
+    once = next((one.name for one in scored if isinstance(one, ForeignImages) and not one.again), None)
+    if again and once:
+        raise BadInput(
+            f"{', '.join(again)} read images again, and {once} is an iterator, which gives them once: give a "
+            "list of batches, a DataLoader or a Dataset, or name other detectors"
+        )
+    training = [
+        name
+        for name, one in chosen.items()
+        if not one.ready and not {"images", "layers"}.isdisjoint(one.reads_to_set_up)
+    ]
+    if training and isinstance(setup, ForeignImages) and not setup.by_index:
+        raise BadInput(
+            f"{', '.join(training)} train on set-up images in an order of their own, and setup is an "
+            "iterable of batches: give a Dataset, a DataLoader over one or an array, or name other detectors"
+        )
+
+
+def _with_labels(outputs: Outputs, which: str, given: AnyLabels | None = None) -> Outputs:
+    """Outputs whose labels, the given ones where there are some, are fit to be used."""
     labels, classes = outputs.labels, outputs.logits.shape[1]
+    if given is not None:
+        try:
+            labels = torch.as_tensor(tensor_of(given)).to(outputs.logits.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(f"labels of {which} images are no numbers: whole numbers are needed") from None
     if labels is None:
         return outputs
     if labels.shape != (len(outputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -127,7 +219,7 @@ def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
     """The task of each class, on the outputs' device."""
     if tasks is None:
         return None
-    classes = test.logits.shape[1]
+    classes, tasks = test.logits.shape[1], torch.as_tensor(tensor_of(tasks)).tolist()
     if len(tasks) != classes or not all(type(task) is int for task in tasks) or min(tasks) < 1:
         raise BadInput(
             f"tasks has {len(tasks)} numbers from {min(tasks, default=0)} on: "

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from opencil.atomic_files import remove_temporary, write_bytes
+from opencil.data.images import Images
 from opencil.engine.forward import Inputs, Outputs, outputs_of
 from opencil.runs import file_formats
 from opencil.validation import plain
@@ -93,6 +94,7 @@ def _key(weights: str, inputs: Inputs) -> str:
     if isinstance(inputs.images, Tensor):
         pixels = [list(inputs.images.shape), str(inputs.images.dtype), _digest({"": inputs.images})]
     else:
+        assert isinstance(inputs.images, Images)
         pixels = [inputs.images.fingerprint]
     parts = [_FORMAT, weights, transform, device, len(inputs), *pixels]
     digest = hashlib.sha256(json.dumps(parts).encode())

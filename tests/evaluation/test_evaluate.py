@@ -1,9 +1,21 @@
 """``evaluate`` on a model that is not ours, with image sets and with plain tensors."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 import opencil
 from opencil import BadInput, ImageSet, Transform, create_detector, evaluate
@@ -43,16 +55,16 @@ OOD = {"near": image_set("near", 30, 3), "far": image_set("far", 25, 4)}
 def test_all_detectors_on_image_sets() -> None:
     table = evaluate(Stranger(), TEST, OOD, setup=SETUP, transform=TRANSFORM, tasks=[1, 1, 2, 2])
     assert list(table.columns) == ["detector", "ood", "task", "metric", "value"]
-    assert set(table["detector"]) == {"", *opencil.list_detectors()}
+    assert set(table["detector"]) == set(opencil.list_detectors())
+    accuracies = table[table["metric"] == "accuracy"]
+    assert list(accuracies["detector"]) == opencil.list_detectors(), "the model's accuracy is with each"
+    assert accuracies["value"].nunique() == 1
     assert set(table["ood"]) == {"", "near", "far"}
     assert {"auc", "auc_old", "fpr_new", "oscr", "confidence", "ood_as_new"} <= set(table["metric"])
     assert not table["value"].isna().any()
 
 
 def test_plain_tensors_give_what_image_sets_give() -> None:
-    def normalised(images: ImageSet) -> Tensor:
-        return TRANSFORM.test(images.images)
-
     sets = evaluate(Stranger(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
     tensors = evaluate(
         Stranger(),
@@ -99,7 +111,210 @@ def test_the_model_is_left_as_it_is() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+# --- images from elsewhere -------------------------------------------------------------------------
+
+SLOW = ["augmix", "ber", "npos", "regmix", "t2fnorm", "vos"]
+QUICK = [name for name in opencil.list_detectors() if name not in SLOW]  #: logitnorm stands for the tuners
+
+
+class Pairs(Dataset):  # type: ignore[type-arg]
+    """A map-style dataset of (image, label); counts how many are asked for at a time."""
+
+    def __init__(self, images: Tensor, labels: Tensor | None) -> None:
+        self.images, self.labels, self.seen = images, labels, 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += 1
+        return self.images[index] if self.labels is None else (self.images[index], int(self.labels[index]))
+
+
+def normalised(images: ImageSet) -> Tensor:
+    return TRANSFORM.test(images.images)
+
+
+def dictionaries(images: Tensor, labels: Tensor) -> Any:
+    return DataLoader(
+        Pairs(images, labels),
+        batch_size=16,
+        collate_fn=lambda items: dict(zip(("data", "label"), default_collate(items), strict=True)),
+    )
+
+
+class Streamed(IterableDataset):  # type: ignore[type-arg]
+    """One item after the other."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.items = list(zip(images, labels.tolist(), strict=True))
+
+    def __iter__(self) -> Any:
+        return iter(self.items)
+
+
+GIVEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "arrays": lambda images, labels: images.numpy(),
+    "a Dataset": Pairs,
+    "a TensorDataset": TensorDataset,
+    "a DataLoader": lambda images, labels: DataLoader(Pairs(images, labels), batch_size=16),
+    "a DataLoader of dictionaries": dictionaries,
+    "a list of items": lambda images, labels: list(zip(images, labels.tolist(), strict=True)),
+}
+ONE_BY_ONE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a list of batches": lambda images, labels: list(zip(images.split(16), labels.split(16), strict=True)),
+    "an IterableDataset": Streamed,
+    "a DataLoader over an IterableDataset": lambda images, labels: DataLoader(
+        Streamed(images, labels), batch_size=16
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def of_tensors() -> pd.DataFrame:
+    return evaluate(
+        Stranger(),
+        normalised(TEST),
+        {name: normalised(images) for name, images in OOD.items()},
+        setup=normalised(SETUP),
+        detectors=QUICK,
+        labels=TEST.labels,
+        setup_labels=SETUP.labels,
+        batch_size=16,
+    )
+
+
+@pytest.mark.parametrize("kind", [*GIVEN, *ONE_BY_ONE])
+def test_images_from_elsewhere_give_what_tensors_give(kind: str, of_tensors: pd.DataFrame) -> None:
+    given = (GIVEN | ONE_BY_ONE)[kind]
+    names = QUICK if kind in GIVEN else [name for name in QUICK if name != "logitnorm"]
+    found = evaluate(
+        Stranger(),
+        given(normalised(TEST), TEST.labels),
+        {name: given(normalised(images), images.labels) for name, images in OOD.items()},
+        setup=given(normalised(SETUP), SETUP.labels),
+        detectors=names,
+        labels=TEST.labels.numpy() if kind == "arrays" else None,
+        setup_labels=SETUP.labels.tolist() if kind == "arrays" else None,
+        batch_size=16,
+    )
+    expected = of_tensors[of_tensors["detector"].isin(names)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_shuffled_loader_keeps_one_order() -> None:
+    """ODIN reads the images a second time: their scores must meet their own labels."""
+    torch.manual_seed(3)
+    shuffled = DataLoader(Pairs(normalised(TEST), TEST.labels), batch_size=7, shuffle=True)
+    ood = {"far": normalised(OOD["far"])}
+    found = evaluate(Stranger(), shuffled, ood, detectors=["odin"]).set_index(["metric", "ood"])["value"]
+    tensors = evaluate(Stranger(), normalised(TEST), ood, detectors=["odin"], labels=TEST.labels)
+    for metric in ("auc", "oscr", "accuracy_with_rejection"):
+        expected = tensors.set_index(["metric", "ood"])["value"][metric, "far"]
+        assert found[metric, "far"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_loaders_subset_is_what_is_read() -> None:
+    some = SubsetRandomSampler([3, 1, 7, 30], generator=torch.Generator().manual_seed(1))
+    data = Pairs(normalised(TEST), TEST.labels)
+    outputs = opencil.forward(Stranger(), DataLoader(data, batch_size=3, sampler=some))
+    assert data.seen == 4 + 1, "one image was looked at to see what they are"
+    assert outputs.labels is not None
+    assert sorted(outputs.labels.tolist()) == sorted(TEST.labels[[3, 1, 7, 30]].tolist())
+
+
+def test_images_are_read_in_batches_and_not_kept() -> None:
+    """At most one batch is asked for beyond what the model has seen, of any kind of images."""
+    model = Stranger()
+    asked = []
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in zip(normalised(TEST).split(10), TEST.labels.split(10), strict=True):
+            asked.append(model.seen)
+            yield images, labels
+
+    evaluate(model, batches(), {"far": iter([normalised(OOD["far"])])}, detectors=["msp"])
+    assert asked == [0, 10, 20, 30]
+
+
+def test_the_users_random_numbers_stay() -> None:
+    before = torch.random.get_rng_state()
+    opencil.forward(Stranger(), DataLoader(Pairs(normalised(TEST), TEST.labels), batch_size=9))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_detectors_beside_names() -> None:
+    ood, warm = {"far": normalised(OOD["far"])}, create_detector("energy@warm", temperature=9.0)
+    found = evaluate(Stranger(), normalised(TEST), ood, detectors=["energy", warm])
+    assert list(found["detector"].unique()) == ["energy", "energy@warm"]
+    (alone,) = evaluate(Stranger(), normalised(TEST), ood, detectors=warm)["detector"].unique()
+    assert alone == "energy@warm"
+    own = evaluate(Stranger(), normalised(TEST), ood, detectors={"mine": warm, "plain": "energy"})
+    assert list(own["detector"].unique()) == ["mine", "plain"]
+    assert list(own["value"]) != list(found["value"])
+
+
+# --- logits alone ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+
+
+def test_a_function_to_logits_serves_the_detectors_that_read_them() -> None:
+    model = Stranger()
+    names = ["energy", "gen", "klm", "maxlogit", "msp"]
+    given = {
+        "test": normalised(TEST),
+        "ood": {"far": normalised(OOD["far"])},
+        "labels": TEST.labels,
+        "setup": normalised(SETUP),
+        "detectors": names,
+    }
+    expected = evaluate(model, **given)
+    functions: list[Callable[[Tensor], Any]] = [
+        lambda images: model.classify(model.features(images)),
+        lambda images: model.classify(model.features(images)).detach().numpy(),
+        lambda images: Answer(model.classify(model.features(images))),
+        lambda images: {"logits": model.classify(model.features(images)), "loss": None},
+        lambda images: (model.classify(model.features(images)), "more"),
+        nn.Sequential(nn.Flatten(), model.body, nn.ReLU(), model.head, nn.Dropout(0.9)),
+    ]
+    for function in functions:
+        pd.testing.assert_frame_equal(evaluate(function, **given), expected)
+
+
+def test_what_reads_more_than_logits_is_named_with_what_it_needs() -> None:
+    def ask(images: Tensor) -> Tensor:
+        raise AssertionError("nothing runs")
+
+    with pytest.raises(BadInput) as caught:
+        evaluate(ask, FLOATS, {"far": FLOATS}, detectors=["msp", "react", "odin", "ber"], setup=FLOATS)
+    sentence = str(caught.value)
+    assert "ask gives logits alone" in sentence
+    assert "react reads features and head, odin reads images, ber reads features and images:" in sentence
+    assert "opencil.wrap(model, head=…)" in sentence
+    assert "as msp do" in sentence
+    outputs = opencil.forward(lambda images: images.flatten(1)[:, :4], FLOATS)
+    assert outputs.features.shape == (5, 0)
+    with pytest.raises(BadInput, match="NNGuide reads the features: missing here"):
+        create_detector("nnguide").fit(outputs)
+    with pytest.raises(BadInput, match="ODIN reads the images: missing here"):
+        create_detector("odin").score(outputs)
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
 FLOATS = torch.zeros(5, 3, 8, 8)
+WORDS = [(FLOATS[:2], ["cat", "dog"])]
+
+
+class Restless(IterableDataset):  # type: ignore[type-arg]
+    """Other images every time."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.randn(3, 8, 8), 1) for _ in range(4)])
 
 
 @pytest.mark.parametrize(
@@ -116,9 +331,38 @@ FLOATS = torch.zeros(5, 3, 8, 8)
         ({"test": FLOATS.byte()}, r"floating-point \[N, channels, H, W\]"),
         ({"test": FLOATS + torch.nan}, "image 0 is not finite"),
         ({"test": TEST}, "'test' are bytes: a transform is needed"),
+        ({"test": FLOATS.double().numpy()[0]}, r"images of test are float64 \[3, 8, 8\]: floating-point"),
+        ({"test": FLOATS.byte().numpy()}, r"uint8 \[5, 3, 8, 8\]: floating-point .* or an ImageSet"),
+        ({"test": "photos"}, "test is a str: images are a tensor or array"),
+        ({"test": 7}, "test is a int: images are"),
+        ({"test": []}, "test has no images"),
+        ({"test": iter([])}, "test has no images"),
+        ({"test": DataLoader(Pairs(FLOATS[:0], None))}, "test has no images"),
+        ({"test": ["a", "b"]}, "test gives a str as image: a tensor or an array is needed"),
+        ({"test": [{"picture": FLOATS}]}, "mappings with picture: images are looked for under images, image"),
+        ({"test": WORDS}, r"test has labels that are no numbers: whole numbers \[B\] are needed"),
+        ({"test": [(FLOATS, torch.zeros(5))]}, r"labels that are torch.float32 \[5\]"),
+        ({"test": [(FLOATS, torch.zeros(3).long())]}, "a batch of 5 images and 3 labels"),
+        ({"test": [FLOATS, FLOATS + torch.inf]}, "image 5 of test is not finite"),
+        ({"test": [FLOATS.byte()]}, "normalised floating-point .* are needed"),
+        ({"ood": {"far": FLOATS.numpy()[:0]}}, "images of ood 'far' are float32"),
+        ({"ood": {"far": None}}, "ood 'far' is a NoneType"),
+        ({"ood": FLOATS}, "ood should map names"),
+        ({"labels": ["cat"] * 5}, "labels of test images are no numbers"),
+        ({"detectors": ["msp", 3]}, "3 is no detector: a name, or what create_detector makes"),
+        ({"detectors": [create_detector("msp"), "msp"]}, "two detectors are called 'msp'"),
+        ({"detectors": []}, r"detectors = \[\] is not allowed"),
+        ({"detectors": "odin", "test": iter([FLOATS])}, "odin read images again, and test is an iterator"),
+        ({"detectors": "odin", "test": Restless()}, "test gave other images, or the same in another order"),
+        ({"detectors": "ber", "setup": [FLOATS]}, "ber train on set-up images in an order of their own"),
+        ({"batch_size": 0}, "batch_size = 0 is not allowed"),
+        ({"model": None}, "None is no model: a module with features"),
+        ({"model": Stranger}, "the class Stranger is no model"),
+        ({"model": lambda images: images}, r"gives torch.float32 \[5, 3, 8, 8\]: logits \[5, classes\]"),
+        ({"model": lambda images: {"scores": images}}, "gives a dict with scores: logits"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(given: dict[str, object], sentence: str) -> None:
-    arguments = {"test": FLOATS, "ood": {"far": FLOATS}, "detectors": ["msp"]} | given
+    arguments = {"model": Stranger(), "test": FLOATS, "ood": {"far": FLOATS}, "detectors": ["msp"]} | given
     with pytest.raises(BadInput, match=sentence):
-        evaluate(Stranger(), **arguments)  # type: ignore[arg-type]
+        evaluate(**arguments)  # type: ignore[arg-type]

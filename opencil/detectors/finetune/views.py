@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
+from opencil.data.foreign import ForeignImages
+from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform, moved
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import epoch_order, laid_out
@@ -123,8 +125,8 @@ class ViewSource:
         """What leads from pixels to the images and back; float images without a transform fill its range."""
         if self.inputs.transform is not None:
             return self.inputs.transform
-        assert isinstance(self.inputs.images, Tensor)
-        low, high = (float(bound(self.inputs.images)) for bound in (torch.min, torch.max))
+        ranges = [torch.stack(batch.aminmax()) for batch in self.inputs.batches()]
+        low, high = float(torch.stack(ranges)[:, 0].min()), float(torch.stack(ranges)[:, 1].max())
         span = max(high - low, 1e-6)
         return Transform(mean=(-low / span,) * 3, std=(1 / span,) * 3, crop=1)
 
@@ -169,7 +171,7 @@ class ViewSource:
             seed = (*self.seed, pool.name)
             order = pool.positions[epoch_order(len(pool.positions), length, number, seed)]
             draw = None
-            if not isinstance(self.inputs.images, Tensor):
+            if isinstance(self.inputs.images, Images):
                 assert self.inputs.transform is not None
                 numbers = generator(*seed, "augment", number)
                 draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
@@ -181,6 +183,8 @@ class ViewSource:
         rows = positions if indices is None else indices.to(self.device)[positions]
         if isinstance(images, Tensor):
             views = images[rows].float()
+        elif isinstance(images, ForeignImages):
+            views = torch.cat([part for part, _ in images.batches(rows, batch)])
         else:
             assert transform is not None
             assert draw is not None
