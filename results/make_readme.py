@@ -157,6 +157,12 @@ def today_order(cil: str, without: Iterable[str] = ()) -> float:
     return float(ours.corr(ours - today_off(cil, without), method="spearman"))
 
 
+def today_farthest() -> tuple[str, str]:
+    """The detector and the model whose AUC is farthest from the paper's."""
+    away = {(name, cil): abs(value) for cil in TODAY for name, value in today_off(cil).items()}
+    return max(away, key=away.__getitem__)
+
+
 def same_models() -> bool:
     """Whether every accuracy of every step is that of the grid of before, bit for bit."""
     keys = ["cil", "step", "task", "metric"]
@@ -302,6 +308,16 @@ def table(header: Iterable[str], lines: Iterable[Iterable[str]], texts: Sequence
     )
     rule = "|".join("---" if column in texts else "---:" for column in range(head.count("|") - 1))
     return "\n".join([head, f"|{rule}|", *(re.sub(r"(?<=[ (])-(?=\d)", "−", line) for line in body)])
+
+
+def ours_and_papers_table() -> str:
+    """Six lines: accuracies of the four models, AUC of the two kinds of detectors on those run by default."""
+    pairs = {f"accuracy, {name}": (accuracy(cil), paper("acc", cil=cil)) for cil, name in CIL.items()}
+    for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
+        ours, papers = fmean(map(today, detectors)), fmean(paper("auc", d, tuple(TODAY)) for d in detectors)
+        pairs[f"AUC, mean of {kind} detectors on {' and '.join(TODAY.values())}"] = ours, papers
+    lines = [[name, f"{a:.2f}", f"{b:.2f}", f"{a - b:+.1f}"] for name, (a, b) in pairs.items()]
+    return table(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
 
 
 def seconds_table(k: int) -> str:
@@ -517,7 +533,7 @@ def pages() -> dict[Path, str]:
     )
     return {
         HERE / "README.md": f"{page}\n",
-        project: f"{before}{START}\n{summary}\n{END}{rest.split(END)[1]}",
+        project: f"{before}{START}\n\n{summary}\n\n{END}{rest.split(END)[1]}",
     }
 
 

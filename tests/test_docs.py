@@ -49,7 +49,8 @@ def blocks() -> Iterator[Block]:
         assert fence is None, f"{page}: the block at line {start + 1} does not end"
 
 
-PYTHON = [b for b in blocks() if b.language == "python" and b.runs]
+#: README's run elsewhere, as one session with its commands.
+PYTHON = [b for b in blocks() if b.language == "python" and b.runs and b.page.name != "README.md"]
 SHELL = [b for b in blocks() if b.language in ("bash", "sh", "shell", "console") and b.runs]
 
 

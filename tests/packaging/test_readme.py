@@ -1,0 +1,68 @@
+"""README.md is one session: what it shows works, in order, in one folder, as a newcomer types it."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Language and text of the blocks that are run, in order; a comment above a block leaves it out.
+BLOCKS = re.findall(r"(?<!-->\n)^```(bash|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+#: All is as it is typed, but for what would take minutes: trainings whose length is not given have one epoch,
+#: the demo has one model and two detectors, and what is installed is installed already.
+QUICK = "--set 'cil.*.epochs=1' --set 'detector.*.schedule.epochs=1'"
+FEWER = f"{QUICK} --cil icarl --detector msp,ber"
+AS_TYPED = f"""
+set -euo pipefail
+trap 'echo "this failed: $BASH_COMMAND" >&2' ERR
+opencil() {{
+    case "$*" in
+        *"--detector all"*) command opencil "$@" {FEWER} ;;
+        *--set* | "run my.yml") command opencil "$@" ;;
+        "run "* | "config "*) command opencil "$@" {QUICK} ;;
+        *) command opencil "$@" ;;
+    esac
+}}
+pip() {{ python -m pip "$@" --no-deps --no-build-isolation --no-index; }}
+make() {{ [ "$1" = test ] || command make "$@" FLAGS="{FEWER}"; }}  # the tests are what runs now
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_readme_is_one_session(clone: Path, install: Callable[[Path], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clone, tmp_path / "clone"))
+    (folder / "results").symlink_to(ROOT / "results")
+    install(folder / ".venv")
+    for stamp in (".torch", ".installed"):  # so that make finds its environment set up
+        (folder / ".venv" / stamp).touch()
+    script = AS_TYPED + "\n".join(
+        text if language == "bash" else f"python <<'END_OF_BLOCK'\n{text}END_OF_BLOCK\n"
+        for language, text in BLOCKS
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Python blocks have the installed package, not the one that lies in the folder.
+    variables |= {"PYTHONSAFEPATH": "1", "COLUMNS": "200"}
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert "open it in a browser: demo/report.html" in done.stdout
+    assert re.search(r"^icarl +margin ", done.stdout, re.MULTILINE)
+    for made in ("demo/report.html", "report.html", "my.yml", "figures"):
+        assert (folder / made).exists(), made
+
+
+def test_the_session_has_all_blocks_but_those_that_need_data() -> None:
+    assert len(BLOCKS) == len(re.findall(r"^```(bash|python)$", README, re.MULTILINE)) - 1
+    (kept_out,) = re.findall(r"^<!-- not in the session: .*-->\n```bash\n(.*?)^```", README, re.M | re.DOTALL)
+    assert "--data-root" in kept_out
+
+
+def test_the_demo_without_make_is_that_of_make() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    demo = re.findall(r"\$\(BIN\)/(opencil .*?)(?: \$\(FLAGS\)| > /dev/null)$", makefile, re.MULTILINE)
+    assert len(demo) == 2
+    assert [command for command in demo if command not in README] == []
