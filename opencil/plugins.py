@@ -58,6 +58,15 @@ def loaded(given: str) -> Plugin:
     return _loaded[given]
 
 
+def registered(given: str) -> Iterator[tuple[Registry[Any], str]]:
+    """What an imported plugin registers, each name with its registry."""
+    spellings = {other for other, plugin in _loaded.items() if plugin == loaded(given)}
+    for registry in REGISTRIES:
+        for name in registry.names():
+            if registry.plugin_of(name) in spellings:
+                yield registry, name
+
+
 def _load_file(given: str, path: Path) -> None:
     try:
         text = path.read_bytes()
@@ -68,6 +77,7 @@ def _load_file(given: str, path: Path) -> None:
         raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
     path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
     if Plugin(path, sha256) in _loaded.values():
+        _loaded[given] = Plugin(path, sha256)
         return
     # The name is the same whenever the file is imported, so that its definitions replace themselves.
     name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

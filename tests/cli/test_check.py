@@ -1,0 +1,109 @@
+"""``opencil check``: a line for every promise, a reason and the place for each that is not kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from opencil.cli import app
+from opencil.testing import DETECTOR_CHECKS, LEARNER_CHECKS
+from opencil.testing.verdicts import checks_of
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+MARGIN = '''
+from dataclasses import dataclass
+
+import opencil
+
+
+@opencil.register_detector("margin")
+@dataclass
+class Margin(opencil.LogitDetector):
+    """Difference between the two largest logits."""
+
+    def scores(self, outputs):
+        first, second = outputs.logits.topk(2, dim=1).values.T
+        return first - second
+'''
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(empty_wide_folder: None) -> None:
+    """Every command here starts so."""
+
+
+def check(text: str, *words: str) -> Any:
+    Path("mine.py").write_text(text, encoding="utf-8")
+    return CliRunner().invoke(app, ["check", "mine.py", *words])
+
+
+def test_every_check_of_a_good_file_has_a_line() -> None:
+    result = check(MARGIN)
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, *lines, last = result.stdout.splitlines()
+    assert first == "detector margin"
+    assert [line.split("✓")[1].split("  ")[0].strip().replace(" ", "_") for line in lines] == list(
+        DETECTOR_CHECKS
+    )
+    assert "Scores are finite, float32, one for each sample, without a gradient." in lines[0]
+    assert last == f"all {len(DETECTOR_CHECKS)} checks passed"
+
+
+def test_a_promise_that_is_not_kept_has_a_reason() -> None:
+    result = check(MARGIN.replace("first - second", "second - first"))
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if "✗" in line]
+    assert line.split()[:4] == ["✗", "larger", "is", "id"]
+    assert "margin does not score easy ID samples above noise" in line
+    assert f"1 of {len(DETECTOR_CHECKS)} checks failed" in result.stderr
+
+
+def test_a_bug_is_shown_in_the_user_s_own_file() -> None:
+    result = check(MARGIN.replace("first - second", "first.nothing(second)"))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert "✗" in lines[1]
+    assert lines[1].endswith("AttributeError: 'Tensor' object has no attribute 'nothing'")
+    assert lines[2].strip() == "mine.py, line 14, in scores: return first.nothing(second)"
+    assert "Traceback" not in result.output
+    (told,) = [i for i, line in enumerate(lines) if "fails where it is given only logits" in line]
+    assert "mine.py, line 14" in lines[told + 1], "of what it was raised for, too"
+
+
+def test_all_kinds_of_a_file_are_checked() -> None:
+    for name in ("aurc", "small_net", "two_layers"):
+        assert all(one.file == PLUGINS / f"{name}.py" for one in checks_of(str(PLUGINS / f"{name}.py")))
+    files = [str(PLUGINS / f"{name}.py") for name in ("aurc", "small_net", "nearest_mean")]
+    result = CliRunner().invoke(app, ["check", *files, "--image-size", "8"])
+    assert result.exit_code == 0, result.output
+    heads = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert heads[:-1] == ["metric aurc", "backbone small-net", "CIL method nearest-mean"]
+    assert heads[-1] == f"all {4 + 7 + len(LEARNER_CHECKS)} checks passed"
+
+
+def test_a_yml_is_checked_with_its_plugins() -> None:
+    Path("mine.py").write_text(MARGIN, encoding="utf-8")
+    Path("my.yml").write_text("plugins: mine.py\nbenchmark: digits\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["check", "my.yml"])
+    assert result.exit_code == 0, result.output
+    heads = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert heads[:2] == ["benchmark digits", "detector margin"]
+
+
+def test_files_of_a_dataset_are_asked_for() -> None:
+    text = (
+        "import opencil\nfrom opencil.data.catalogue import SVHN\n\n\n"
+        "@opencil.register_dataset('their-svhn')\nclass Theirs(SVHN):\n    pass\n"
+    )
+    result = check(text)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert all("its images lie in files: give --data-root" in line for line in lines[1:-1])
+    assert lines[-1] == "all 0 checks passed, 3 left out"
+
+
+def test_a_file_without_names_is_refused() -> None:
+    result = check("import opencil\n")
+    assert result.exit_code == 2
+    assert "plugin mine.py registers nothing: decorate" in result.stderr
