@@ -29,6 +29,12 @@ class Block:
     text: str
     runs: bool
 
+    @property
+    def file(self) -> str | None:
+        """The name of the reader's own file that it is, where its first line says so: ``# my.yml``."""
+        named = re.match(r"# (\w+\.(?:py|yml|toml))$", self.text.partition("\n")[0])
+        return named[1] if named else None
+
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT).as_posix()}:{self.line}"
 
@@ -49,6 +55,13 @@ def blocks() -> Iterator[Block]:
         assert fence is None, f"{page}: the block at line {start + 1} does not end"
 
 
+def write_files(page: Path) -> None:
+    """Write the files that a page shows whole, as its reader has them."""
+    for block in blocks():
+        if block.page == page and block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+
+
 #: README's run elsewhere, as one session with its commands.
 PYTHON = [b for b in blocks() if b.language == "python" and b.runs and b.page.name != "README.md"]
 SHELL = [b for b in blocks() if b.language in ("bash", "sh", "shell", "console") and b.runs]
@@ -65,6 +78,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_files(block.page)
     module = types.ModuleType(f"block_{block.page.stem}_{block.line}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(block.text, str(block), "exec"), vars(module))
@@ -73,6 +87,7 @@ def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_files(block.page)
     for words in commands(block):
         if words[0] == "opencil":
             understood(words[1:])
@@ -88,8 +103,8 @@ def understood(words: list[str]) -> None:
     if ">" in words:
         saved, words = words[words.index(">") + 1], words[: words.index(">")]
     for word in words:
-        if word.endswith((".yml", ".yaml", ".py")) and not word.startswith("-"):
-            Path(word).touch()  # the reader's own file
+        if word.endswith((".yml", ".yaml", ".py")) and not word.startswith("-") and not Path(word).exists():
+            Path(word).touch()  # the reader's own file, which the page does not show
     name, *rest = words
     if name.startswith("-"):
         assert name in CliRunner().invoke(app, ["--help"]).stdout

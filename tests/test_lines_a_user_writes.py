@@ -1,18 +1,29 @@
 """Lines that a user writes, imports aside, to bring something of their own: the docs' examples, run."""
 
 import ast
+import os
+import re
+import shlex
+import subprocess
 import sys
+import tomllib
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import opencil
+from opencil.cli import app
 from opencil.detectors.finetune.augmix import AugMix
 from opencil.detectors.finetune.npos import NPOS
+from opencil.registry import GROUP
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -83,3 +94,101 @@ def test_a_foreign_model_under_all_detectors(
     assert sorted(names["table"]["detector"].unique()) == opencil.list_detectors()
     printed = capsys.readouterr().out.split()
     assert {*opencil.list_detectors(), "accuracy", "auc", "fpr"} <= set(printed)
+
+
+# --- files that --plugin and commands take -----------------------------------------------------------
+
+
+def file_of(page: str, name: str) -> str:
+    """A file that a page of the docs shows whole: the block whose first line is its name."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^```\w+\n(# {re.escape(name)}\n.*?)^```$", text, re.M | re.S)
+    return str(found)
+
+
+def commands_with(page: str, name: str) -> list[list[str]]:
+    """The words of the commands of a page that name a file."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if name in (words := shlex.split(line, comments=True))]
+
+
+OWN_FILES = {
+    "my_detector.py": 15,
+    "my_cil.py": 30,
+    "my_backbone.py": 10,
+}
+
+
+@pytest.mark.parametrize("file", OWN_FILES)
+def test_a_file_of_ones_own_with_no_package(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the contract, and the commands that the page shows for it give a table."""
+    text = file_of("methods.md", file)
+    assert lines(text) <= OWN_FILES[file]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path(file).write_text(text, encoding="utf-8")
+    checked = CliRunner().invoke(app, ["check", file])
+    assert checked.exit_code == 0, checked.output
+    (words,) = [words for words in commands_with("methods.md", file) if words[1] == "run"]
+    shorter = ["--epochs-scale", "0.01", "--classes-per-step", "4", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words[1:], *shorter])
+    assert done.exit_code == 0, done.output
+    rows = opencil.read_rows("runs")
+    for flag, column in (("--cil", "cil"), ("--detector", "detector")):
+        assert set(words[words.index(flag) + 1].split(",")) == set(rows[column]) - {""}
+    noted = {plugin for run in opencil.read_study("runs").runs for plugin in run["config"].get("plugins", {})}
+    assert noted == {file}
+
+
+def test_image_folders_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = file_of("data.md", "birds.yml")
+    assert sum(1 for line in text.splitlines() if line.strip() and line.strip()[0] != "#") <= 17
+    monkeypatch.chdir(tmp_path)
+    Path("birds.yml").write_text(text, encoding="utf-8")
+    draw = np.random.default_rng(0)
+    folders = [f"birds/{split}/{name}" for split in ("train", "test") for name in "abcdefghij"]
+    for folder in [*folders, "others/x", "others/y", "scans"]:
+        (tmp_path / "downloads" / folder).mkdir(parents=True)
+        for i in range(3):
+            picture = Image.fromarray(draw.integers(0, 256, (36, 40, 3), dtype=np.uint8))
+            picture.save(tmp_path / "downloads" / folder / f"{i}.png")
+    check, run = commands_with("data.md", "birds.yml")
+    for words, more in (check, []), (run, ["--epochs-scale", "0.001", "--device", "cpu"]):
+        root = [word.replace("~/downloads", "downloads") for word in words]
+        done = CliRunner().invoke(app, [*root[1:], *more])
+        assert done.exit_code == 0, done.output
+    rows = opencil.read_rows("runs")
+    assert set(rows["ood"]) - {""} == {"other-birds", "scans"}
+    assert set(rows["step"]) == {1, 2}
+
+
+def test_a_package_of_ones_own(tmp_path: Path) -> None:
+    """The page's pyproject, built and unpacked: its method is known without being named."""
+    project = tmp_path / "project"
+    (project / "my_methods").mkdir(parents=True)
+    (project / "my_methods/__init__.py").touch()
+    for name, page_file in (
+        ("pyproject.toml", "pyproject.toml"),
+        ("my_methods/my_detector.py", "my_detector.py"),
+    ):
+        (project / name).write_text(file_of("methods.md", page_file), encoding="utf-8")
+    declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert list(declared["entry-points"]) == [GROUP]
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=project, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("my_methods-0.1.0-*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = "from opencil.registry import DETECTORS; print(DETECTORS.plugin_of('centroid'))"
+    path = os.pathsep.join([str(tmp_path / "installed"), str(DOCS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "my_methods.my_detector"
