@@ -78,3 +78,10 @@ def wait_for(device: torch.device) -> None:
     """Wait until a GPU has done what is launched so far: then other streams can use the results."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def free_unused(device: torch.device, share: float = 0.1) -> None:
+    """Give memory back that torch holds and does not use, of graphs that are gone say, if it is much."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if unused > share * torch.cuda.get_device_properties(device).total_memory:
+        torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.device import free_unused
 from opencil.engine.optimiser import State, create, kept
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
@@ -103,10 +104,14 @@ class Iteration:
         self._graph = torch.cuda.CUDAGraph()
         if self._generator is not None:
             self._graph.register_generator_state(self._generator)
-        with torch.cuda.graph(
-            self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
-        ):
+        # Not by torch.cuda.graph, which first waits for the whole device, other runs' work too, and frees all
+        # that is cached: seven heads are captured a step.
+        free_unused(self._device)
+        self._graph.capture_begin(capture_error_mode="thread_local")
+        try:
             self._output = self._step(*self._inputs)
+        finally:
+            self._graph.capture_end()
 
 
 def _what(loss: object) -> str:
