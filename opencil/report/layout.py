@@ -321,7 +321,8 @@ def _markdown_cell(cell: Cell) -> str:
     return styled.format(text)
 
 
-_LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
+#: How LaTeX writes what would be a command to it, or what it has no letter for.
+LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -350,7 +351,7 @@ _LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
 
 def _latex(text: str) -> str:
     """Text in which nothing is a command."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(LATEX.get(character, character) for character in text)
 
 
 def _latex_line(cells: list[Cell]) -> str:

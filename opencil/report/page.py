@@ -30,7 +30,7 @@ from opencil.report.averages import of_datasets
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
 from opencil.report.figures.parts import DARK
-from opencil.report.layout import Cell, Table
+from opencil.report.layout import LATEX, Cell, Table
 from opencil.report.order import families, labelled, method, sort_cil, sort_datasets, sort_metrics
 from opencil.report.results import Results, count, results
 from opencil.study.records import RunRecord
@@ -88,6 +88,7 @@ def page(
         "tables": [_sheet(table) for table in tables],
         "figures": [_figure(figure) for figure in figures],
         "dark": DARK,
+        "latex": LATEX,
         "runs": [_record(run, i) for i, run in enumerate(runs)],
         "configs": [dump_yaml(run["config"]) for run in runs],
         "differences": list(differences),

@@ -13,15 +13,7 @@ function csv(sheet) {
   return [head, ...lines].map((line) => `${line.map(quoted).join(",")}\n`).join("");
 }
 
-const LATEX = {
-  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}",
-  ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$", "↑": "$\\uparrow$",
-  "↓": "$\\downarrow$",
-  "–": "--", "·": "$\\cdot$", "×": "$\\times$", "Δ": "$\\Delta$", "χ": "$\\chi$", "²": "$^2$", "−": "$-$",
-  "[": "{[}", // behind the end of a line it would be an argument
-};
-for (const sign of "&%$#_{}") LATEX[sign] = `\\${sign}`;
-const escaped = (text) => [...text].map((sign) => LATEX[sign] ?? sign).join("");
+const escaped = (text) => [...text].map((sign) => data.latex[sign] ?? sign).join("");
 function latex(sheet) {
   const marks = ["", "\\underline{\\textbf{", "\\textbf{", "\\underline{"];
   const shown = (one) => {
