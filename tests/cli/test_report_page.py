@@ -70,7 +70,7 @@ def test_out_has_the_page_and_the_figures_too(finished: Path, tmp_path: Path) ->
     assert {path.stem for path in (tmp_path / "out/figures").iterdir()} == FIGURES
     again = call(tmp_path / "out", "--html", tmp_path / "again.html")  # from the published rows alone
     assert again.exit_code == 0, again.stderr
-    assert (tmp_path / "again.html").read_text() == (tmp_path / "out/index.html").read_text()
+    assert content(tmp_path / "again.html") == content(tmp_path / "out/index.html")
 
 
 @pytest.mark.parametrize(("flag", "said"), [("mps", "did you mean 'msp'"), (",", "names nothing")])

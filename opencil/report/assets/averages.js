@@ -36,6 +36,17 @@ function average(series, all) {
   return { ...spread(used.map(mean)), steps, lacking: steps < all ? `${steps}/${all} steps`
     : used.length < series.length ? `${used.length}/${series.length} seeds` : "" };
 }
+// The average of a detector on a CIL model; leaderboard and matrix share it.
+function averageOf(view, metric, c, d) {
+  const key = `${metric} ${c} ${d}`;
+  if (!view.averages.has(key)) {
+    const series = perSeed(view, (s) => steps(view.group, metric, c, d, s, view.oods));
+    view.averages.set(key, average(series, view.group.needed[metric]));
+  }
+  return view.averages.get(key);
+}
+const accuracyOf = (view, c) =>
+  average(perSeed(view, (s) => accuracies(view.group, c, s)), view.group.planned);
 const lower = (metric) => data.metrics[metric].lower;
 const label = (metric) => data.metrics[metric].label;
 const definition = (metric) => `${label(metric)}: ${data.metrics[metric].definition}`;

@@ -6,14 +6,11 @@ function lines(view) {
   const { group } = view;
   const found = [];
   for (const c of view.cils) {
-    const accuracy = average(perSeed(view, (s) => accuracies(group, c, s)), group.planned);
+    const accuracy = accuracyOf(view, c);
     for (const d of view.detectors) {
       const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy };
       line.key = JSON.stringify([line.cil, line.detector]);
-      for (const metric of view.columns) {
-        const series = perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
-        line[`metric:${metric}`] = average(series, group.needed[metric]);
-      }
+      for (const metric of view.columns) line[`metric:${metric}`] = averageOf(view, metric, c, d);
       line.value = line[`metric:${view.metric}`];
       if (line.value.mean !== null) found.push(line);
     }
@@ -26,7 +23,8 @@ function lines(view) {
   return sorted(found, view);
 }
 function sorted(found, view) {
-  const by = columns(view).find((column) => column.key === state.sort) || columns(view)[0];
+  const all = columns(view);
+  const by = all.find((column) => column.key === state.sort) || all[0];
   const up = state.sort && state.up ? state.up === "yes" : by.up;
   const order = (a, b) => {
     const [x, y] = [by.of(a), by.of(b)];
@@ -34,7 +32,7 @@ function sorted(found, view) {
     const difference = typeof x === "string" ? x.localeCompare(y) : x - y;
     return (up ? 1 : -1) * difference || (a.rank ?? 1e9) - (b.rank ?? 1e9);
   };
-  return { by, up, found: found.sort(order) };
+  return { columns: all, by, up, found: found.sort(order) };
 }
 const columns = (view) => [
   {
@@ -66,7 +64,7 @@ function basis(view) {
 const oneSeed = (count) =>
   count === 1 ? `One seed: differences under ${data.noise} points mean little.` : null;
 function showBoard(view, board) {
-  const head = columns(view).map((column) => {
+  const head = board.columns.map((column) => {
     const now = column.key === board.by.key;
     const turn = () => {
       state.up = now ? (board.up ? "no" : "yes") : column.up ? "yes" : "no";
@@ -96,7 +94,7 @@ function showBoard(view, board) {
         again?.querySelector("input").focus();
       },
     });
-    const cells = columns(view).map((column) =>
+    const cells = board.columns.map((column) =>
       el("td", { class: column.names ? null : "number" }, column.show(line)),
     );
     return el("tr", { "data-key": line.key, class: ticked ? "shown" : null }, el("td", {}, tick), cells);
@@ -112,8 +110,8 @@ function showBoard(view, board) {
   $("board-saving").replaceChildren(saving(() => ({
     name: `leaderboard-${view.group.benchmark}-k${view.group.k}`,
     title: `${view.group.benchmark}, ${view.group.k} classes per step: ${label(view.metric)}`,
-    columns: columns(view).map((column) => ({ text: column.text, label: column.names })),
-    lines: board.found.map((line) => columns(view).map((column) => column.saved(line))),
+    columns: board.columns.map((column) => ({ text: column.text, label: column.names })),
+    lines: board.found.map((line) => board.columns.map((column) => column.saved(line))),
     notes: [`${basis(view)}.`, ...notes, definition(view.metric)],
   })));
 }

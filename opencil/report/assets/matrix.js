@@ -5,8 +5,7 @@ const MARKED = [null, "best", "second", "third"];
 // What the matrix shows: for each detector its averages on each CIL model, with their places in the column.
 function table(view) {
   const { group, metric } = view;
-  const series = (c, d) => perSeed(view, (s) => steps(group, metric, c, d, s, view.oods));
-  const found = view.detectors.map((d) => view.cils.map((c) => average(series(c, d), group.needed[metric])));
+  const found = view.detectors.map((d) => view.cils.map((c) => averageOf(view, metric, c, d)));
   const ranked = (one, j) => isWhole(one, view, metric) && !group.detectors[view.detectors[j]].variant;
   const place = view.cils.map((_, i) =>
     places(found.map((row) => row[i]).filter(ranked).map((one) => one.mean), metric));
@@ -18,8 +17,7 @@ function table(view) {
 function showMatrix(view) {
   const { group, metric } = view;
   const found = table(view);
-  const accuracy = view.cils.map((c) =>
-    average(perSeed(view, (s) => accuracies(group, c, s)), group.planned));
+  const accuracy = view.cils.map((c) => accuracyOf(view, c));
   const members = unique(view.detectors.map((d) => group.detectors[d].family)).map((family) => ({
     family, open: !state.folded.includes(family),
     rows: view.detectors.map((d, j) => ({ name: group.detectors[d].name, d, cells: found[j] }))

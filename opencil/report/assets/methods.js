@@ -17,20 +17,23 @@ function methodName(kind, name, stop = true) {
   return withTip(made, tipOf(kind, name));
 }
 function showMethods() {
-  const heads = ["Name", "What it is", "Paper"].map((name) => el("th", { scope: "col" }, name));
-  const table = (kind, names) => [
-    el("thead", {}, el("tr", {}, heads)),
-    el("tbody", {}, names.map((name) => {
-      const about = aboutOf(kind, name);
-      const title = about?.title ? `${about.title}, ${about.year}` : "–";
-      return el(
-        "tr", {}, el("th", { scope: "row" }, name),
-        el("td", { class: "free" }, about ? about.about : "It is not installed where this page was made."),
-        el("td", { class: "free" }, about?.link ? el("a", { href: about.link, ...outward }, title) : title),
-      );
-    })),
+  const row = (kind, name) => {
+    const about = aboutOf(kind, name);
+    const title = about?.title ? `${about.title}, ${about.year}` : "";
+    return el(
+      "tr", {}, el("th", { scope: "row" }, name),
+      el(
+        "td", { class: "free" }, about ? about.about : "It is not installed where this page was made.", " ",
+        about?.link ? el("a", { href: about.link, ...outward }, title) : title,
+      ),
+    );
+  };
+  const names = (of) => unique(data.groups.flatMap(of).map(({ name }) => own(name)));
+  const table = (kind, of) => [
+    el("thead", {}, el("tr", {}, ["Name", "What it is, and its paper"].map((text) =>
+      el("th", { scope: "col" }, text)))),
+    el("tbody", {}, names(of).map((name) => row(kind, name))),
   ];
-  const names = (of) => unique(data.groups.flatMap(of).map((one) => own(one.name)));
-  $("cil-methods").replaceChildren(...table("cil", names((g) => g.cils)));
-  $("detectors").replaceChildren(...table("detector", names((g) => g.detectors)));
+  $("cil-methods").replaceChildren(...table("cil", (group) => group.cils));
+  $("detectors").replaceChildren(...table("detector", (group) => group.detectors));
 }

@@ -9,9 +9,9 @@ function show() {
   const view = choose();
   const board = lines(view);
   state.on = state.on.slice(0, MOST);
+  showChart(view, board); // it asks for its width, which is quick as long as nothing has changed
   showTerms(view);
   showBoard(view, board);
-  showChart(view, board);
   showMatrix(view);
   showFigures(view);
   $("with-accuracy").checked = Boolean(state.accuracy);
@@ -51,4 +51,7 @@ showRuns();
 showMethods();
 showTables();
 showAbout();
+for (const link of document.querySelectorAll("nav a")) {
+  link.hidden = $(link.getAttribute("href").slice(1)).hidden;
+}
 document.documentElement.dataset.ready = "yes";

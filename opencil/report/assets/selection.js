@@ -144,6 +144,7 @@ function choose() {
   return {
     group,
     metric: state.metric,
+    averages: new Map(), // as far as they have been asked for
     cils: indices(group.cils, shown("cil", "", unfolded)),
     detectors: indices(group.detectors, shown("detector", "family", unfolded)),
     oods: indices(group.oods, shown("ood", "distance", (set) => sets.includes(set) && set.shared)),

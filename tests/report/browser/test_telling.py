@@ -53,6 +53,8 @@ def test_every_method_has_its_paper_and_a_tip(
     listed = browser.evaluate("[...document.querySelectorAll('#methods tbody tr')].map(r => r.innerText)")
     assert [line.split("\t")[0] for line in listed] == ["icarl", "energy", "ber", "of a plugin"]
     assert "not installed" in listed[-1]
+    heads = "[...document.querySelectorAll('#methods thead')].map(h => h.innerText)"
+    assert browser.evaluate(heads) == ["Name\tWhat it is, and its paper\n"] * 2
 
 
 def test_a_tip_is_shown_to_keyboard_and_pointer(
@@ -92,6 +94,16 @@ def test_one_seed_says_that_small_differences_mean_little(
     browser.choose("seed", "1")
     assert said in browser.evaluate(notes)
     assert " ± " not in browser.board()[0][3]
+
+
+def test_sections_that_are_not_there_are_not_offered(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    offered = "[...document.querySelectorAll('nav a')].filter(a => a.checkVisibility()).map(a => a.innerText)"
+    rest = ["Leaderboard", "Matrix", "Methods", "Figures", "Runs", "About"]
+    assert show(made_up(), runs(record)).evaluate(offered) == rest
+    waiting = record(trained=0, seconds=[], detectors={"msp": 0})
+    assert show(made_up()[:0], [waiting]).evaluate(offered) == rest[-2:]
 
 
 def test_shifted_sets_can_be_looked_at(
