@@ -24,7 +24,13 @@ from typing import Any
 import pandas as pd
 
 import opencil
-from opencil.published import contradictory, published_ablation, published_results, recomputed_means
+from opencil.published import (
+    contradictory,
+    in_percent,
+    published_ablation,
+    published_results,
+    recomputed_means,
+)
 
 HERE = Path(__file__).parent
 START, END = "<!-- figures: results/summary.in.md, by results/make_readme.py -->", "<!-- end of figures -->"
@@ -105,14 +111,15 @@ def gain(detector: str, k: int = 10, **where: Any) -> float:
 def published() -> pd.DataFrame:
     """Where a figure contradicts its near and far parts, it is what these give."""
     figures = published_results()
-    value = figures["value"].where(~contradictory(figures), recomputed_means(figures))
-    return figures.assign(value=value)[figures["id_dataset"] == "cifar100"]
+    printed = in_percent(figures["value"])
+    value = printed.where(~contradictory(figures), 100 * recomputed_means(figures))
+    return figures.assign(value=value)[figures["benchmark"] == "cifar100"]
 
 
 @cache
 def paper(metric: str, detector: str = "", cil: Any = tuple(CIL), k: int = 10, split: str = "all") -> float:
-    where = {"detector": detector.split("@")[0], "cil": cil, "ood_split": ("", split)}
-    return average(published(), "value", metric=metric, classes_per_step=k, **where)
+    where = {"detector": detector.split("@")[0], "cil": cil, "distance": ("", split)}
+    return average(published(), "value", metric=metric, k=k, **where)
 
 
 def paper_gain(detector: str, cil: Any = tuple(CIL)) -> float:
@@ -126,7 +133,7 @@ def off(detector: str, cil: Any = tuple(CIL), k: int = 10, split: str = "all", m
 
 
 def accuracy_off(cil: str, k: int = 10) -> float:
-    return accuracy(cil, k) - paper("acc", cil=cil, k=k)
+    return accuracy(cil, k) - paper("accuracy", cil=cil, k=k)
 
 
 def within(detectors: Iterable[str], k: int = 10) -> float:
@@ -265,7 +272,9 @@ def on_a_cpu(detector: str) -> "pd.Series[float]":
 
 
 def ablation(detector: str, metric: str = "auc", **where: Any) -> float:
-    return average(published_ablation(), "value", detector=detector, metric=metric, **where)
+    figures = published_ablation()
+    figures = figures.assign(value=in_percent(figures["value"]))
+    return average(figures, "value", detector=detector, metric=metric, **where)
 
 
 def call_seconds(*numbers: int) -> int:
@@ -325,7 +334,7 @@ def seconds_table(k: int) -> str:
     for cil, name in CIL.items():
         steps, stages = record(cil, k)["seconds"], ("training", "tuning", "evaluation")
         seconds = [f"{sum(step[stage] for step in steps):.0f}" for stage in stages]
-        lines.append([name, *seconds, f"{accuracy(cil, k):.2f}", f"{paper('acc', cil=cil, k=k):.2f}"])
+        lines.append([name, *seconds, f"{accuracy(cil, k):.2f}", f"{paper('accuracy', cil=cil, k=k):.2f}"])
     return table(
         ["run-seconds", "training", "tuning of heads", "evaluation", "accuracy", "the paper's"], lines
     )
@@ -486,7 +495,7 @@ def released_bic_table() -> str:
     lines = [
         [name, *(f"{of(step=s):.1f}" for s in range(1, 11)), f"{of():.2f}"] for name, of in named.items()
     ]
-    lines.append(["the paper", *[""] * 10, f"{paper('acc', cil='bic'):.2f}"])
+    lines.append(["the paper", *[""] * 10, f"{paper('accuracy', cil='bic'):.2f}"])
     return table(["accuracy after step", *map(str, range(1, 11)), "mean"], lines)
 
 

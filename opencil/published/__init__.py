@@ -2,6 +2,7 @@
 other; and accuracies of a survey of class-incremental learning."""
 
 from importlib import resources
+from typing import Any
 
 import pandas as pd
 
@@ -13,33 +14,43 @@ OOD: dict[str, dict[str, tuple[str, ...]]] = {
         "far": ("mnist", "texture"),
     },
 }
-#: By how much, in percent points, a printed mean may miss its parts: they are rounded to two digits.
-TOLERANCE = 0.05
+#: By how much a printed mean may miss its parts, which are rounded to 0.01 percent.
+TOLERANCE = 0.0005
 
 #: Where the figures of ``published_survey`` are from.
 SURVEY = "Zhou et al., Class-Incremental Learning: A Survey, TPAMI 2024, https://arxiv.org/abs/2302.03648"
 #: What the survey's accuracy of a method is where it is not that of its head, as rows name it.
 SURVEY_ACCURACY = {"icarl": "accuracy_nearest_mean"}
 
-_CELL = ["id_dataset", "classes_per_step", "cil", "detector", "metric"]
+_CELL = ["benchmark", "k", "cil", "detector", "metric"]
+#: The columns that rows of runs have.
+_COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 
 
 def published_results() -> pd.DataFrame:
-    """The 3,096 figures of the paper's result tables, in percent.
+    """The 3,096 figures of the paper's result tables, in the columns and units of rows.
 
-    Columns: id_dataset, classes_per_step, cil, detector, ood_split, metric, value, paper_table; ``detector``
-    and ``ood_split`` are empty in rows of accuracy.
+    ``value`` is a fraction. They are means over steps and datasets, so ``step`` is 0, ``ood`` is empty, and
+    ``distance`` is near, far or all, the mean over both; ``detector`` and ``distance`` are empty in rows of
+    accuracy. ``seed`` is 0: the paper has one run. A last column, ``table``, says where each is printed.
     """
-    return _read("results.csv")
+    return _as_rows(_read("results.csv"))
 
 
 def published_ablation() -> pd.DataFrame:
-    """The 48 figures per OOD dataset of the paper's ablation (iCaRL on CIFAR-100, k = 10), in percent.
+    """The 48 figures per OOD dataset of the paper's ablation (iCaRL on CIFAR-100, k = 10), as rows.
 
-    Columns as of ``published_results``, with ``ood``, a dataset, for ``ood_split``. ``ber@nter`` and
-    ``ber@oter`` are BER with one of its two parts.
+    Columns as of ``published_results``; ``ood`` is the dataset. ``ber@nter`` and ``ber@oter`` are BER with
+    one of its two parts.
     """
-    return _read("ablation.csv")
+    figures = _read("ablation.csv")
+    roles = {name: split for ood in OOD.values() for split, names in ood.items() for name in names}
+    return _as_rows(figures.assign(distance=figures["ood"].map(roles)))
+
+
+def in_percent(values: "pd.Series[float]") -> "pd.Series[float]":
+    """Fractions as the paper prints them, to two digits."""
+    return (100 * values).round(2)
 
 
 def published_survey() -> pd.DataFrame:
@@ -61,17 +72,25 @@ def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
     ``figures`` are rows of ``published_results``. A near split of n datasets and a far one of m give
     (n · near + m · far) / (n + m).
     """
-    parts = figures.pivot_table(index=_CELL, columns="ood_split", values="value")
-    names = parts.index.get_level_values("id_dataset")
+    parts = figures.pivot_table(index=_CELL, columns="distance", values="value")
+    names = parts.index.get_level_values("benchmark")
     near, far = (names.map({n: len(ood[split]) for n, ood in OOD.items()}) for split in ("near", "far"))
     mean = ((near * parts["near"] + far * parts["far"]) / (near + far)).rename("mean")
     means = figures.join(mean, on=_CELL)["mean"]
-    return means.where(figures["ood_split"] == "all")
+    return means.where(figures["distance"] == "all")
 
 
 def contradictory(figures: pd.DataFrame) -> "pd.Series[bool]":
     """Which rows of ``published_results`` are means that their own near and far figures contradict."""
     return (figures["value"] - recomputed_means(figures)).abs() > TOLERANCE
+
+
+def _as_rows(figures: pd.DataFrame) -> pd.DataFrame:
+    """Printed figures, in percent, as rows of runs are."""
+    constant: dict[str, Any] = {"seed": 0, "step": 0, "ood": "", "task": 0}
+    missing = {name: value for name, value in constant.items() if name not in figures}
+    rows = figures.assign(**missing, value=(figures["value"] / 100).round(4))
+    return rows[[*_COLUMNS, "table"]]
 
 
 def _read(name: str) -> pd.DataFrame:

@@ -9,7 +9,14 @@ import pandas as pd
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
-from opencil.published import OOD, contradictory, published_ablation, published_results, recomputed_means
+from opencil.published import (
+    OOD,
+    contradictory,
+    in_percent,
+    published_ablation,
+    published_results,
+    recomputed_means,
+)
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import families, labelled, sort_cil, sort_detectors
 from opencil.report.results import Results, of_dataset, results
@@ -49,7 +56,7 @@ def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[T
 def incomparable(study: Study) -> BadInput:
     """The error for a study of which nothing can be compared: not yet, or not at all."""
     published = published_results()
-    figures = published[["id_dataset", "classes_per_step"]].drop_duplicates()
+    figures = published[["benchmark", "k"]].drop_duplicates()
     in_paper = set(figures.itertuples(index=False, name=None))
     waiting = [outcome for outcome in results(study) if (outcome.benchmark, outcome.k) in in_paper]
     if waiting:
@@ -58,7 +65,7 @@ def incomparable(study: Study) -> BadInput:
         return BadInput(
             f"nothing that is finished can be compared with the paper's figures: {', '.join(why)}"
         )
-    sizes = figures.sort_values("classes_per_step").groupby("id_dataset")["classes_per_step"]
+    sizes = figures.sort_values("k").groupby("benchmark")["k"]
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
     named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
@@ -84,14 +91,14 @@ def compare(outcome: Results) -> pd.DataFrame:
     is the mean over other OOD datasets than the paper's.
     """
     figures = published_results()
-    figures = figures.assign(recomputed=recomputed_means(figures), flagged=contradictory(figures))
-    figures = figures.rename(columns={"ood_split": "place"})
-    figures = figures.assign(metric=figures["metric"].replace("acc", "accuracy"))
+    figures = figures.assign(recomputed=100 * recomputed_means(figures), flagged=contradictory(figures))
+    figures = figures.rename(columns={"distance": "place"})
     ablation = published_ablation()
     ablation = ablation.assign(place=ablation["ood"].map(of_dataset), recomputed=float("nan"), flagged=False)
-    columns = ["id_dataset", "classes_per_step", *_CELL, "value", "recomputed", "flagged"]
-    every = pd.concat([figures[columns], ablation[columns]]).rename(columns={"value": "paper"})
-    here = (every["id_dataset"] == outcome.benchmark) & (every["classes_per_step"] == outcome.k)
+    columns = ["benchmark", "k", *_CELL, "value", "recomputed", "flagged"]
+    every = pd.concat([figures[columns], ablation[columns]])
+    every = every.assign(paper=in_percent(every["value"]))
+    here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
     ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
     cells["ours"] = pd.Series([average.mean if average else None for average in ours], dtype=float)

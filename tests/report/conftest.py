@@ -84,12 +84,12 @@ def paper_rows(families: None) -> pd.DataFrame:
     """Rows of one step in which every dataset has the paper's figure of its split: near or far."""
     rows = []
     for row in published_results().to_dict("records"):
-        head = (row["id_dataset"], row["classes_per_step"], row["cil"], 0, 1, row["detector"])
-        if row["metric"] == "acc":
-            rows.append((*head, "", "", 0, "accuracy", row["value"] / 100))
-        elif row["ood_split"] != "all":
-            names = PAPER_OOD[row["id_dataset"]][row["ood_split"]]
-            rows += [(*head, ood, row["ood_split"], 0, row["metric"], row["value"] / 100) for ood in names]
+        head = (row["benchmark"], row["k"], row["cil"], 0, 1, row["detector"])
+        if row["metric"] == "accuracy":
+            rows.append((*head, "", "", 0, "accuracy", row["value"]))
+        elif row["distance"] != "all":
+            names = PAPER_OOD[row["benchmark"]][row["distance"]]
+            rows += [(*head, ood, row["distance"], 0, row["metric"], row["value"]) for ood in names]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
