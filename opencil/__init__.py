@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from opencil._version import __version__
 from opencil.cil.learner import Learner, Task, distillation
+from opencil.creating import create_detector, create_learner
 from opencil.data.benchmark import OOD, BenchmarkData
 from opencil.data.images import Access, Dataset, Images, ImageSet
 from opencil.data.memory import Memory
@@ -62,8 +63,7 @@ if TYPE_CHECKING:
     from opencil.runs.store import read_rows
     from opencil.study.study import Study
 
-create_learner, list_learners = LEARNERS.create, LEARNERS.names
-create_detector, list_detectors = DETECTORS.create, DETECTORS.names
+list_learners, list_detectors = LEARNERS.names, DETECTORS.names
 create_dataset, list_datasets = DATASETS.create, DATASETS.names
 list_backbones = BACKBONES.names
 list_metrics = METRICS.names

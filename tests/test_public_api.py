@@ -127,6 +127,7 @@ KNOWS = {
     "registry": COMMON - {"plugins"},
     "plugins": {"registry", "errors"},
     "validation": {"errors"},
+    "creating": COMMON,
     "errors": set(),
     "atomic_files": {"errors"},
     "config": COMMON | {"data", "nets", "engine", "configs"},

@@ -1,0 +1,315 @@
+# Made of the registry by tests/test_creating.py: run that to bring it up to date.
+
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+from opencil.cil.bic import BiC
+from opencil.cil.finetune import Finetune
+from opencil.cil.foster import FOSTER
+from opencil.cil.icarl import ICaRL
+from opencil.cil.joint import Joint
+from opencil.cil.learner import Learner
+from opencil.cil.replay import Replay
+from opencil.cil.wa import WA
+from opencil.detectors.detector import Detector
+from opencil.detectors.finetune.augmix import AugMix
+from opencil.detectors.finetune.ber import BER
+from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.regmix import RegMix
+from opencil.detectors.finetune.t2fnorm import T2FNorm
+from opencil.detectors.finetune.vos import VOS
+from opencil.detectors.posthoc.energy import Energy
+from opencil.detectors.posthoc.gen import GEN
+from opencil.detectors.posthoc.klm import KLM
+from opencil.detectors.posthoc.maxlogit import MaxLogit
+from opencil.detectors.posthoc.msp import MSP
+from opencil.detectors.posthoc.nnguide import NNGuide
+from opencil.detectors.posthoc.odin import ODIN
+from opencil.detectors.posthoc.react import ReAct
+from opencil.detectors.posthoc.relation import Relation
+
+@overload
+def create_detector(
+    name: Literal["augmix"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    weight: float = 12.0,
+    severity: float = 1.0,
+    width: int = 3,
+    depth: int = 0,
+    concentration: float = 1.0,
+    rule: Literal["torchvision", "original"] = "torchvision",
+) -> AugMix:
+    """A head trained by CE on clean images and to predict alike on two augmented views of each."""
+
+@overload
+def create_detector(
+    name: Literal["ber"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    alpha: float = 0.1,
+    margins: Literal["fixed", "model"] = "fixed",
+    margin_in: float = -27.0,
+    margin_out: float = -5.0,
+    nter: bool = True,
+    oter: bool = True,
+    concentration: float = 1.0,
+    share: float = 0.002,
+) -> BER:
+    """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
+
+@overload
+def create_detector(
+    name: Literal["energy"],
+    *,
+    temperature: float = 1.0,
+) -> Energy:
+    """Negative free energy of the logits: T · logsumexp(z / T)."""
+
+@overload
+def create_detector(
+    name: Literal["gen"],
+    *,
+    gamma: float = 0.1,
+    largest: int = 100,
+) -> GEN:
+    """Negative generalised entropy of the M largest probabilities: −Σ p^γ (1 − p)^γ."""
+
+@overload
+def create_detector(
+    name: Literal["klm"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> KLM:
+    """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
+
+@overload
+def create_detector(
+    name: Literal["logitnorm"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    tau: float = 0.04,
+) -> LogitNorm:
+    """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
+
+@overload
+def create_detector(name: Literal["maxlogit"]) -> MaxLogit:
+    """Largest logit: max z."""
+
+@overload
+def create_detector(name: Literal["msp"]) -> MSP:
+    """Largest softmax probability: max softmax(z)."""
+
+@overload
+def create_detector(
+    name: Literal["nnguide"],
+    *,
+    neighbours: int = 100,
+    share: float = 0.01,
+    smallest_bank: int = 128,
+    seed: int = 0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> NNGuide:
+    """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
+
+@overload
+def create_detector(
+    name: Literal["npos"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    alpha: float = 0.1,
+    margins: Literal["fixed", "model"] = "fixed",
+    margin_in: float = -27.0,
+    margin_out: float = -5.0,
+    queue: int = 1000,
+    outliers_by: Literal["head", "linear"] = "head",
+    neighbours: int = 400,
+    boundary: int = 200,
+    chosen: int = 2,
+    perturbations: int = 1000,
+    kept: int = 300,
+    sigma: float = 0.1,
+    distances: Literal["directions", "features"] = "directions",
+) -> NPOS:
+    """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier."""
+
+@overload
+def create_detector(
+    name: Literal["odin"],
+    *,
+    temperature: float = 1000.0,
+    epsilon: float = 0.0014,
+    batch_size: int = 256,
+) -> ODIN:
+    """Largest softmax(z / T) after a step of ε that raises it: x − ε · sign(∇ CE) / std."""
+
+@overload
+def create_detector(
+    name: Literal["react"],
+    *,
+    percentile: float = 90.0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> ReAct:
+    """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
+
+@overload
+def create_detector(
+    name: Literal["regmix"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    share: float = 0.5,
+    concentration: float = 10.0,
+) -> RegMix:
+    """A head trained by CE on images and, half of it, on mixtures of two of them."""
+
+@overload
+def create_detector(
+    name: Literal["relation"],
+    *,
+    power: float = 1.0,
+    threshold: float = 0.03,
+    setup: Literal["train+", "memory"] = "memory",
+) -> Relation:
+    """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
+
+@overload
+def create_detector(
+    name: Literal["t2fnorm"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    tau: float = 0.1,
+    scored: Literal["raw", "scaled"] = "raw",
+) -> T2FNorm:
+    """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
+
+@overload
+def create_detector(
+    name: Literal["vos"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    alpha: float = 0.1,
+    margins: Literal["fixed", "model"] = "fixed",
+    margin_in: float = -27.0,
+    margin_out: float = -5.0,
+    queue: int = 1000,
+    outliers_by: Literal["head", "linear"] = "head",
+    samples: int = 10000,
+    ridge: float = 0.0001,
+) -> VOS:
+    """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
+
+@overload
+def create_detector(name: str, **values: Any) -> Detector:
+    """The detector of that name, a plugin's or a labelled one too."""
+
+@overload
+def create_learner(
+    name: Literal["bic"],
+    *,
+    train: Mapping[str, Any] = ...,
+    correct: Mapping[str, Any] = ...,
+    held_out: float = 0.1,
+    temperature: float = 2.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> BiC:
+    """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
+
+@overload
+def create_learner(
+    name: Literal["finetune"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> Finetune:
+    """Cross-entropy on the new classes alone, no memory: the lowest bound."""
+
+@overload
+def create_learner(
+    name: Literal["foster"],
+    *,
+    first: Mapping[str, Any] = ...,
+    boost: Mapping[str, Any] = ...,
+    compress: Mapping[str, Any] = ...,
+    boost_beta: float = 0.96,
+    compress_beta: float = 0.97,
+    temperature: float = 2.0,
+    evaluate: Literal["boosted", "compressed"] = "boosted",
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> FOSTER:
+    """A second backbone learns what the frozen first one misses; both are then compressed into one."""
+
+@overload
+def create_learner(
+    name: Literal["icarl"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    temperature: float = 2.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> ICaRL:
+    """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
+
+@overload
+def create_learner(
+    name: Literal["joint"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> Joint:
+    """A new model at every step, trained on all data of all classes seen: the upper bound."""
+
+@overload
+def create_learner(
+    name: Literal["replay"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> Replay:
+    """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
+
+@overload
+def create_learner(
+    name: Literal["wa"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    temperature: float = 2.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> WA:
+    """Distillation weighted by the share of old classes; after a step the head's new rows are scaled down."""
+
+@overload
+def create_learner(name: str, **values: Any) -> Learner:
+    """The CIL method of that name, a plugin's or a labelled one too."""
