@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from opencil.data.images import Access, Dataset, Images, Split
-from opencil.data.roles import SHIFTED, Role
+from opencil.data.roles import ROLES, SHIFTED, Role
 from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
@@ -31,6 +31,12 @@ class BenchmarkData:
     ood: dict[str, OOD]
     transform: Transform
     shifted: dict[str, Images] = field(default_factory=dict)  #: the test images under a shift, in their order
+
+    def __repr__(self) -> str:
+        sets = {role: [name for name, own in self.roles.items() if own == role] for role in ROLES}
+        listed = "".join(f"; {role} {', '.join(names)}" for role, names in sets.items() if names)
+        counts = f"{len(self.train)} training and {len(self.test)} test images"
+        return f"BenchmarkData({self.train.name}: {counts} of {self.train.side} × {self.train.side}{listed})"
 
     @property
     def roles(self) -> dict[str, Role]:

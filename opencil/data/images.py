@@ -32,6 +32,9 @@ class Images(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {len(self)} images of {self.side} × {self.side})"
+
     @property
     def device(self) -> torch.device:
         """Where batches are served."""
@@ -71,7 +74,7 @@ class Images(ABC):
         return cast(Self, replace(cast(Any, self), **values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageSet(Images):
     """Images that are resident as bytes on one device: uint8 [N, 3, H, W]."""
 

@@ -105,6 +105,11 @@ class Step:
     train: Tensor
     test: Tensor
 
+    def __repr__(self) -> str:
+        classes = f"classes {self.old} to {self.seen - 1} are new"
+        counts = f"{len(self.train)} training and {len(self.test)} test images"
+        return f"Step({self.number} of {self.steps}: {classes}, {counts})"
+
     @property
     def number(self) -> int:
         """Its number, counted from 1."""

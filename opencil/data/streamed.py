@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opencil.data.readers.source import ImageSource
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamedImages(Images):
     """Images decoded by ``workers`` threads when they are asked for, two batches ahead.
 

@@ -147,6 +147,10 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.logits)
 
+    def __repr__(self) -> str:
+        shapes = f"features {list(self.features.shape)}, logits {list(self.logits.shape)}"
+        return f"Outputs({shapes}{'' if self.labels is None else ', labels'})"
+
     def of(self, images: Images, indices: Tensor) -> "Outputs | None":
         """Outputs of some images of a set, chosen by index; None where they are not all among these."""
         if self.inputs is None or self.inputs.images is not images or self.inputs.indices is None:

@@ -117,6 +117,10 @@ class Run:
         self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
         self._latest: TrainedStep | None = None
 
+    def __repr__(self) -> str:
+        steps = f"{len(self.trained_steps)} of {len(self.stream)} steps trained"
+        return f"Run({self.spec}: {steps}, in {self.folder.path})"
+
     @property
     def trained_steps(self) -> list[Step]:
         """The steps whose models are stored."""

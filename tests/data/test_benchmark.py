@@ -47,3 +47,14 @@ def test_an_unknown_dataset_is_refused_with_the_nearest() -> None:
             transform=Transform((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=8),
             device=torch.device("cpu"),
         )
+
+
+def test_a_repr_is_one_line(data: BenchmarkData) -> None:
+    assert repr(data) == (
+        f"BenchmarkData(digits: {len(data.train)} training and {len(data.test)} test images of 8 × 8; "
+        "near digits-held-out; far noise, photo-patches)"
+    )
+    assert repr(data.test) == f"ImageSet('digits': {len(data.test)} images of 8 × 8)"
+    step = data.stream(2)[1]
+    counts = f"{len(step.train)} training and {len(step.test)} test images"
+    assert repr(step) == f"Step(2 of 4: classes 2 to 3 are new, {counts})"

@@ -50,6 +50,7 @@ def test_what_is_not_there(run: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no run in"):
         open_run(tmp_path)
     opened = open_run(run)
+    assert repr(opened) == f"Run(digits/k4/icarl/seed0: 2 of 2 steps trained, in {run})"
     with pytest.raises(BadInput, match="'gen' is not one of the run's: those are msp, react, ber"):
         opened.detector("gen", 1)
     for number in (-1, 0, 3):
