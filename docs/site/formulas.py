@@ -35,7 +35,7 @@ def _inline(text: str) -> str:
 
 
 def _mathml(latex: str, how: str) -> str:
-    made = convert(latex.strip(), display=how)
+    made = str(convert(latex.strip(), display=how))
     if "\\" in made:
         raise ValueError(f"there is no MathML for this LaTeX: {latex.strip()}")
     return made

@@ -61,7 +61,7 @@ def page(kind: str, name: str) -> str:
     if entry.paper:
         lines += [f"Paper: {_published(entry)}.", ""]
     lines += [display(entry.equation), "", "[What the letters mean](../README.md#notation)", ""]
-    lines += _read(entry) + _values(registry, name, entry)
+    lines += _read(entry) + _values(registry.create(name))
     if entry.named:
         lines += ["## Values under a label", "", "| | |", "|---|---|"]
         lines += [f"| `{name}@{label}` | {_told(values)} |" for label, values in entry.named.items()] + [""]
@@ -91,15 +91,16 @@ def _read(entry: Entry[Any]) -> list[str]:
     return [f"To score it reads {', '.join(sorted(detector.reads))}; to be set up, {set_up}.", ""]
 
 
-def _values(registry: Registry[Any], name: str, entry: Entry[Any]) -> list[str]:
+def _values(made: Any) -> list[str]:
     """Its fields, their defaults, and what the source says of them."""
-    comments = _comments(entry.make)
-    lines = [
-        f"| `{f.name}` | {_default(getattr(registry.create(name), f.name))} | {comments.get(f.name, '')} |"
-        for f in fields(entry.make)
+    comments = _comments(type(made))
+    told = any(f.name in comments for f in fields(made))
+    cells = [["value", "default", "what it is"], ["---"] * 3]
+    cells += [
+        [f"`{f.name}`", _default(getattr(made, f.name)), comments.get(f.name, "")] for f in fields(made)
     ]
-    head = ["## Values", "", "| value | default | |", "|---|---|---|"]
-    return [*head, *lines, ""] if lines else ["## Values", "", "It has none.", ""]
+    lines = ["| " + " | ".join(row if told else row[:2]) + " |" for row in cells]
+    return ["## Values", "", *(lines if len(cells) > 2 else ["It has none."]), ""]
 
 
 def _default(value: Any) -> str:

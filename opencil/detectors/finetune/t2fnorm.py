@@ -22,18 +22,14 @@ from opencil.validation import Positive
 )
 @dataclass
 class T2FNorm(Tuner):
-    """A head trained on features of norm 1 / τ, and scored on features that keep their norm.
-
-    ``scaled`` divides them by τ too, as its authors do for networks that are trained from scratch; for a head
-    that is fine-tuned they leave them as they are.
-    """
+    """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE}\left( f\left( \frac{\varphi}{\tau \|\varphi\|} \right),\; y \right)"
     )
     differs: ClassVar[str] = (
-        "The paper scores f(φ/τ), `scored: scaled`. Its code, and its authors' for a head on a network that "
-        "is there already, scores f(φ): the default."
+        "The paper scores f(φ/τ), `scored: scaled`, as T2FNorm's authors do for networks trained from "
+        "scratch. The paper's code, and theirs for a head that is fine-tuned, scores f(φ): the default."
     )
 
     tau: Positive = 0.1
