@@ -54,7 +54,7 @@ from opencil.registry import (
 
 if TYPE_CHECKING:
     from opencil.config import Config, list_benchmarks, resolve
-    from opencil.front import Results, run
+    from opencil.front import Results, evaluate_steps, run
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
     from opencil.runs.reading import read_study
@@ -74,6 +74,7 @@ _LATER = {
     "Results": "opencil.front",
     "Run": "opencil.runs.run",
     "benchmark": "opencil.runs.loading",
+    "evaluate_steps": "opencil.front",
     "execute": "opencil.runs.runner",
     "list_benchmarks": "opencil.config",
     "open_run": "opencil.runs.run",
@@ -140,6 +141,7 @@ __all__ = [
     "create_learner",
     "distillation",
     "evaluate",
+    "evaluate_steps",
     "execute",
     "forward",
     "joint_metrics",

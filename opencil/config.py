@@ -200,8 +200,11 @@ class Config:
     plugins: tuple[str, ...] = ()  #: files and modules that register names: imported before these are read
 
     def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
-        """The detectors that a CIL method can have: those that draw on old images only if it has any."""
-        revisits = LEARNERS.entry(method).make.revisits  # type: ignore[attr-defined]
+        """The detectors that a CIL method can have."""
+        return self.detectors_for(LEARNERS.entry(method).make.revisits)  # type: ignore[attr-defined]
+
+    def detectors_for(self, revisits: bool) -> dict[str, dict[str, Any]]:
+        """Those of a method that sees old images again, or of one that does not: some draw on them."""
         return {
             name: values
             for name, values in self.detector.items()

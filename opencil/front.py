@@ -14,6 +14,8 @@ from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
 from opencil.runs.events import Event, Failed
 from opencil.runs.failures import unforeseen
+from opencil.runs.foreign import KeptImages, plan_foreign
+from opencil.runs.given import GivenModels, Source
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.reading import study_so_far
@@ -46,6 +48,54 @@ def run(
     specs = plan(resolved)
     _carry_out(execute(resolved), resolved, len(specs), progress)
     return Results.of(resolved, specs)
+
+
+def evaluate_steps(
+    models: Source,
+    *,
+    name: str,
+    benchmark: str | Mapping[str, Any],
+    k: int | str | None = None,
+    seed: int = 0,
+    detector: Any = "all",
+    memory: KeptImages = "herding",
+    class_order: Sequence[int] | None = None,
+    outputs: Literal["stream", "labels"] = "stream",
+    settings: Iterable[str] = (),
+    progress: bool = False,
+    **sections: Any,
+) -> "Results":
+    """Put models that were trained elsewhere, one for each step, through the whole protocol, as run ``name``.
+
+    ``models`` is a list, an iterator, or a function of the step (``step.number`` from 1 on, ``step.seen``
+    classes). Each is a model with ``features`` and ``classify``, one from ``opencil.wrap``, or a function
+    from normalised images to logits, for detectors that read these alone. ``k`` is the number of classes that
+    a step brings, if not the benchmark's.
+
+    A model's logits are those of the classes seen so far, in the order that they came in. That order is the
+    stream's, ``numpy.random.RandomState(1993).permutation(classes)`` as most of the field has it, or
+    ``class_order``: the dataset's labels as they were learned. With ``outputs="labels"`` a head is over all
+    classes, and its columns are the dataset's labels.
+
+    ``memory`` says which images detectors find as those that the method has kept: chosen by ``"herding"`` on
+    the given models within the benchmark's budget, as for every method that is trained here; ``"none"``; or
+    for each step the indices of the training images that were kept after it.
+
+    Other keyword arguments are sections, as ``opencil.run`` takes them. The run is stored as any other and
+    goes on where it stopped. Of the models it holds checksums: another one for a step with rows is refused.
+    """
+    named: dict[str, Any] = {"name": benchmark} if isinstance(benchmark, str) else dict(benchmark)
+    if k is not None:
+        named["classes_per_step"] = k
+    asked = {"benchmark": named, "seed": seed, "detector": detector}
+    config, given = _resolved(None, sections | asked, settings), GivenModels(models)
+
+    def planned(config: Config) -> list[RunSpec]:
+        return [plan_foreign(config, name, given, memory, class_order, outputs)]
+
+    specs = planned(config)
+    _carry_out(execute(config, planned), config, 1, progress)
+    return Results.of(config, specs)
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,11 +211,13 @@ def _carry_out(events: Iterator[Event], config: Config, runs: int, progress: boo
             write(event)
             failures += [event] if isinstance(event, Failed) else []
     if failures:
-        reasons = "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
         first = failures[0].error
-        raise OpenCILError(
-            f"{len(failures)} of {runs} runs failed, and what they had finished is stored:{reasons}"
-        ) from unforeseen([first]) or first
+        told = f"run {failures[0].run} failed, and what it had finished is stored: {first}"
+        if runs > 1:
+            told = f"{len(failures)} of {runs} runs failed, and what they had finished is stored:"
+            told += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
+        kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
+        raise kind(told) from unforeseen([first]) or first
 
 
 @contextmanager

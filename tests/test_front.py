@@ -200,7 +200,9 @@ def test_a_bug_in_ones_own_loss_is_raised_and_its_traceback_kept(broken: Losses,
         "detector": "msp",
         "place": {"runs": str(tmp_path), "device": "cpu"},
     }
-    with pytest.raises(OpenCILError, match="broken/seed0: RuntimeError: mat1 and mat2 shapes") as raised:
+    with pytest.raises(
+        OpenCILError, match=r"broken/seed0 failed, .*: RuntimeError: mat1 and mat2 shapes"
+    ) as raised:
         opencil.run(asked)
     assert type(raised.value.__cause__) is RuntimeError
     kept = tmp_path / "digits/k4/broken/seed0/error.txt"

@@ -167,6 +167,10 @@ class Learner(Values, ABC):
         """Test labels predicted otherwise than by the model's head, to be reported beside it, by metric."""
         return {}
 
+    def notes(self, task: Task) -> dict[str, Any]:
+        """What else to note of a trained step in its ``step.json``: names and plain values."""
+        return {}
+
     def load(self, setting: Setting, step: Step) -> Model:
         """``blank``, seeded, on the images' device, in eval mode."""
         with seeded(setting.initialisation_seed, "backbone"):

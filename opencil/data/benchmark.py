@@ -1,6 +1,6 @@
 """A benchmark's data, loaded: the ID dataset's two splits and the evaluation sets with their roles."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,9 +43,11 @@ class BenchmarkData:
         """The role of every evaluation set, by name."""
         return {name: ood.distance for name, ood in self.ood.items()} | dict.fromkeys(self.shifted, SHIFTED)
 
-    def stream(self, classes_per_step: int | str, order_seed: int = 1993) -> Stream:
-        """The class-incremental stream over it."""
-        return Stream.create(self.train, self.test, classes_per_step, order_seed)
+    def stream(
+        self, classes_per_step: int | str, order_seed: int = 1993, order: Sequence[int] | None = None
+    ) -> Stream:
+        """The class-incremental stream over it, in a drawn order of the classes or in one that is given."""
+        return Stream.create(self.train, self.test, classes_per_step, order_seed, order)
 
 
 def load_data(

@@ -152,7 +152,12 @@ class Stream(Sequence[Step]):
 
     @classmethod
     def create(
-        cls, train: Images, test: Images, per_step: int | str | StepSizes, order_seed: int = 1993
+        cls,
+        train: Images,
+        test: Images,
+        per_step: int | str | StepSizes,
+        order_seed: int = 1993,
+        order: Sequence[int] | None = None,
     ) -> "Stream":
         """Order the classes of a dataset and cut them into steps."""
         classes = count_classes(train)
@@ -160,7 +165,9 @@ class Stream(Sequence[Step]):
             raise BadInput(
                 f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
             )
-        order = class_order(classes, order_seed)
+        order = class_order(classes, order_seed) if order is None else list(order)
+        if sorted(order) != list(range(classes)):
+            raise BadInput(f"class_order is not allowed: each of 0 to {classes - 1} is needed in it, once")
         sizes = StepSizes.parse(per_step).of(classes)
         return cls(train.relabelled(order), test.relabelled(order), sizes)
 

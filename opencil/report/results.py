@@ -276,7 +276,8 @@ def _mixed(runs: list[RunRecord]) -> dict[str, list[str]]:
     for cil in sort_cil(run["cil"] for run in runs):
         values: dict[str, set[str]] = {}
         for run in runs:
-            for key, value in flat(run["config"]).items() if run["cil"] == cil else ():
+            config = {"foreign": False} | run["config"]  # models from elsewhere are no seeds of ours
+            for key, value in flat(config).items() if run["cil"] == cil else ():
                 values.setdefault(key, set()).add(repr(value))
         keys = [key for key, several in values.items() if len(several) > 1]
         keys = [key for key in keys if key.partition(".")[0] not in ("seed", "place", "plugins")]

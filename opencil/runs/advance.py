@@ -171,6 +171,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
         "made": {"": run.made()},
+        **learner.notes(task),
     }
     stock = stored.save(
         task.model.state_dict(),

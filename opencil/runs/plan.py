@@ -1,11 +1,12 @@
 """From a config to the runs it asks for."""
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from opencil.cil.learner import Learner
 from opencil.config import BenchmarkConfig, Config
 from opencil.data.stream import Step, ood_subset
 from opencil.data.transforms import Transform
@@ -40,6 +41,15 @@ class RunSpec:
     seeds: Seeds
     detectors: dict[str, dict[str, Any]]
     metrics: tuple[str, ...] = ()  #: asked for beside the standard ones; they decide nothing that is stored
+    #: What stands for the method where models come from elsewhere: see ``runs.foreign``.
+    foreign: Learner | None = field(default=None, compare=False, repr=False)
+
+    def learner(self) -> Learner:
+        """The method."""
+        if self.foreign is not None:
+            return self.foreign
+        learner: Learner = LEARNERS.create(self.cil, **self.values)
+        return learner
 
     @property
     def metrics_of_model(self) -> list[str]:
@@ -77,7 +87,7 @@ class RunSpec:
             "training": plain(self.training),
             "seed": plain(self.seeds),
             "detector": self.detectors,
-        }
+        } | ({"foreign": True} if self.foreign is not None else {})
 
     def plugins(self, *detectors: str) -> Notes:
         """The plugins that rows of the run come from: of its model, and of some detectors."""
@@ -99,7 +109,8 @@ def defaults(record: dict[str, Any]) -> dict[str, Any]:
         f.name: f.default_factory() for f in fields(BenchmarkConfig) if f.default_factory is not MISSING
     }
     optional["transform"] = transform
-    methods = {"cil": LEARNERS, "detector": DETECTORS}
+    # Models from elsewhere come from no method that is known here.
+    methods = {"detector": DETECTORS} | ({} if record.get("foreign") else {"cil": LEARNERS})
     return {"benchmark": optional, "training": plain(Arithmetic())} | {
         section: {name: plain(registry.create(name)) for name in record[section]}
         for section, registry in methods.items()
@@ -128,28 +139,43 @@ def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
 
 def plan(config: Config) -> list[RunSpec]:
     """The runs of a config: every step size × seed × method, methods innermost so that they compare early."""
-    for name in config.metric:
-        if metric_of(name).reads_shifted and not config.benchmark.shifted:
-            raise BadInput(
-                f"metric {name!r} reads shifted images, and benchmark {config.benchmark.name!r} has none: "
-                "name some in benchmark.shifted"
-            )
     return [
-        RunSpec(
-            benchmark=replace(config.benchmark, classes_per_step=(k,)),
-            cil=name,
-            values=values,
-            training=config.training,
-            seeds=_seeds(config, seed),
-            detectors=config.detectors_of(name),
-            metrics=config.metric,
-        )
+        spec_of(config, k, seed, name, values, config.detectors_of(name))
         for k in config.benchmark.classes_per_step
         for seed in config.seed.runs
         for name, values in config.cil.items()
     ]
 
 
-def _seeds(config: Config, run: int) -> Seeds:
+def spec_of(
+    config: Config,
+    k: int | str,
+    seed: int,
+    cil: str,
+    values: dict[str, Any],
+    detectors: dict[str, dict[str, Any]],
+    foreign: Learner | None = None,
+) -> RunSpec:
+    """One run under a config."""
+    for name in config.metric:
+        if metric_of(name).reads_shifted and not config.benchmark.shifted:
+            raise BadInput(
+                f"metric {name!r} reads shifted images, and benchmark {config.benchmark.name!r} has none: "
+                "name some in benchmark.shifted"
+            )
+    return RunSpec(
+        benchmark=replace(config.benchmark, classes_per_step=(k,)),
+        cil=cil,
+        values=values,
+        training=config.training,
+        seeds=seeds_of(config, seed),
+        detectors=detectors,
+        metrics=config.metric,
+        foreign=foreign,
+    )
+
+
+def seeds_of(config: Config, run: int) -> Seeds:
+    """The seeds of a run under a config."""
     values = {name: value for name, value in plain(config.seed).items() if name != "runs"}
     return Seeds(run=run, **{name: run if value == "run" else value for name, value in values.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Setting
+from opencil.cil.learner import Setting
 from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.memory import Memory
@@ -27,6 +27,7 @@ from opencil.nets.model import Model
 from opencil.plugins import require
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
 from opencil.runs import file_formats
+from opencil.runs.foreign import Foreign, foreign_learner
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
 from opencil.runs.provenance import made_now
@@ -50,13 +51,15 @@ def opened_run(path: str | Path, place: PlaceConfig, data: BenchmarkData | None 
     of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
     require(record.get("plugins"), of_model, f"run {path} needs what is not known here")
     ((cil, values),) = record["cil"].items()
+    seeds = build(Seeds, record["seed"], where="seed")
     spec = RunSpec(
         benchmark=build(BenchmarkConfig, record["benchmark"], where="benchmark"),
         cil=cil,
         values=values,
         training=build(Arithmetic, record.get("training", {}), where="training"),
-        seeds=build(Seeds, record["seed"], where="seed"),
+        seeds=seeds,
         detectors=record["detector"],
+        foreign=foreign_learner(values, seeds.class_order) if record.get("foreign") else None,
     )
     config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
     run = Run(spec, folder, data or load(config))
@@ -99,10 +102,11 @@ class Run:
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
         self.spec, self.folder, self.data = spec, folder, data
-        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order)
+        order = spec.values.get("class_order") if spec.foreign else None
+        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order, order)
         #: The shifted test images with the stream's labels: a step's are at the indices of its test images.
         self.shifted = {name: images.labelled_as(self.stream.test) for name, images in data.shifted.items()}
-        self.learner: Learner = LEARNERS.create(spec.cil, **spec.values)
+        self.learner = spec.learner()
         self.setting = Setting(
             images=self.stream.train,
             test_images=self.stream.test,
@@ -133,12 +137,17 @@ class Run:
         return self._infos[number]
 
     def check_images(self, number: int) -> None:
-        """Refuse other images than a step was trained on: the memory is indices into them."""
+        """Refuse other images than a step was trained on, and another model than was given for it.
+
+        The memory is indices into these images.
+        """
         if self.info(number).get("images") != self.stream.train.fingerprint:
             raise OpenCILError(
                 f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
                 f"bring them back, or delete {self.folder.path} to begin anew"
             )
+        if isinstance(self.learner, Foreign) and self.learner.models is not None:
+            self.trained(number)
 
     def model(self, number: int) -> Model:
         """θ of a stored step, a copy to do anything with."""

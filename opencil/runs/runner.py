@@ -29,7 +29,7 @@ from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
 
 
-def execute(config: Config) -> Iterator[Event]:
+def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Iterator[Event]:
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
@@ -42,7 +42,7 @@ def execute(config: Config) -> Iterator[Event]:
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
-    specs = [(spec, RunFolder(Path(config.place.runs) / spec.folder)) for spec in plan(config)]
+    specs = [(spec, RunFolder(Path(config.place.runs) / spec.folder)) for spec in planned(config)]
     for spec, folder in specs:
         folder.check(spec)  # all of them, before anything runs
 
@@ -107,8 +107,9 @@ def _advance(
 ) -> Work:
     """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
     try:
-        if folder.finished(spec):
-            yield Finished(spec, already=True)
+        already = folder.finished(spec)
+        if already and spec.foreign is None:  # else the models are looked at: they may be others
+            yield Finished(spec, already)
             return
     except Exception as error:
         yield failed(spec, folder, error)
@@ -129,7 +130,7 @@ def _advance(
     except Exception as error:  # a full disk, a GPU's memory, a bug in a method: the other runs can go on
         yield failed(spec, folder, error)
     else:
-        yield Finished(spec, already=False)
+        yield Finished(spec, already)
 
 
 def _beside(advance: Advance, lane: Lane) -> Work:

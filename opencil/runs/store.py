@@ -218,6 +218,13 @@ class RunFolder:
 
     def check(self, spec: RunSpec) -> None:
         """Refuse to go on with a run under another config than its own."""
+        stored = self.stored()
+        if stored and bool(stored.get("foreign")) != (spec.foreign is not None):
+            raise BadInput(
+                f"run {spec} is there, of models that were trained "
+                f"{'elsewhere' if stored.get('foreign') else 'here'}: choose another name or seed or another "
+                f"folder of runs, or delete {self.path}"
+            )
         if differences := self.differences(spec):
             raise BadInput(
                 f"run {spec} exists with another config: {', '.join(self._ways(differences))}"
