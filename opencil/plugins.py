@@ -32,18 +32,15 @@ class Plugin:
 _loaded: dict[str, Plugin] = {}
 
 
-def load_plugin(plugin: str | Path) -> None:
-    """Import a Python file, or a module by its name, and so know what it registers.
+def load_plugin(plugin: str | Path) -> ModuleType:
+    """Import a Python file, or a module by its name, and so know what it registers; the module.
 
     Once: a file is imported again only where its text has changed. It may import the files beside it.
     """
     given = str(plugin)
     for registry in REGISTRIES:  # ours come first, so that what is registered from here on is the plugin's
         registry.names()
-    if is_file(given):
-        _load_file(given, Path(given).expanduser())
-    else:
-        _load_module(given)
+    return _load_file(given, Path(given).expanduser()) if is_file(given) else _load_module(given)
 
 
 def is_file(given: str) -> bool:
@@ -67,7 +64,7 @@ def registered(given: str) -> Iterator[tuple[Registry[Any], str]]:
                 yield registry, name
 
 
-def _load_file(given: str, path: Path) -> None:
+def _load_file(given: str, path: Path) -> ModuleType:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -76,11 +73,11 @@ def _load_file(given: str, path: Path) -> None:
         why = error.strerror or error
         raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
     path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
-    if Plugin(path, sha256) in _loaded.values():
-        _loaded[given] = Plugin(path, sha256)
-        return
     # The name is the same whenever the file is imported, so that its definitions replace themselves.
     name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if Plugin(path, sha256) in _loaded.values():
+        _loaded[given] = Plugin(path, sha256)
+        return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     if (beside := str(path.parent)) not in sys.path:
@@ -94,9 +91,10 @@ def _load_file(given: str, path: Path) -> None:
     now = Plugin(path, sha256)
     _loaded.update({other: now for other, plugin in _loaded.items() if plugin.path == path})
     _loaded[given] = now
+    return module
 
 
-def _load_module(name: str) -> None:
+def _load_module(name: str) -> ModuleType:
     try:
         with registered_by(name):
             module = importlib.import_module(name)
@@ -113,6 +111,7 @@ def _load_module(name: str) -> None:
     for registry in REGISTRIES:  # it may have been imported before
         registry.attribute(name, name)
     _loaded[name] = _of_module(module)
+    return module
 
 
 def _of_module(module: ModuleType | None) -> Plugin:

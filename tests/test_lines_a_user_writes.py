@@ -9,8 +9,9 @@ import sys
 import tomllib
 import types
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -74,15 +75,20 @@ class LikeResNet18(nn.Module):
         return logits
 
 
-def test_a_foreign_model_under_all_detectors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a stand-in where torchvision would be."""
-    assert lines(shown(FOREIGN_MODEL, "your-models.md")) <= 6
+@pytest.fixture
+def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in where torchvision would be."""
     models = types.ModuleType("torchvision.models")
     vars(models)["resnet18"] = LikeResNet18
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", models)
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_a_foreign_model_under_all_detectors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines(shown(FOREIGN_MODEL, "your-models.md")) <= 6
     # Their losses take ten of twelve seconds, and are tested where they are.
     for slow in (AugMix, NPOS):
         monkeypatch.setattr(
@@ -94,6 +100,55 @@ def test_a_foreign_model_under_all_detectors(
     assert sorted(names["table"]["detector"].unique()) == opencil.list_detectors()
     printed = capsys.readouterr().out.split()
     assert {*opencil.list_detectors(), "accuracy", "auc", "fpr"} <= set(printed)
+
+
+FOREIGN_STEPS = """
+import torch
+from torchvision.models import resnet18
+import opencil
+
+
+def model(step):
+    network = resnet18(num_classes=step.seen)
+    network.load_state_dict(torch.load(f"checkpoints/task{step.number}.pt", weights_only=True))
+    return opencil.wrap(network, head="fc")
+
+
+results = opencil.evaluate_steps(model, name="my-method", benchmark="cifar100", k=10)
+print(results.table())
+"""
+
+
+@pytest.mark.usefixtures("_torchvision")
+def test_ten_foreign_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With twenty classes of noise in place of CIFAR-100."""
+    assert lines(shown(FOREIGN_STEPS, "your-models.md")) <= 10
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoints").mkdir()
+    for task in range(1, 11):
+        torch.save(LikeResNet18(2 * task).state_dict(), f"checkpoints/task{task}.pt")
+
+    @opencil.register_dataset("twenty")
+    @dataclass(frozen=True)
+    class Twenty(opencil.Dataset):
+        """Three images of each of twenty classes."""
+
+        classes: ClassVar[int] = 20
+
+        def load(self, split: str, size: int, root: Path | None) -> opencil.ImageSet:
+            pixels = torch.randint(0, 256, (60, 3, size, size), dtype=torch.uint8)
+            return opencil.ImageSet("twenty", pixels, torch.arange(60) % 20)
+
+    small = {"name": "small", "id": "twenty", "near": ["digits-held-out"], "far": ["noise"], "memory": 20}
+    transform = {"mean": [0.5] * 3, "std": [0.25] * 3, "crop": 8, "padding": 0, "flip": False}
+    small |= {"image_size": 8, "transform": transform, "backbone": "resnet8"}
+    names: dict[str, Any] = {"small": small}
+    quick = 'benchmark=small, k=2, detector=["msp", "relation"]'
+    exec(FOREIGN_STEPS.replace('benchmark="cifar100", k=10', quick), names)
+    assert set(names["results"].rows["step"]) == set(range(1, 11))
+    assert "small, 2 classes per step: OOD detection" in capsys.readouterr().out
 
 
 # --- files that --plugin and commands take -----------------------------------------------------------

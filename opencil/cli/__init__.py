@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, config, data, report, run
+from opencil.cli import check, config, data, evaluate, report, run
 from opencil.cli import list as listing
 
 app = typer.Typer(
@@ -17,6 +17,11 @@ app = typer.Typer(
 )
 for _name, _command, _example in (
     ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),
+    (
+        "evaluate",
+        evaluate.evaluate,
+        "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method",
+    ),
     ("config", config.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),

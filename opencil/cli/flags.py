@@ -1,7 +1,7 @@
 """The flags that make a config, declared once for all commands that take them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,14 +109,22 @@ def _config_from_flags(
         raise
 
 
-def takes_config(command: Callable[["Config"], None]) -> Callable[..., None]:
-    """Give a command the flags that make a config, so that they are declared once."""
+def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:
+    """Give a command the flags that make a config beside its own, so that they are declared once.
+
+    ``without`` names those that mean nothing to it.
+    """
+    own = {name: p for name, p in inspect.signature(command).parameters.items() if name != "config"}
+    taken = inspect.signature(_config_from_flags).parameters
+    taken_here = {name: p for name, p in taken.items() if name not in without}
 
     @wraps(command)
     def call(**flags: Any) -> None:
-        command(_config_from_flags(**flags))
+        config = _config_from_flags(**{name: flags[name] for name in taken_here})
+        command(config=config, **{name: flags[name] for name in own})
 
-    shown(call, inspect.signature(_config_from_flags))
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in (own | taken_here).values()]
+    shown(call, inspect.Signature(named))
     return guarded(call)
 
 

@@ -1,5 +1,6 @@
 """``opencil run``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from opencil.errors import OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
+    from opencil.runs.plan import RunSpec
 
 
 @takes_config
@@ -21,16 +23,8 @@ def run(config: "Config") -> None:
 
     Started again, it goes on where it stopped; a finished run answers at once.
     """
-    from opencil.plugins import changed
-    from opencil.report.tables import summaries
-    from opencil.runs.events import Failed
-    from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.plan import plan
-    from opencil.runs.reading import study_so_far
-    from opencil.runs.runner import execute
-    from opencil.runs.tensorboard import training_curves
 
-    screen, failures = Console(), 0
     for method in config.cil:
         if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
             problems.print(
@@ -38,8 +32,22 @@ def run(config: "Config") -> None:
                 "and they draw on them",
                 highlight=False,
             )
-    with training_curves(config.place.tensorboard) as write, progress(screen, len(plan(config))) as advance:
-        for event in execute(config):
+    carry_out(config, plan)
+
+
+def carry_out(config: "Config", planned: Callable[["Config"], "list[RunSpec]"]) -> None:
+    """Do what a config's runs still lack, showing how it goes; then show what they have come to."""
+    from opencil.plugins import changed
+    from opencil.report.tables import summaries
+    from opencil.runs.events import Failed
+    from opencil.runs.failures import traceback_of_own_code
+    from opencil.runs.reading import study_so_far
+    from opencil.runs.runner import execute
+    from opencil.runs.tensorboard import training_curves
+
+    screen, failures, specs = Console(), 0, planned(config)
+    with training_curves(config.place.tensorboard) as write, progress(screen, len(specs)) as advance:
+        for event in execute(config, planned):
             if interrupts.seen:  # and a run has failed of it, or nobody has noticed
                 raise KeyboardInterrupt
             advance(event)
@@ -49,7 +57,7 @@ def run(config: "Config") -> None:
                 if own := traceback_of_own_code(event.error):
                     problems.print(own, markup=False, end="")
                 tell(f"run {event.run} stopped: {event.error}")
-    folders = [Path(config.place.runs) / spec.folder for spec in plan(config)]
+    folders = [Path(config.place.runs) / spec.folder for spec in specs]
     study = study_so_far(folders, config.detector)
     if not study.rows.empty:
         show(screen, summaries(study))

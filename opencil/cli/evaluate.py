@@ -1,0 +1,80 @@
+"""``opencil evaluate``: models that were trained elsewhere, through the whole protocol."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from opencil.cli.flags import takes_config
+from opencil.cli.run import carry_out
+from opencil.errors import BadInput
+
+if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
+    from opencil.config import Config
+    from opencil.runs.plan import RunSpec
+
+
+def _evaluate(
+    folder: Annotated[Path, typer.Argument(help="Folder with a file of weights for each step.")],
+    factory: Annotated[
+        str,
+        typer.Option(
+            help="Makes a model: make(classes), which the weights are loaded into, or make(path, classes).",
+            metavar="FILE.py:NAME",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="What to call the method, in folders and tables.")],
+    config: "Config",
+    memory: Annotated[
+        str,
+        typer.Option(
+            help="Images that the method has kept: chosen by herding, none, or a JSON file with a list of "
+            "indices for each step.",
+            metavar="herding|none|FILE",
+        ),
+    ] = "herding",
+    class_order: Annotated[
+        str | None,
+        typer.Option(
+            help="The dataset's labels as they were learned, if not in the benchmark's order: 3,1,2,0 or a "
+            "JSON file.",
+            metavar="A,B|FILE",
+        ),
+    ] = None,
+    outputs: Annotated[
+        Literal["stream", "labels"],
+        typer.Option(help="What a model's logits are of: the classes seen in their order, or all labels."),
+    ] = "stream",
+) -> None:
+    """Evaluate models that were trained elsewhere, a file of weights for each step; then show the table.
+
+    They go through the whole protocol into a stored run, which every report reads. Files of weights are read
+    as data, never as code. Started again, it goes on where it stopped.
+    """
+    from opencil.runs.foreign import plan_foreign
+    from opencil.runs.given import GivenModels
+    from opencil.runs.model_files import ModelFiles, find_factory
+
+    models = GivenModels(ModelFiles(folder, find_factory(factory)))
+    kept: Any = memory if memory in ("herding", "none") else _listed("--memory", memory)
+    order = None if class_order is None else _listed("--class-order", class_order)
+
+    def planned(config: "Config") -> "list[RunSpec]":
+        return [plan_foreign(config, name, models, kept, order, outputs)]
+
+    carry_out(config, planned)
+
+
+evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack"))
+
+
+def _listed(flag: str, text: str) -> list[Any]:
+    """What a flag lists: in a JSON file, or numbers with commas between them."""
+    try:
+        content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
+        if isinstance(content, list):
+            return content
+    except (OSError, ValueError):
+        pass
+    raise BadInput(f"{flag} {text!r} is not understood: a JSON file with a list is needed")
