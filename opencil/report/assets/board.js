@@ -106,7 +106,6 @@ function showBoard(view, board) {
   $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
   const notes = [oneSeed(view.seeds.length), ...view.group.notes].filter(Boolean);
   $("notes").replaceChildren(...notes.map((text) => el("li", {}, text)));
-  $("definition").textContent = definition(view.metric);
   $("board-saving").replaceChildren(saving(() => ({
     name: `leaderboard-${view.group.benchmark}-k${view.group.k}`,
     title: `${view.group.benchmark}, ${view.group.k} classes per step: ${label(view.metric)}`,

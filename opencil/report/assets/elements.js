@@ -1,6 +1,7 @@
 // Elements are made here. Names come from outside: they become text nodes and attribute values, never markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
+data.groups = data.groups.filter((group) => Object.keys(group.values).length); // that have been evaluated
 const $ = (id) => document.getElementById(id);
 const unique = (values) => [...new Set(values)];
 const plural = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;

@@ -1,7 +1,7 @@
 // All of it, put together.
 
 function show() {
-  if (!data.groups.length) {
+  if (!data.groups.length) { // no detector has been evaluated
     for (const id of ["leaderboard", "matrix", "methods", "figures"]) $(id).hidden = true;
     keep();
     return;

@@ -149,8 +149,8 @@ function choose() {
     detectors: indices(group.detectors, shown("detector", "family", unfolded)),
     oods: indices(group.oods, shown("ood", "distance", (set) => sets.includes(set) && set.shared)),
     seeds: indices(group.seeds, shown("seed", "", () => true)),
-    columns: shifted ? metrics.filter((m) => data.metrics[m].shifted)
-      : unique([state.metric, "auc", "fpr", "ap"]).filter((m) => group.values[m]),
+    columns: unique([state.metric, ...(shifted ? metrics : ["auc", "fpr", "ap"])])
+      .filter((m) => group.values[m] && data.metrics[m].shifted === shifted),
   };
 }
 function setsText() {

@@ -68,6 +68,11 @@ def violations(found: Any) -> list[Any]:
     return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
 
 
+def test_axe_finds_nothing_on_a_page_that_waits(show: Callable[..., Any], study: Study) -> None:
+    browser = show(study.rows[:0], study.runs[-1:], refresh=1000)
+    assert violations(browser.evaluate(f"{AXE}; axe.run()")) == []
+
+
 def test_axe_would_find_something(show: Callable[..., Any], study: Study) -> None:
     browser = show(study.rows, study.runs)
     browser.evaluate(f"{AXE}; document.getElementById('legend').style.color = '#dddddd'")

@@ -103,7 +103,21 @@ def test_sections_that_are_not_there_are_not_offered(
     rest = ["Leaderboard", "Matrix", "Methods", "Figures", "Runs", "About"]
     assert show(made_up(), runs(record)).evaluate(offered) == rest
     waiting = record(trained=0, seconds=[], detectors={"msp": 0})
-    assert show(made_up()[:0], [waiting]).evaluate(offered) == rest[-2:]
+    rows = made_up()
+    for nothing in (rows[:0], rows[rows["detector"] == ""]):  # no step yet, or no detector
+        assert show(nothing, [waiting]).evaluate(offered) == rest[-2:]
+
+
+def test_a_benchmark_of_shifted_sets_alone(
+    show: Callable[..., Any],
+    made_up: Rows,
+    with_shifted: Callable[[pd.DataFrame], pd.DataFrame],
+    record: Record,
+) -> None:
+    rows = with_shifted(made_up())
+    browser = show(rows[(rows["distance"] == "shifted") | (rows["detector"] == "")], runs(record))
+    assert {line[2] for line in browser.board()} == {"msp", "energy"}
+    assert "all shifted sets" in browser.evaluate("document.getElementById('count').innerText")
 
 
 def test_shifted_sets_can_be_looked_at(
