@@ -466,13 +466,13 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plugins(value: Any) -> list[str]:
     """Plugins that are named one or several at a time."""
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed):
+    listed = [value] if isinstance(value, str | Path) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(n, str | Path) and str(n) for n in listed):
         raise BadInput(
             f"plugins = {value!r} is not allowed: it should be a list of Python files or modules, say "
             "[my_method.py]"
         )
-    return listed
+    return [str(name) for name in listed]
 
 
 def _left_below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

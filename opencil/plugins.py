@@ -73,11 +73,16 @@ def _load_file(given: str, path: Path) -> ModuleType:
         why = error.strerror or error
         raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
     path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
-    # The name is the same whenever the file is imported, so that its definitions replace themselves.
+    # The name is the same whenever the file is imported.
     name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if Plugin(path, sha256) in _loaded.values():
         _loaded[given] = Plugin(path, sha256)
         return sys.modules[name]
+    # What an earlier text of it registered, or an import that failed, is gone.
+    earlier = [other for other, plugin in _loaded.items() if plugin.path == path]
+    for other in earlier if given in _loaded else [*earlier, given]:
+        for registry in REGISTRIES:
+            registry.forget(other)
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     if (beside := str(path.parent)) not in sys.path:
@@ -89,8 +94,7 @@ def _load_file(given: str, path: Path) -> ModuleType:
         del sys.modules[name]
         raise _failure(given, path, error) from error
     now = Plugin(path, sha256)
-    _loaded.update({other: now for other, plugin in _loaded.items() if plugin.path == path})
-    _loaded[given] = now
+    _loaded.update(dict.fromkeys([*earlier, given], now))
     return module
 
 

@@ -137,6 +137,11 @@ class Registry(Generic[T]):
         known = self._entries.get(name.partition("@")[0])
         return known.plugin if known else ""
 
+    def forget(self, plugin: str) -> None:
+        """Drop what a plugin registered, before it is imported again."""
+        for name in [name for name, entry in self._entries.items() if entry.plugin == plugin]:
+            del self._entries[name]
+
     def attribute(self, module: str, plugin: str) -> None:
         """Note a plugin as the one that registered what is defined in its module, imported before or now."""
         for name, entry in self._entries.items():

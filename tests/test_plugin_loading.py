@@ -121,6 +121,7 @@ def test_the_flag_and_the_yml_say_the_same(margin: Path) -> None:
     again = call("config", "my.yml")
     assert again.stdout == printed.stdout
     assert opencil.resolve(parse_yaml(printed.stdout, "printed")).detector == {"margin": {"scale": 2.0}}
+    assert opencil.resolve({"plugins": margin}).plugins == ("margin.py",)
 
 
 def test_a_yml_names_files_from_where_it_lies(margin: Path) -> None:
@@ -166,6 +167,21 @@ def test_a_file_runs_once_until_its_text_changes(margin: Path, tmp_path: Path) -
     finally:
         del opencil.counted  # type: ignore[attr-defined]
     assert DETECTORS.create("margin").scale == 3.0
+
+
+def test_what_a_changed_file_registers_no_more_is_gone(margin: Path) -> None:
+    metric = "opencil.register_metric('gone', label='Gone', definition='gone.')(lambda id_scores: 0)\n"
+    margin.write_text(MARGIN + metric, encoding="utf-8")
+    opencil.load_plugin(margin)
+    assert "gone" in opencil.evaluation.metric.metrics()
+    margin.write_text(MARGIN.replace("class Margin", "class Renamed") + "nothing\n", encoding="utf-8")
+    with pytest.raises(opencil.BadInput, match="name 'nothing' is not defined"):
+        opencil.load_plugin(margin)
+    margin.write_text(MARGIN.replace("class Margin", "class Again"), encoding="utf-8")
+    opencil.load_plugin("./margin.py")
+    assert type(opencil.create_detector("margin")).__name__ == "Again"
+    assert "gone" not in opencil.list_metrics()
+    assert "gone" not in opencil.evaluation.metric.metrics()
 
 
 def test_it_may_import_the_files_beside_it(tmp_path: Path) -> None:

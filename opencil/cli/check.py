@@ -40,15 +40,16 @@ def check(
     from opencil.config import read_yaml, resolve
     from opencil.testing.verdicts import Check, checks_of, checks_of_benchmark, verdict
 
-    checks: list[Check] = []
+    screen, checks = Console(highlight=False), list[Check]()
     plugins = dict.fromkeys(file for file in files if not file.endswith((".yml", ".yaml")))
-    for file in files:
-        if file not in plugins:
-            config = resolve(read_yaml(Path(file)))
-            checks += checks_of_benchmark(config)
-            plugins |= dict.fromkeys(config.plugins)
-    checks += [one for plugin in plugins for one in checks_of(plugin, data_root, image_size)]
-    screen, width = Console(highlight=False), max(len(one.name) for one in checks)
+    with screen.status("importing"):
+        for file in files:
+            if file not in plugins:
+                config = resolve(read_yaml(Path(file)))
+                checks += checks_of_benchmark(config)
+                plugins |= dict.fromkeys(config.plugins)
+        checks += [one for plugin in plugins for one in checks_of(plugin, data_root, image_size)]
+    width = max(len(one.name) for one in checks)
     subject, failed, tried = "", 0, 0
     for number, one in enumerate(checks, start=1):
         if one.subject != subject:

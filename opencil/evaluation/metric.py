@@ -117,8 +117,8 @@ def register_metric(
 
 def metrics() -> dict[str, Metric]:
     """All registered metrics by name, ours first, in the order of their definition."""
-    METRICS.names()
-    return dict(_records)
+    known = set(METRICS.names())  # a plugin that is imported again may have fewer than before
+    return {name: record for name, record in _records.items() if name in known}
 
 
 def standard_metrics() -> tuple[str, ...]:
