@@ -55,6 +55,7 @@ from opencil.registry import (
 if TYPE_CHECKING:
     from opencil.config import Config, list_benchmarks, resolve
     from opencil.front import Results, evaluate_steps, run
+    from opencil.openood import Evaluator
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
     from opencil.runs.reading import read_study
@@ -71,6 +72,7 @@ list_metrics = METRICS.names
 #: Names whose modules need more than torch and numpy.
 _LATER = {
     "Config": "opencil.config",
+    "Evaluator": "opencil.openood",
     "Results": "opencil.front",
     "Run": "opencil.runs.run",
     "benchmark": "opencil.runs.loading",
@@ -107,6 +109,7 @@ __all__ = [
     "Config",
     "Dataset",
     "Detector",
+    "Evaluator",
     "ImageSet",
     "Images",
     "Inputs",

@@ -136,6 +136,7 @@ KNOWS = {
     "published": set(),
     "configs": set(),
     "runs": COMMON | {"config", "study", "data", "nets", "engine", "cil", "detectors", "evaluation"},
+    "openood": COMMON | {"data", "nets", "engine", "detectors", "evaluation", "runs"},
     # Above reports and runs, as the command line is, whose progress bars it draws.
     "front": COMMON | {"config", "study", "report", "runs", "cli"},
 }

@@ -69,8 +69,7 @@ def evaluate(
 
     classifier, chosen = as_classifier(model), _detectors(detectors)
     needing = [name for name, detector in chosen.items() if not detector.ready]
-    if isinstance(classifier, LogitsAlone):
-        _logits_alone(classifier, chosen)
+    check_reads(classifier, chosen)
     if setup is None and needing:
         raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
     if not isinstance(ood, Mapping) or not ood or not all(ood):
@@ -94,11 +93,11 @@ def evaluate(
     def outputs(images: Images | Tensor | ForeignImages) -> Outputs:
         return forward(classifier, images, transform, batch_size=batch_size)
 
-    of_test = _with_labels(outputs(test_images), "test", labels)
+    of_test = with_labels(outputs(test_images), "test", labels)
     task_of = _tasks(tasks, of_test)
     of_setup = None
     if setup_images is not None:
-        of_setup = _with_labels(outputs(setup_images), "set-up", setup_labels)
+        of_setup = with_labels(outputs(setup_images), "set-up", setup_labels)
         learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
         if of_setup.labels is None and learning:
             raise BadInput(
@@ -107,7 +106,7 @@ def evaluate(
             )
     of_ood = {name: outputs(images) for name, images in ood_images.items()}
     of_shifted = {
-        name: _with_labels(outputs(images), f"{name} (shifted)") for name, images in shifted_images.items()
+        name: with_labels(outputs(images), f"{name} (shifted)") for name, images in shifted_images.items()
     }
     wanted = chosen_metrics(metrics or ())
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
@@ -152,8 +151,10 @@ def _detectors(
     return found
 
 
-def _logits_alone(model: LogitsAlone, chosen: Mapping[str, Detector]) -> None:
-    """Refuse detectors that read more than a function to logits gives."""
+def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
+    """Refuse detectors that read more than a function gives that gives logits alone."""
+    if not isinstance(model, LogitsAlone):
+        return
     lacking = {
         name: sorted((one.reads | (one.reads_to_set_up if not one.ready else set())) - {"logits", "labels"})
         for name, one in chosen.items()
@@ -192,7 +193,7 @@ def _readable(
         )
 
 
-def _with_labels(outputs: Outputs, which: str, given: AnyLabels | None = None) -> Outputs:
+def with_labels(outputs: Outputs, which: str, given: AnyLabels | None = None) -> Outputs:
     """Outputs whose labels, the given ones where there are some, are fit to be used."""
     labels, classes = outputs.labels, outputs.logits.shape[1]
     if given is not None:

@@ -96,6 +96,36 @@ def _ap_id_positive(ranking: Ranking) -> Tensor:
     return precision.sum() / ranking.ids
 
 
+def _trapezoids(found: Tensor, precision: Tensor) -> Tensor:
+    """Area under precision over found positives, points joined by straight lines from precision 1 at none."""
+    steps = found - before(found)
+    left = F.pad(precision[:-1], (1, 0), value=1.0)
+    return (steps * (left + precision)).sum() / (2 * found[-1])
+
+
+@register_metric(
+    "aupr_in",
+    label="AUPR_IN",
+    definition="area under precision-recall with ID positive, points joined by straight lines as in "
+    "OpenOOD; AP (ID positive) is step-wise.",
+)
+def _aupr_in(ranking: Ranking) -> Tensor:
+    return _trapezoids(ranking.accepted_id, ranking.accepted_id.double() / ranking.accepted_all)
+
+
+@register_metric(
+    "aupr_out",
+    label="AUPR_OUT",
+    definition="area under precision-recall with OOD positive, points joined by straight lines as in "
+    "OpenOOD; AP is step-wise.",
+)
+def _aupr_out(ranking: Ranking) -> Tensor:
+    # From the lowest score on, as AP.
+    rejected_id = (ranking.ids - before(ranking.accepted_id)).flip(0)
+    rejected_ood = (ranking.oods - before(ranking.accepted_ood)).flip(0)
+    return _trapezoids(rejected_ood, rejected_ood.double() / (rejected_ood + rejected_id))
+
+
 # --- of old and new classes apart -------------------------------------------------------------------
 
 
