@@ -198,7 +198,7 @@ def test_an_interrupt_that_native_code_makes_something_else_of(
     """Reading tensors was seen to end in a ValueError when Ctrl-C fell into it."""
     told = []
 
-    def execute(config: Config) -> Iterator[Event]:
+    def execute(config: Config, planned: object) -> Iterator[Event]:
         (spec,) = plan(config)
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -219,7 +219,7 @@ def test_an_interrupt_that_native_code_makes_something_else_of(
 
 
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def execute(config: Config) -> Iterator[Event]:
+    def execute(config: Config, planned: object) -> Iterator[Event]:
         raise ValueError("a bug")
         yield
 
