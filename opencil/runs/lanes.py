@@ -24,6 +24,8 @@ from opencil.runs.events import Event, Training
 #: Turns whose work may wait for the device: of a training, about 0.1 s of it when four share a GPU; of what
 #: follows, few, since it reads what it computed, and the host waits for that.
 QUEUED, QUEUED_BEHIND = 16, 4
+#: Turns of each training before what follows has one, though there be room in the queues.
+PASSES = 4
 #: Priorities of streams, the lowest first: of a training that is far the longest, of others, of the rest.
 LONGEST, TRAINING, BEHIND = -2, -1, 0
 #: How much more than the mean of all runs' expected work makes a run far the longest.
@@ -143,14 +145,13 @@ class Lanes:
         self.beside = beside
         self.running: list[Lane] = []
         self._on_gpu = device.type == "cuda"
-        self._passes = QUEUED if self._on_gpu else 1  # a CPU has no queue to fill
         self._count = count(1)
         self._untold: deque[tuple[Strand, Event]] = deque()
 
     def round(self) -> Iterator[Event]:
-        """Turns of the trainings until their queues are full, then one of what follows them."""
+        """Some turns of the trainings, while there is room in their queues; then one of what follows them."""
         busy = False
-        for _ in range(self._passes):
+        for _ in range(PASSES if self._on_gpu else 1):  # a CPU has no queue to fill
             if not self._train():
                 break
             busy = True
@@ -199,7 +200,7 @@ class Lanes:
 
     def _fill(self) -> None:
         """Bring the trainings as far ahead of the device as they may be, in the middle of another's turn."""
-        for _ in range(self._passes):
+        for _ in range(QUEUED if self._on_gpu else 1):
             if not self._train():
                 break
 
