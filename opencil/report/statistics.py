@@ -17,7 +17,7 @@ from opencil.errors import BadInput, unknown
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import of_datasets
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.order import labelled
+from opencil.report.order import labelled, method, sort_cil
 from opencil.report.results import Results, results
 from opencil.study.study import Study
 
@@ -126,8 +126,8 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
 
     Only what is finished counts. Names with a label do not: variants of one method would be ranked as
-    methods. ``baseline`` is the detector to differ from; by default the best. Where not all detectors have at
-    least two cells in common, there is no table.
+    methods, and a CIL model whose variant is there would count twice. ``baseline`` is the detector to differ
+    from; by default the best. Where not all detectors have at least two cells in common, there is no table.
     """
     rows = study.rows
     known = {str(name) for name in rows["detector"].unique() if name and not labelled(name)}
@@ -137,15 +137,30 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     made = []
     for outcome in results(study):
         finished = of_datasets(outcome.finished(plain))
+        variants = _variants(finished)
+        finished = finished[~finished["cil"].isin(variants)]
         for metric in ("auc", "fpr"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
                 total = len(finished[_UNIT].drop_duplicates())
-                made.append(_table(outcome, cells, total, metric, baseline))
+                made.append(_table(outcome, cells, total, metric, baseline, variants))
     return made
 
 
-def _table(outcome: Results, cells: pd.DataFrame, total: int, metric: str, baseline: str | None) -> Table:
+def _variants(rows: pd.DataFrame) -> list[str]:
+    """The CIL models that are one of the others under other values."""
+    names = sort_cil(rows["cil"])
+    return [name for name in names if labelled(name) and method(name) in names]
+
+
+def _table(
+    outcome: Results,
+    cells: pd.DataFrame,
+    total: int,
+    metric: str,
+    baseline: str | None,
+    uncounted: list[str],
+) -> Table:
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     reference = baseline if baseline in cells.columns else ranking.detectors[0]
     values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
@@ -178,6 +193,7 @@ def _table(outcome: Results, cells: pd.DataFrame, total: int, metric: str, basel
         *[f"{baseline} is not finished here, so the best stands for it."]
         * (baseline not in (None, reference)),
         *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
+        *[f"Variants of a CIL model are not counted beside it: {', '.join(uncounted)}."] * bool(uncounted),
         *outcome.missing(),
         *outcome.mixture(),
         metric_of(metric).sentence,

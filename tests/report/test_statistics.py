@@ -225,6 +225,16 @@ def test_variants_are_not_ranked(made_up: Rows) -> None:
         statistics_tables(Study(pd.concat([rows, variant])), baseline="gen@cold")
 
 
+def test_variants_of_a_cil_model_are_not_counted_beside_it(made_up: Rows) -> None:
+    rows = made_up(cil="icarl")
+    variant = made_up(cil="icarl@short").assign(value=0.5)
+    both, alone = (statistics_tables(Study(r)) for r in (pd.concat([rows, variant]), rows))
+    assert [table.blocks for table in both] == [table.blocks for table in alone]
+    assert all("Variants of a CIL model are not counted beside it: icarl@short." in t.notes for t in both)
+    (table, _) = statistics_tables(Study(variant))
+    assert not any("Variants of a CIL model" in note for note in table.notes), "it is there alone"
+
+
 def test_a_table_for_each_metric(made_up: Rows) -> None:
     rows = made_up(detectors=("msp", "energy", "gen"))
     rows.loc[(rows["detector"] == "gen") & (rows["metric"] == "auc"), "value"] += 1
