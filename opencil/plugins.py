@@ -51,13 +51,14 @@ def is_file(given: str) -> bool:
 def loaded(given: str) -> Plugin:
     """What is known of a plugin that has been imported."""
     if given not in _loaded:  # of an installed package
-        _loaded[given] = _of_module(sys.modules.get(given.partition(":")[0]))
+        _loaded[given] = _of_module(sys.modules.get(given))
     return _loaded[given]
 
 
 def registered(given: str) -> Iterator[tuple[Registry[Any], str]]:
     """What an imported plugin registers, each name with its registry."""
-    spellings = {other for other, plugin in _loaded.items() if plugin == loaded(given)}
+    own = loaded(given)
+    spellings = {other for other, plugin in _loaded.items() if plugin == own}
     for registry in REGISTRIES:
         for name in registry.names():
             if registry.plugin_of(name) in spellings:

@@ -225,7 +225,7 @@ def load_plugins() -> None:
     """Import what other installed packages offer."""
     for point in entry_points(group=GROUP):
         try:
-            with registered_by(point.value):
+            with registered_by(point.value.partition(":")[0]):
                 point.load()
         except Exception as error:
             raise OpenCILError(

@@ -309,7 +309,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
     class Point:
-        name, value = "mine", "my_package.my_methods"
+        name, value = "mine", "my_package.my_methods:Outside"
         loaded = 0
 
         def load(self) -> None:
