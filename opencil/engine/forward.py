@@ -240,16 +240,21 @@ def same_logits(one: Classify, other: Classify, width: int, device: torch.device
 
 @contextmanager
 def evaluating(model: Classifier) -> Iterator[None]:
-    """The model in eval mode inside the block, each of its modules in its own mode again after it."""
+    """The model in eval mode inside the block, and asking for no gradients; after it, as it was."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     before = [module.training for module in modules]
+    trained = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
     try:
         for module in modules:
             module.training = False
+        for parameter in trained:
+            parameter.requires_grad = False
         yield
     finally:
         for module, mode in zip(modules, before, strict=True):
             module.training = mode
+        for parameter in trained:
+            parameter.requires_grad = True
 
 
 @torch.no_grad()

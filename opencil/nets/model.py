@@ -34,7 +34,13 @@ class Backbone(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Features [B, width] of normalised images."""
         # One compiled function for all backbones: neither a copy nor the next step needs the compiler again.
-        return _compiled()(self, *args) if _fused.get() else super().__call__(*args, **kwargs)
+        if _fused.get() and not self.has_kernels_for(*args):
+            return _compiled()(self, *args)
+        return super().__call__(*args, **kwargs)
+
+    def has_kernels_for(self, images: Tensor) -> bool:
+        """Whether it runs in kernels of its own on these images, which leave nothing to a compiler."""
+        return False
 
     @property
     def weighted(self) -> nn.Module:

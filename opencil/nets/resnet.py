@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.nets.convolution import Convolution
+from opencil.nets import fused
 from opencil.nets.model import Backbone
 from opencil.registry import register_backbone
 
@@ -17,9 +17,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()
-        self.conv1 = Convolution(inputs, width, stride)
+        self.conv1 = _convolution(inputs, width, stride)
         self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = Convolution(width, width)
+        self.conv2 = _convolution(width, width)
         self.norm2 = nn.BatchNorm2d(width)
         self.stride, self.extra = stride, width - inputs
         self.project: nn.Sequential | None = None
@@ -61,12 +61,41 @@ class ResNet(Backbone):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """What each stage gives after its last ReLU, [B, C, H, W] each."""
+        if self.has_kernels_for(images):
+            step, layers = 2 * self.blocks_per_stage, self._layers()
+            return fused.activations(layers, images, range(step, len(layers), step))
         x, found = self.stem(images), []
         for number, block in enumerate(self.blocks, start=1):
             x = block(x)
             if number % self.blocks_per_stage == 0:
                 found.append(x)
         return found
+
+    def has_kernels_for(self, images: Tensor) -> bool:
+        """Whether all layers are narrow and there is a GPU for them."""
+        layers = self._layers()
+        return bool(layers) and fused.fits(layers, images)
+
+    def _layers(self) -> list[fused.Layer]:
+        """All layers in a row, if that is what they are: a plain stem, and shortcuts without parameters."""
+        stem = list(self.stem) if isinstance(self.stem, nn.Sequential) else []
+        if [type(part) for part in stem] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
+            return []
+        convolution, norm, _ = stem
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(norm, nn.BatchNorm2d)
+        if any(m._forward_hooks or m._forward_pre_hooks for m in (self.stem, self.blocks, *self.blocks)):
+            return []
+        layers: list[fused.Layer] = [(convolution, norm, False)]
+        for block in self.blocks:
+            if not isinstance(block, BasicBlock) or block.project is not None:
+                return []
+            layers += [(block.conv1, block.norm1, False), (block.conv2, block.norm2, True)]
+        return layers
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
 def _small(blocks: int) -> ResNet:
