@@ -13,7 +13,7 @@ app = typer.Typer(
     help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
     epilog="Start with: opencil run --benchmark digits",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command, _example in (
     ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),

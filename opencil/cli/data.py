@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from opencil.cli import completion
+from opencil.cli.completion import one_of
 from opencil.cli.guard import guarded
 from opencil.errors import BadInput, OpenCILError
 
@@ -31,11 +33,16 @@ OptionalRoot = Annotated[
     typer.Argument(
         help="Folder of your downloads; not needed where a benchmark reads no files.",
         envvar="OPENCIL_DATA",
-        metavar="[ROOT]",
+        metavar="ROOT",
     ),
 ]
 Benchmark = Annotated[
-    str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.", metavar="NAME")
+    str | None,
+    typer.Option(
+        help="Benchmark: see 'opencil list benchmarks'.",
+        metavar="NAME",
+        autocompletion=one_of(completion.benchmarks),
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A YML, for datasets of your own.", metavar="FILE")
@@ -58,8 +65,9 @@ def check(
 ) -> None:
     """Say what of a benchmark's datasets is there, and where to get the rest.
 
-    Exit code 0: all are there and can be decoded; a number of images that differs from the paper's is named
-    and is no failure. 1: some are missing or damaged.
+    Exit code 0: all are there and can be decoded. 1: some are missing or damaged.
+
+    A number of images that differs from the paper's is named, and is no failure.
     """
     from opencil.data.check import check as check_split
     from opencil.data.file_dataset import FileDataset
@@ -99,8 +107,8 @@ def prepare(
 ) -> None:
     """Decode a benchmark's images once, so that later starts take seconds.
 
-    A dataset that is too large to be kept on the compute device (place.resident_mb) is streamed from its own
-    files: nothing is prepared of it, but with --skip-corrupt it is decoded once to note what to leave out.
+    A dataset that is too large for the device (place.resident_mb) is streamed from
+    its own files: with --skip-corrupt it is decoded once to note what to leave out.
     """
     from dataclasses import replace
 
@@ -140,7 +148,14 @@ def prepare(
 @guarded
 def show(
     root: Root,
-    dataset: Annotated[str, typer.Argument(help="Dataset: see 'opencil list datasets'.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="Dataset: see 'opencil list datasets'.",
+            metavar="DATASET",
+            autocompletion=one_of(completion.datasets),
+        ),
+    ],
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     save: Annotated[Path | None, typer.Option(help="The picture; DATASET-SPLIT.png.", metavar="FILE")] = None,
     count: Annotated[int, typer.Option(help="Images on it.", min=1, max=1000)] = 60,

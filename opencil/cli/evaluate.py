@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opencil.cli.flags import takes_config
-from opencil.cli.run import carry_out
+from opencil.cli.run import DryRun, Quiet, carry_out
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
 
 
 def _evaluate(
-    folder: Annotated[Path, typer.Argument(help="Folder with a file of weights for each step.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder with a file of weights for each step.", metavar="FOLDER")
+    ],
     factory: Annotated[
         str,
         typer.Option(
@@ -24,7 +26,9 @@ def _evaluate(
             metavar="FILE.py:NAME",
         ),
     ],
-    name: Annotated[str, typer.Option(help="What to call the method, in folders and tables.")],
+    name: Annotated[
+        str, typer.Option(help="What to call the method, in folders and tables.", metavar="NAME")
+    ],
     config: "Config",
     memory: Annotated[
         str,
@@ -46,11 +50,14 @@ def _evaluate(
         Literal["stream", "labels"],
         typer.Option(help="What a model's logits are of: the classes seen in their order, or all labels."),
     ] = "stream",
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Evaluate models that were trained elsewhere, a file of weights for each step; then show the table.
+    """Evaluate models that were trained elsewhere, a file of weights for each step.
 
-    They go through the whole protocol into a stored run, which every report reads. Files of weights are read
-    as data, never as code. Started again, it goes on where it stopped.
+    They go through the whole protocol into a stored run, which every report reads.
+
+    Files of weights are read as data, never as code. Started again, it goes on.
     """
     from opencil.runs.foreign import plan_foreign
     from opencil.runs.given import GivenModels
@@ -63,7 +70,7 @@ def _evaluate(
     def planned(config: "Config") -> "list[RunSpec]":
         return [plan_foreign(config, name, models, kept, order, outputs)]
 
-    carry_out(config, planned)
+    carry_out(config, planned, dry_run, quiet)
 
 
 evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack"))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opencil.cli import completion
+from opencil.cli.completion import one_of, some_of
 from opencil.cli.guard import Plugins, guarded, shown
 from opencil.errors import BadInput
 
@@ -15,42 +17,65 @@ if TYPE_CHECKING:  # imported where it is used, so that --help and --version ans
     from opencil.config import Config
 
 
+_WHAT, _WHERE, _HOW = "What to run", "Where", "How"
+
+
 def _config_from_flags(
     config: Annotated[
-        Path | None, typer.Argument(help="A YML, as 'opencil config' prints it.", show_default=False)
+        Path | None,
+        typer.Argument(help="A YML, as 'opencil config' prints it.", show_default=False, metavar="FILE.yml"),
     ] = None,
-    benchmark: Annotated[str | None, typer.Option(help="Benchmark: see 'opencil list benchmarks'.")] = None,
-    cil: Annotated[str | None, typer.Option(help="CIL methods: icarl,wa or all.", metavar="A,B|all")] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            help="Benchmark: see 'opencil list benchmarks'.",
+            metavar="NAME",
+            show_default="digits",
+            autocompletion=one_of(completion.benchmarks),
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    cil: Annotated[
+        str | None,
+        typer.Option(
+            help="CIL methods: icarl,wa or all; icarl@short under values of its own.",
+            metavar="A,B|all",
+            show_default="all",
+            autocompletion=some_of(completion.learners),
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     detector: Annotated[
-        str | None, typer.Option(help="Detectors: msp,ber or all.", metavar="A,B|all")
+        str | None,
+        typer.Option(
+            help="Detectors: msp,ber or all; ber@mine under values of its own.",
+            metavar="A,B|all",
+            show_default="all",
+            autocompletion=some_of(completion.detectors),
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
             help="Metrics beside the standard ones, on stored runs too: see 'opencil list metrics'.",
             metavar="A,B",
+            autocompletion=some_of(completion.metrics),
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     classes_per_step: Annotated[
-        str | None, typer.Option(help="Classes per step, k: 10, 50+10 or 20-20-10.", metavar="K,K")
-    ] = None,
-    seed: Annotated[str | None, typer.Option(help="Seeds, one run each.", metavar="S,S")] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR")
-    ] = None,
-    runs: Annotated[str | None, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
-    precision: Annotated[str | None, typer.Option(help="Training on a GPU: bf16, tf32 or fp32.")] = None,
-    pack: Annotated[int | None, typer.Option(help="Runs together on one GPU.", metavar="N")] = None,
-    tensorboard: Annotated[
-        str | None, typer.Option(help="Write training curves for TensorBoard there.", metavar="DIR")
-    ] = None,
-    epochs_scale: Annotated[
-        float | None, typer.Option(help="Scale every schedule, for a quick look.", metavar="0.1")
-    ] = None,
-    outputs_limit: Annotated[
         str | None,
-        typer.Option(help="Models' outputs to keep on disk at most, as 2GB; 0: none.", metavar="SIZE"),
+        typer.Option(
+            help="Classes per step, k: 10, 50+10 or 20-20-10.",
+            metavar="K,K",
+            show_default="the benchmark's",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(help="Seeds, one run each.", metavar="S,S", show_default="0", rich_help_panel=_WHAT),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -58,9 +83,71 @@ def _config_from_flags(
             "--set",
             help="Any value of the config, as cil.icarl.epochs=5; may be repeated.",
             metavar="KEY=VALUE",
+            autocompletion=completion.settings,
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     plugin: Plugins = None,
+    data_root: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR", rich_help_panel=_WHERE
+        ),
+    ] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that runs are stored in.", metavar="DIR", show_default="runs", rich_help_panel=_WHERE
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(
+            help="Write training curves for TensorBoard there.", metavar="DIR", rich_help_panel=_WHERE
+        ),
+    ] = None,
+    outputs_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Models' outputs to keep on disk at most; 0: none.",
+            metavar="SIZE",
+            show_default="2GB",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, cpu, gpu, cuda, cuda:1, mps …; auto takes a GPU that has float64.",
+            metavar="NAME",
+            show_default="auto",
+            autocompletion=one_of(completion.devices),
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Training on a GPU: bf16, tf32 or fp32.",
+            metavar="NAME",
+            show_default="bf16",
+            autocompletion=one_of(lambda: ("bf16", "tf32", "fp32")),
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    pack: Annotated[
+        int | None,
+        typer.Option(help="Runs together on one GPU.", metavar="N", show_default="1", rich_help_panel=_HOW),
+    ] = None,
+    epochs_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Scale every schedule, as by 0.1 for a quick look.",
+            metavar="FACTOR",
+            show_default="the benchmark's",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
 ) -> "Config":
     from opencil.config import read_yaml, resolve
 

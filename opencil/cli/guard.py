@@ -80,9 +80,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 command(*args, **flags)
         except (KeyboardInterrupt, Exception) as error:
             if isinstance(error, KeyboardInterrupt) or interrupts.seen:
-                problems.print(
-                    "interrupted: what was finished is stored, and the same command goes on from there"
-                )
+                say("interrupted: what was finished is stored, and the same command goes on from there")
                 raise typer.Exit(130) from None
             if not isinstance(error, (OpenCILError, OSError)):
                 raise
@@ -102,6 +100,11 @@ def shown(call: Callable[..., None], signature: inspect.Signature) -> None:
     call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
 
 
+def say(text: str) -> None:
+    """Print a sentence beside a command's results: whole words on a terminal, one line elsewhere."""
+    problems.print(escape(text), soft_wrap=not problems.is_terminal)
+
+
 def tell(error: object) -> None:
     """Say what has gone wrong."""
-    problems.print(f"[red]error:[/] {escape(str(error))}")
+    problems.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=not problems.is_terminal)

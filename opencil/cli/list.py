@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from opencil.cli.completion import one_of
 from opencil.cli.guard import guarded
 from opencil.errors import BadInput, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
@@ -100,8 +101,10 @@ KINDS: dict[str, Callable[[str, bool], Iterator[Line]]] = {
 
 @guarded
 def list_names(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=", ".join(KINDS))],
-    pattern: Annotated[str, typer.Argument(help="Shell pattern for names.")] = "*",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help=", ".join(KINDS), autocompletion=one_of(lambda: KINDS))
+    ],
+    pattern: Annotated[str, typer.Argument(help="Shell pattern for names.", metavar="PATTERN")] = "*",
     markdown: Annotated[
         bool,
         typer.Option("--markdown", help="As Markdown; of detectors also what they read, and their values."),

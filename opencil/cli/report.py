@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from opencil.cli import completion
+from opencil.cli.completion import one_of, some_of
 from opencil.cli.flags import names
 from opencil.cli.guard import guarded, problems
 from opencil.errors import BadInput, unknown
@@ -26,7 +28,7 @@ _EVERY = 10.0  # seconds between two pages of --watch
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of runs, or of published rows; default: runs.", show_default=False),
+        typer.Argument(help="Folders of runs, or of published rows.", show_default="runs", metavar="FOLDER"),
     ] = None,
     table: Annotated[
         str | None,
@@ -34,6 +36,7 @@ def report(
             help="Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
             show_default="summary",
             metavar="A,B|all",
+            autocompletion=some_of(completion.tables),
         ),
     ] = None,
     form: Annotated[
@@ -52,7 +55,12 @@ def report(
     ] = False,
     baseline: Annotated[
         str | None,
-        typer.Option(help="Detector that --statistics compares with; default: the best.", metavar="NAME"),
+        typer.Option(
+            help="Detector that --statistics compares with.",
+            show_default="the best",
+            metavar="NAME",
+            autocompletion=one_of(completion.detectors),
+        ),
     ] = None,
     extra: Annotated[
         bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
@@ -73,7 +81,12 @@ def report(
     ] = None,
     figure_detectors: Annotated[
         str | None,
-        typer.Option(help="Detectors in figures; default: four that stand for the others.", metavar="A,B"),
+        typer.Option(
+            help="Detectors in figures.",
+            show_default="four that stand for the others",
+            metavar="A,B",
+            autocompletion=some_of(completion.detectors),
+        ),
     ] = None,
     watch: Annotated[
         bool,

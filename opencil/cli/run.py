@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 
 from opencil.cli.flags import takes_config
-from opencil.cli.guard import interrupts, problems, tell
+from opencil.cli.guard import interrupts, problems, say, tell
+from opencil.cli.opening import dry_run_table, opening
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.errors import OpenCILError
@@ -16,9 +18,16 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
     from opencil.config import Config
     from opencil.runs.plan import RunSpec
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would run and what is done; run and write nothing.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
+]
+
 
 @takes_config
-def run(config: "Config") -> None:
+def run(config: "Config", dry_run: DryRun = False, quiet: Quiet = False) -> None:
     """Train, evaluate and store whatever of a config is not done yet; then show the table.
 
     Started again, it goes on where it stopped; a finished run answers at once.
@@ -27,46 +36,61 @@ def run(config: "Config") -> None:
 
     for method in config.cil:
         if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
-            problems.print(
+            say(
                 f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
-                "and they draw on them",
-                highlight=False,
+                "and they draw on them"
             )
-    carry_out(config, plan)
+    carry_out(config, plan, dry_run, quiet)
 
 
-def carry_out(config: "Config", planned: Callable[["Config"], "list[RunSpec]"]) -> None:
+def carry_out(
+    config: "Config",
+    planned: Callable[["Config"], "list[RunSpec]"],
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> None:
     """Do what a config's runs still lack, showing how it goes; then show what they have come to."""
     from opencil.plugins import changed
     from opencil.report.tables import summaries
     from opencil.runs.events import Failed
     from opencil.runs.failures import traceback_of_own_code
+    from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
     from opencil.runs.runner import execute
     from opencil.runs.tensorboard import training_curves
 
-    screen, failures, specs = Console(), 0, planned(config)
-    with training_curves(config.place.tensorboard) as write, progress(screen, len(specs)) as advance:
+    failures: list[Failed] = []
+
+    def failed(event: Failed) -> None:
+        failures.append(event)
+        if own := traceback_of_own_code(event.error):
+            problems.print(own, markup=False, end="")
+        tell(f"run {event.run} stopped: {event.error}")
+
+    screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
+    if dry_run:
+        screen.print(opening(ahead, runs), dry_run_table(ahead), sep="\n", markup=False, highlight=False)
+        return
+    if not quiet:
+        say(opening(ahead, runs))
+    shown = progress(screen, len(ahead.runs), quiet, failed)
+    with training_curves(config.place.tensorboard) as write, shown as advance:
         for event in execute(config, planned):
             if interrupts.seen:  # and a run has failed of it, or nobody has noticed
                 raise KeyboardInterrupt
             advance(event)
             write(event)
-            if isinstance(event, Failed):
-                failures += 1
-                if own := traceback_of_own_code(event.error):
-                    problems.print(own, markup=False, end="")
-                tell(f"run {event.run} stopped: {event.error}")
-    folders = [Path(config.place.runs) / spec.folder for spec in specs]
-    study = study_so_far(folders, config.detector)
-    if not study.rows.empty:
+    study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
+    if not quiet and not study.rows.empty:
         show(screen, summaries(study))
     for plugin, makers in changed(study.runs).items():
-        problems.print(
+        say(
             f"{plugin} has changed since rows of {', '.join(makers)} were made, and they are kept: for "
-            "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run",
-            markup=False,
+            "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run"
         )
-    screen.print(f"runs are stored in {config.place.runs}", highlight=False)
     if failures:
-        raise OpenCILError(f"{failures} of {len(folders)} runs failed; what they had finished is stored")
+        raise OpenCILError(
+            f"{len(failures)} of {len(ahead.runs)} runs failed; what they had finished is stored in {runs}"
+        )
+    if not quiet:
+        screen.print(f"runs are stored in {runs}", highlight=False)

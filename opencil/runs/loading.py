@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
 from opencil.data.check import Asked, describe
@@ -10,6 +12,15 @@ from opencil.data.images import Access, Images, Split
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
+from opencil.errors import BadInput
+
+
+def usable_place(place: PlaceConfig) -> torch.device:
+    """The device that a config computes on; a place that is not there is refused."""
+    device = resolve_device(place.device)
+    if place.data_root is not None and not Path(place.data_root).is_dir():
+        raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
+    return device
 
 
 def load(config: Config) -> BenchmarkData:

@@ -25,7 +25,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "system": platform.system(),
         "machine": platform.machine(),
-        "device": _name(device),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
     }
 
@@ -36,7 +36,7 @@ def made_now(device: torch.device, training: Arithmetic, plugins: Notes) -> dict
     return ({"plugins": digests} if digests else {}) | {
         "source": source_digest(),
         "torch": torch.__version__,
-        "device": _name(device),
+        "device": device_name(device),
         "precision": training.on(device),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -51,5 +51,6 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """A GPU's own name, or what kind of device it is."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -75,7 +75,7 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         k=k,
         cil=cil,
         seed=seed,
-        steps=infos[0]["steps"] if infos else _expected_steps(config),
+        steps=infos[0]["steps"] if infos else expected_steps(config),
         trained=len(steps),
         seconds=[info.get("seconds", {}) for info in infos],
         detectors={name: evaluated.count(name) for name in names},
@@ -130,7 +130,7 @@ def _identity(config: dict[str, Any], path: Path) -> Identity:
     return found
 
 
-def _expected_steps(config: dict[str, Any]) -> int | None:
+def expected_steps(config: dict[str, Any]) -> int | None:
     """Steps of a run that has finished none, where its dataset says how many classes it has."""
     benchmark = config["benchmark"]
     name = benchmark.get("id")

@@ -14,13 +14,11 @@ import torch
 from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
-from opencil.engine.device import resolve_device
-from opencil.errors import BadInput
 from opencil.runs.advance import Advance
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
-from opencil.runs.loading import describe_data, load
+from opencil.runs.loading import describe_data, load, usable_place
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import environment
@@ -35,10 +33,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
     training of the next.
     """
-    device = resolve_device(config.place.device)
-    root = config.place.data_root
-    if root is not None and not Path(root).is_dir():
-        raise BadInput(f"place.data_root = {root!r} is not allowed: there is no such folder")
+    device = usable_place(config.place)
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))

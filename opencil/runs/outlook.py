@@ -1,0 +1,116 @@
+"""What of a config's runs is done, what is to come, and how long like runs took for that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from opencil.config import Config
+from opencil.errors import OpenCILError
+from opencil.runs.loading import usable_place
+from opencil.runs.plan import RunSpec, plan
+from opencil.runs.provenance import device_name
+from opencil.runs.reading import expected_steps
+from opencil.runs.store import RunFolder, StepFolder
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """One run: steps trained of all, where that is known, and what it lacks; ``seconds`` by like runs."""
+
+    spec: RunSpec
+    steps: int | None
+    trained: int
+    lacking: tuple[str, ...]  #: detectors that steps which are trained have not been measured with
+    done: bool
+    seconds: float | None  #: that what is missing may take; None where no run tells
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """All runs of a config, before any of them goes on."""
+
+    device: str
+    runs: list[Prospect]
+    pack: int
+
+    @property
+    def done(self) -> int:
+        """Runs of which nothing is missing."""
+        return sum(run.done for run in self.runs)
+
+    @property
+    def seconds(self) -> float | None:
+        """What all may take, one after the other; None where that is not known of all."""
+        known = [run.seconds for run in self.runs if run.seconds is not None]
+        return sum(known) if self.pack == 1 and len(known) == len(self.runs) else None
+
+
+def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
+    """What a config's runs have before them; what cannot be run is refused here, and nothing is written."""
+    device = usable_place(config.place)
+    runs = Path(config.place.runs)
+    specs = [_with_stored_statistics(spec, RunFolder(runs / spec.folder)) for spec in planned(config)]
+    for spec in specs:
+        RunFolder(runs / spec.folder).check(spec)
+    prospects = [_prospect(spec, RunFolder(runs / spec.folder), device) for spec in specs]
+    return Outlook(device_name(device), prospects, config.place.pack)
+
+
+def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device) -> Prospect:
+    trained = folder.trained()
+    try:
+        steps = trained[0].info()["steps"] if trained else expected_steps(spec.record())
+        whole = {step.number for step in trained if step.complete(spec)}
+        lacking = [name for name in spec.detectors if any(_lacks(spec, step, name) for step in trained)]
+    except OpenCILError:  # a damaged file: the run will say so, and the others go on
+        return Prospect(spec, None, len(trained), (), done=False, seconds=None)
+    missing = None if steps is None else [t for t in range(1, steps + 1) if t not in whole]
+    seconds = None
+    if missing is not None:
+        stored = {step.number for step in trained}
+        taken = [_seconds(spec, folder, t, device, trained=t in stored) for t in missing]
+        seconds = None if None in taken else sum(filter(None, taken))
+    return Prospect(spec, steps, len(trained), tuple(lacking), missing == [], seconds)
+
+
+def _lacks(spec: RunSpec, step: StepFolder, detector: str) -> bool:
+    table = step.detector_rows(detector)
+    return not table.exists() or bool(step.lacks(table, spec.metrics_of_detectors))
+
+
+def _seconds(
+    spec: RunSpec, folder: RunFolder, step: int, device: torch.device, trained: bool
+) -> float | None:
+    """What a step took in runs that differ by their seeds alone, on such a device, with these detectors."""
+    taken = []
+    for path in folder.path.parent.glob("seed*"):
+        other = RunFolder(path)
+        try:
+            if path == folder.path or not _alike(other.stored(), spec):
+                continue
+            info, found = other.step(step).info(), other.step(step)
+        except OpenCILError:  # not there, or damaged: it tells nothing
+            continue
+        made_on = info.get("made", {}).get("", {}).get("device")
+        if made_on == device_name(device) and all(found.detector_rows(n).exists() for n in spec.detectors):
+            of = info.get("seconds", {})
+            taken.append(sum(of.values()) - (of.get("training", 0.0) if trained else 0.0))
+    return mean(taken) if taken else None
+
+
+def _alike(stored: dict[str, Any], spec: RunSpec) -> bool:
+    record = spec.record()
+    return all(stored.get(section) == record[section] for section in ("benchmark", "cil", "training"))
+
+
+def _with_stored_statistics(spec: RunSpec, folder: RunFolder) -> RunSpec:
+    """A run whose transform is yet to be computed from images, with what its stored config has of it."""
+    transform = spec.benchmark.transform
+    then = folder.stored().get("benchmark", {}).get("transform", {}) if transform.computes else {}
+    known = {key: tuple(then[key]) for key in ("mean", "std") if isinstance(then.get(key), list)}
+    computed = {key: value for key, value in known.items() if getattr(transform, key) == "compute"}
+    return replace(spec, benchmark=replace(spec.benchmark, transform=replace(transform, **computed)))  # type: ignore[arg-type]
