@@ -41,7 +41,7 @@ def evaluate(
     *,
     setup: AnyImages | None = None,
     shifted: Mapping[str, AnyImages] | None = None,
-    detectors: AnyDetector | Sequence[AnyDetector] | Mapping[str, AnyDetector] | None = None,
+    detectors: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None = None,
     transform: Transform | None = None,
     labels: AnyLabels | None = None,
     setup_labels: AnyLabels | None = None,
@@ -125,16 +125,20 @@ def evaluate(
 
 
 def _detectors(
-    chosen: AnyDetector | Sequence[AnyDetector] | Mapping[str, AnyDetector] | None,
+    chosen: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None,
 ) -> dict[str, Detector]:
     """Detectors by name: those given by name are made, those given as they are have their own."""
     if chosen is None:
         chosen = DETECTORS.names()
     if isinstance(chosen, (str, Detector)):
         chosen = [chosen]
-    if not isinstance(chosen, (Mapping, Sequence)) or not chosen:
+    pairs: list[tuple[str | None, AnyDetector]] = []
+    if isinstance(chosen, Mapping):
+        pairs = list(chosen.items())
+    elif isinstance(chosen, Iterable):
+        pairs = [(None, one) for one in chosen]
+    if not pairs:
         raise BadInput(f"detectors = {reprlib.repr(chosen)} is not allowed: names or detectors are needed")
-    pairs = list(chosen.items()) if isinstance(chosen, Mapping) else [(None, one) for one in chosen]
     found: dict[str, Detector] = {}
     for own, one in pairs:
         if not isinstance(one, (str, Detector)):
@@ -164,7 +168,7 @@ def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
         enough = ", ".join(name for name in lacking if name not in wanting)
         raise BadInput(
             f"{model.name} gives logits alone, and {named}: {WRAP_HINT}; or name detectors that read logits"
-            f"{f', as {enough} do' if enough else ''}"
+            f"{f', such as {enough}' if enough else ''}"
         )
 
 

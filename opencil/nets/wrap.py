@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.errors import BadInput, nearest
-from opencil.nets.model import Classifier
+from opencil.nets.model import Backbone, Classifier
 
 Hook = Callable[[nn.Module, Any, Any], None]
 
@@ -160,6 +160,11 @@ WRAP_HINT = "opencil.wrap(model, head=…) gives features too, from in front of 
 
 def as_classifier(model: Any) -> Classifier:
     """A model with features where it has them, else its logits alone; what is neither is refused."""
+    if isinstance(model, Backbone):
+        raise BadInput(
+            f"{type(model).__name__} is a backbone, which gives features and no logits: "
+            "opencil.Model(backbone, classes) has a head too"
+        )
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
             classifier: Classifier = model

@@ -245,7 +245,7 @@ def test_the_users_random_numbers_stay() -> None:
 
 def test_detectors_beside_names() -> None:
     ood, warm = {"far": normalised(OOD["far"])}, create_detector("energy@warm", temperature=9.0)
-    found = evaluate(Stranger(), normalised(TEST), ood, detectors=["energy", warm])
+    found = evaluate(Stranger(), normalised(TEST), ood, detectors=(one for one in ("energy", warm)))
     assert list(found["detector"].unique()) == ["energy", "energy@warm"]
     (alone,) = evaluate(Stranger(), normalised(TEST), ood, detectors=warm)["detector"].unique()
     assert alone == "energy@warm"
@@ -295,7 +295,7 @@ def test_what_reads_more_than_logits_is_named_with_what_it_needs() -> None:
     assert "ask gives logits alone" in sentence
     assert "react reads features and head, odin reads images, ber reads features and images:" in sentence
     assert "opencil.wrap(model, head=…)" in sentence
-    assert "as msp do" in sentence
+    assert sentence.endswith("that read logits, such as msp")
     outputs = opencil.forward(lambda images: images.flatten(1)[:, :4], FLOATS)
     assert outputs.features.shape == (5, 0)
     with pytest.raises(BadInput, match="NNGuide reads the features: missing here"):
@@ -305,6 +305,24 @@ def test_what_reads_more_than_logits_is_named_with_what_it_needs() -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_mode_is_read_in_eval_mode_throughout() -> None:
+    """As every network is that has just been made: its normalisation neither reads a batch nor changes."""
+    body = [nn.Conv2d(3, 4, 8), nn.Flatten(), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5)]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = opencil.wrap(nn.Sequential(*body, nn.Linear(4, 4)), head="5")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    given = {"ood": {"far": normalised(OOD["far"])}, "setup": normalised(SETUP), "setup_labels": SETUP.labels}
+    names = ["react", "odin", "logitnorm", "ber"]
+    training = evaluate(model.train(), normalised(TEST), detectors=names, **given)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    pd.testing.assert_frame_equal(
+        training, evaluate(model.eval(), normalised(TEST), detectors=names, **given)
+    )
+
 
 FLOATS = torch.zeros(5, 3, 8, 8)
 WORDS = [(FLOATS[:2], ["cat", "dog"])]
@@ -351,12 +369,14 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"labels": ["cat"] * 5}, "labels of test images are no numbers"),
         ({"detectors": ["msp", 3]}, "3 is no detector: a name, or what create_detector makes"),
         ({"detectors": [create_detector("msp"), "msp"]}, "two detectors are called 'msp'"),
+        ({"detectors": 3}, "detectors = 3 is not allowed: names or detectors are needed"),
         ({"detectors": []}, r"detectors = \[\] is not allowed"),
         ({"detectors": "odin", "test": iter([FLOATS])}, "odin read images again, and test is an iterator"),
         ({"detectors": "odin", "test": Restless()}, "test gave other images, or the same in another order"),
         ({"detectors": "ber", "setup": [FLOATS]}, "ber train on set-up images in an order of their own"),
         ({"batch_size": 0}, "batch_size = 0 is not allowed"),
         ({"model": None}, "None is no model: a module with features"),
+        ({"model": opencil.create_backbone("resnet8")}, "ResNet8? is a backbone, which gives features"),
         ({"model": Stranger}, "the class Stranger is no model"),
         ({"model": lambda images: images}, r"gives torch.float32 \[5, 3, 8, 8\]: logits \[5, classes\]"),
         ({"model": lambda images: {"scores": images}}, "gives a dict with scores: logits"),

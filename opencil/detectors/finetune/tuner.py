@@ -111,8 +111,8 @@ class Tuner(Detector):
         if tasks is not None and labels.max() >= len(tasks):
             raise BadInput(f"tasks are of {len(tasks)} classes: labels reach {int(labels.max())}")
         old = None if tasks is None else (tasks < tasks.max())[labels]
-        tuning = Tuning(self, ViewSource(inputs, labels, old))
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
+            tuning = Tuning(self, ViewSource(inputs, labels, old))
             for _ in tuning.advance():
                 pass
         self.use(tuning.extra.head)
