@@ -93,12 +93,12 @@ def write_report(
     write_study(study, folder)
     made = [table for kind in KINDS for table in tables(kind, study, extra)]
     made += comparison_tables(study, list(COMPARED))
-    of_page = [*statistics_tables(study, baseline), *survey_tables(study)]
-    made += of_page
+    survey, statistics = survey_tables(study), statistics_tables(study, baseline)
+    made += [*survey, *statistics]
     for table in made:
         for kind, ending in ENDINGS.items():
             write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
     write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
     for figure in figures:
         figure.save(folder / "figures")
-    write_page(study, folder / "index.html", figures, tables=of_page)
+    write_page(study, folder / "index.html", figures, tables=[*statistics, *survey])
