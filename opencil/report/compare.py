@@ -19,7 +19,7 @@ from opencil.published import (
 )
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import families, labelled, sort_cil, sort_detectors
-from opencil.report.results import Results, of_dataset, results
+from opencil.report.results import Outcome, of_dataset, results
 from opencil.report.tables import Kind
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
@@ -71,7 +71,7 @@ def incomparable(study: Study) -> BadInput:
     return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
 
 
-def _why_not(outcome: Results, cil: set[str], detectors: set[str]) -> str:
+def _why_not(outcome: Outcome, cil: set[str], detectors: set[str]) -> str:
     """What keeps some results from being compared: what is not finished, or what the paper does not have."""
     for kind, ours, theirs in (
         ("CIL methods", outcome.cil, sort_cil(cil)),
@@ -83,7 +83,7 @@ def _why_not(outcome: Results, cil: set[str], detectors: set[str]) -> str:
     return "; ".join(outcome.unfinished()) or "the paper has none of these detectors on these CIL methods"
 
 
-def compare(outcome: Results) -> pd.DataFrame:
+def compare(outcome: Outcome) -> pd.DataFrame:
     """Every cell that the paper has of a benchmark and k: cil, detector, metric, place, ours, std, paper,
     recomputed (what the paper's near and far figures give), flagged, difference; in percent.
 
@@ -107,7 +107,7 @@ def compare(outcome: Results) -> pd.DataFrame:
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
 
-def _other_splits(outcome: Results) -> list[str]:
+def _other_splits(outcome: Outcome) -> list[str]:
     """The splits in which our averages are over other OOD datasets than the paper's."""
     ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in OOD_ROLES}
     paper = OOD.get(outcome.benchmark, {})
@@ -128,7 +128,7 @@ class _Pair:
     group: str
 
 
-def _of_kind(outcome: Results, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
+def _of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
     metrics, places = COMPARED[kind]
     if not places:
         places = tuple(of_dataset(name) for name in outcome.datasets)
@@ -167,7 +167,7 @@ def _place_words(place: str) -> list[str]:
     return [] if place == "all" else [place.removeprefix(of_dataset(""))]
 
 
-def _side_by_side(outcome: Results, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
+def _side_by_side(outcome: Outcome, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
     """Detectors that both have, in blocks; or in the paper's order, where they are of its ablation."""
     by_cell = cells.set_index(_CELL).to_dict("index")
     keys = pd.MultiIndex.from_tuples([(p.cil, p.metric, p.place) for p in pairs])
@@ -226,7 +226,7 @@ def _three(values: Mapping[Any, Any]) -> list[Cell]:
 
 
 def _averages(
-    name: str, outcome: Results, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
+    name: str, outcome: Outcome, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
 ) -> list[Cell]:
     """Means over the detectors that count, so that ours and the paper's are over the same ones."""
     counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
@@ -245,7 +245,7 @@ def _averages(
 
 
 def _agreement(
-    outcome: Results,
+    outcome: Outcome,
     cells: pd.DataFrame,
     methods: list[str],
     metrics: Sequence[str],
@@ -348,7 +348,7 @@ def _agreement_cells(agreements: list[Agreement]) -> list[Cell]:
     return [Cell(cells, digits=0), Cell(mean), Cell(largest), Cell(correlation), words(told)]
 
 
-def _contradictions(outcome: Results, cells: pd.DataFrame) -> Table | None:
+def _contradictions(outcome: Outcome, cells: pd.DataFrame) -> Table | None:
     """The cells in which the paper contradicts itself, with what its near and far figures give."""
     flagged = cells[cells["flagged"]]
     if flagged.empty:
@@ -386,7 +386,7 @@ def _number(value: float | None) -> float | None:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def data_notes(outcome: Results) -> list[str]:
+def data_notes(outcome: Outcome) -> list[str]:
     """Which datasets differ from the paper's, by what the runs noted about the images they read."""
     notes = []
     paper = OOD.get(outcome.benchmark, {})

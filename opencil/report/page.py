@@ -27,7 +27,7 @@ from opencil.report.figures.parts import DARK
 from opencil.report.layout import LATEX, Cell, Table
 from opencil.report.order import method
 from opencil.report.page_values import SCALE, group_of, metrics_of
-from opencil.report.results import Results, count, results
+from opencil.report.results import Outcome, count, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
 
@@ -67,7 +67,7 @@ def page(
     paper's; with ``refresh`` the page loads itself anew every so many seconds.
     """
     rows, runs = study.rows, study.runs
-    counted: dict[Any, Results] = {
+    counted: dict[Any, Outcome] = {
         (outcome.benchmark, outcome.k): outcome for outcome in results(study, metrics=["auc"])
     }
     data = {

@@ -10,7 +10,7 @@ from opencil.data.roles import SHIFTED
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import of_datasets
 from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
-from opencil.report.results import Results
+from opencil.report.results import Outcome
 from opencil.study.rows import plain_k
 
 SCALE = 1000  #: Stored numbers are thousandths of a percent
@@ -36,7 +36,7 @@ def metrics_of(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def group_of(rows: pd.DataFrame, counted: Results | None) -> dict[str, Any]:
+def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     """The values of one benchmark and k; ``counted`` says what the tables make of them.
 
     ``values[metric]`` has a block for each CIL model × detector × seed, in that order: its steps × OOD sets,

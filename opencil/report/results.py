@@ -50,7 +50,7 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Results:
+class Outcome:
     """One benchmark with one k: every average, of runs that are finished, and what is not finished."""
 
     benchmark: str
@@ -195,7 +195,7 @@ class Results:
         return ", ".join(names) or "the model"
 
 
-def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Results]:
+def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Outcome]:
     """The results of a study, for each benchmark and k; its records say what is still to come.
 
     Only runs that are finished are averaged: after half of the steps, which are the easier half, a method
@@ -214,7 +214,7 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Results]:
     ]
 
 
-def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord]) -> Results:
+def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord]) -> Outcome:
     measured = of_datasets(rows)
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     datasets = sort_datasets(benchmark, dict(distances))
@@ -238,7 +238,7 @@ def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRec
             ["cil", "detector", "metric", "place", "mean", "std", "seeds"]
         ].itertuples(index=False, name=None)
     }
-    return Results(
+    return Outcome(
         benchmark=benchmark,
         k=k,
         steps=steps,

@@ -18,7 +18,7 @@ from opencil.evaluation.metric import metric_of
 from opencil.report.averages import of_datasets
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import labelled, method, sort_cil
-from opencil.report.results import Results, results
+from opencil.report.results import Outcome, results
 from opencil.study.study import Study
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
@@ -154,7 +154,7 @@ def _variants(rows: pd.DataFrame) -> list[str]:
 
 
 def _table(
-    outcome: Results,
+    outcome: Outcome,
     cells: pd.DataFrame,
     total: int,
     metric: str,

@@ -6,7 +6,7 @@ from opencil.errors import BadInput
 from opencil.published import SURVEY, SURVEY_ACCURACY, published_survey
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.report.order import method
-from opencil.report.results import Results, results
+from opencil.report.results import Outcome, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
 
@@ -49,19 +49,19 @@ def not_in_survey(study: Study) -> BadInput:
     return BadInput(f"nothing that is finished can be compared with the survey: {'. '.join(why)}")
 
 
-def _models(study: Study) -> list[Results]:
+def _models(study: Study) -> list[Outcome]:
     """What the runs' models have come to; whether detectors are finished is no matter here."""
     records: list[RunRecord] = [{**run, "detectors": {}} for run in study.runs]
     return results(Study(study.rows[study.rows["detector"] == ""], records), _METRICS)
 
 
-def _theirs(outcome: Results) -> pd.DataFrame:
+def _theirs(outcome: Outcome) -> pd.DataFrame:
     table = published_survey()
     split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _BENCHMARK else None
     return table[table["split"] == split]
 
 
-def _ours(outcome: Results, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
+def _ours(outcome: Outcome, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
     """Accuracies of a method's finished runs in percent: a line for each step, a column for each seed."""
     metric = SURVEY_ACCURACY.get(method(cil), "accuracy")
     of_model = (rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == metric)
@@ -69,7 +69,7 @@ def _ours(outcome: Results, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
     return 100 * here.pivot(index="step", columns="seed", values="value")
 
 
-def _line(outcome: Results, cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cell]:
+def _line(outcome: Outcome, cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cell]:
     """Average and last accuracy, each ours, the survey's and the difference; then the steps' differences."""
     of_metric = theirs.set_index(["metric", "step"])["value"].to_dict()
     steps = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
@@ -94,7 +94,7 @@ def _difference(ours: float, survey: float | None) -> Cell:
     return Cell() if survey is None else Cell(ours - survey, signed=True)
 
 
-def _table(outcome: Results, lines: list[list[Cell]], others: list[str]) -> Table:
+def _table(outcome: Outcome, lines: list[list[Cell]], others: list[str]) -> Table:
     columns = [Column("CIL", label=True)]
     columns += [
         Column(what, group)

@@ -16,7 +16,7 @@ from opencil.report.results import (
     FLIPPED,
     PAPER,
     Average,
-    Results,
+    Outcome,
     count,
     of_dataset,
     partial_datasets,
@@ -52,7 +52,7 @@ def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
     """
     if kind == "summary":
         return summaries(study, extra)
-    makers: dict[Kind, Callable[[Results], list[Table]]] = {
+    makers: dict[Kind, Callable[[Outcome], list[Table]]] = {
         "main": main_tables,
         "distance": distance_tables,
         "dataset": dataset_tables,
@@ -68,13 +68,13 @@ def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
 Key = tuple[str, str, str]
 
 
-def main_tables(outcome: Results) -> list[Table]:
+def main_tables(outcome: Outcome) -> list[Table]:
     """AUC and FPR over all datasets, per CIL method."""
     columns = {Column(metric_of(m).column, cil): (cil, m, "all") for cil in outcome.cil for m in _MAIN}
     return [_by_family(outcome, f"main-{outcome.name}", f"{outcome.title}: main results", columns)]
 
 
-def distance_tables(outcome: Results) -> list[Table]:
+def distance_tables(outcome: Outcome) -> list[Table]:
     """Near and far datasets apart, per CIL method: a table each for AUC, AP and FPR."""
     made = []
     for metric in ("auc", "ap", "fpr"):
@@ -86,7 +86,7 @@ def distance_tables(outcome: Results) -> list[Table]:
     return made
 
 
-def dataset_tables(outcome: Results) -> list[Table]:
+def dataset_tables(outcome: Outcome) -> list[Table]:
     """AUC and FPR on each OOD dataset: a table for each CIL method."""
     made = []
     for cil in outcome.cil:
@@ -95,7 +95,7 @@ def dataset_tables(outcome: Results) -> list[Table]:
     return made
 
 
-def ablation_tables(outcome: Results) -> list[Table]:
+def ablation_tables(outcome: Outcome) -> list[Table]:
     """AUC and FPR on each OOD dataset of one detector under several values: those with labels."""
     made = []
     for own in dict.fromkeys(method(name) for name in outcome.detectors if labelled(name)):
@@ -118,7 +118,7 @@ def ablation_tables(outcome: Results) -> list[Table]:
     return made
 
 
-def ablation_lines(outcome: Results, own: str) -> list[str]:
+def ablation_lines(outcome: Outcome, own: str) -> list[str]:
     """The lines of a method's ablation: what it is without its training, its variants, then the method."""
     tuned = own in dict(families([own])).get(FAMILIES[1], [])
     variants = sorted(name for name in outcome.detectors if labelled(name) and method(name) == own)
@@ -141,7 +141,7 @@ def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list
     ]
 
 
-def _per_dataset(outcome: Results, cil: str) -> dict[Column, Key]:
+def _per_dataset(outcome: Outcome, cil: str) -> dict[Column, Key]:
     return {
         Column(metric_of(m).column, f"{distance} {name}"): (cil, m, of_dataset(name))
         for name, distance in outcome.datasets.items()
@@ -149,7 +149,7 @@ def _per_dataset(outcome: Results, cil: str) -> dict[Column, Key]:
     }
 
 
-def _by_family(outcome: Results, name: str, title: str, columns: dict[Column, Key]) -> Table:
+def _by_family(outcome: Outcome, name: str, title: str, columns: dict[Column, Key]) -> Table:
     """A table like the paper's: accuracy on top, a block of detectors per family, averages below each."""
     keys = list(columns.values())
     blocks, plain = [], []
@@ -177,15 +177,15 @@ def _columns(columns: dict[Column, Key]) -> list[Column]:
     return [Column("detector", label=True), *columns]
 
 
-def _line(outcome: Results, detector: str, columns: dict[Column, Key]) -> list[Cell]:
+def _line(outcome: Outcome, detector: str, columns: dict[Column, Key]) -> list[Cell]:
     return [words(detector), *(_cell(outcome.of(cil, detector, m, p)) for cil, m, p in columns.values())]
 
 
-def _average(name: str, outcome: Results, detectors: list[str], keys: list[Key]) -> list[Cell]:
+def _average(name: str, outcome: Outcome, detectors: list[str], keys: list[Key]) -> list[Cell]:
     return [words(name), *(_cell(outcome.mean_over(detectors, *key)) for key in keys)]
 
 
-def _accuracy_line(outcome: Results, columns: dict[Column, Key]) -> list[Cell]:
+def _accuracy_line(outcome: Outcome, columns: dict[Column, Key]) -> list[Cell]:
     """The accuracy of each CIL method, over the columns of its group."""
     cells, names = [words("CIL accuracy")], [cil for cil, _, _ in columns.values()]
     for i, cil in enumerate(names):
