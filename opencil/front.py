@@ -84,7 +84,7 @@ def evaluate_steps(
     Other keyword arguments are sections, as ``opencil.run`` takes them. The run is stored as any other and
     goes on where it stopped. Of the models it holds checksums: another one for a step with rows is refused.
     """
-    named: dict[str, Any] = {"name": benchmark} if isinstance(benchmark, str) else dict(benchmark)
+    named: dict[str, Any] = dict(benchmark) if isinstance(benchmark, Mapping) else {"name": benchmark}
     if k is not None:
         named["classes_per_step"] = k
     asked = {"benchmark": named, "seed": seed, "detector": detector}

@@ -142,7 +142,7 @@ def plan_foreign(
     (seed,) = config.seed.runs
     kept = memory if isinstance(memory, str) else tuple(memory)
     learner = foreign_learner(values, seeds_of(config, seed).class_order, models, kept)
-    detectors = config.detectors_for(revisits=memory != "none")
+    detectors = config.detectors_for(revisits=told != "none")
     return spec_of(config, config.benchmark.classes_per_step[0], seed, name, values, detectors, learner)
 
 

@@ -31,7 +31,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
-    training of the next.
+    training of the next. ``planned`` gives the runs of a config, if they are others than ``plan`` gives.
     """
     device = usable_place(config.place)
     data = cache(lambda: load(config))  # loaded when the first run needs it
