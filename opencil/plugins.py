@@ -90,7 +90,7 @@ def _load_file(given: str, path: Path) -> ModuleType:
         sys.path.append(beside)
     try:
         with registered_by(given):
-            exec(compile(text, str(path), "exec"), vars(module))
+            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _failure(given, path, error) from error

@@ -16,6 +16,7 @@ from opencil.report.tables import summaries
 from opencil.runs.reading import read_study
 
 Tiny = Callable[..., Config]
+SMALL = ["benchmark.classes_per_step=4", "benchmark.shifted=[]"]
 LABELLED = ["icarl", "icarl@same", "icarl@short"]
 
 
@@ -23,8 +24,7 @@ LABELLED = ["icarl", "icarl@same", "icarl@short"]
 def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """iCaRL, the same with a label and no values of its own, and one that is trained for less long."""
     folder = tmp_path_factory.mktemp("labels")
-    settings = ["cil.icarl@short.epochs=1", "benchmark.classes_per_step=4"]
-    settings += ["detector.logitnorm.schedule.epochs=1"]
+    settings = [*SMALL, "cil.icarl@short.epochs=1", "detector.logitnorm.schedule.epochs=1"]
     for _ in opencil.execute(tiny(folder, *settings, cil=",".join(LABELLED), detector=["msp", "logitnorm"])):
         pass
     return folder
@@ -66,7 +66,7 @@ def test_they_stand_in_one_table_and_in_the_figures(runs: Path) -> None:
 def test_a_finished_one_answers_at_once_and_another_value_is_refused(runs: Path, tiny: Tiny) -> None:
     def asked(epochs: int) -> Config:
         short = f"cil.icarl@short.epochs={epochs}"
-        return tiny(runs, short, "benchmark.classes_per_step=4", cil="icarl@short", detector="msp")
+        return tiny(runs, *SMALL, short, cil="icarl@short", detector="msp")
 
     (event,) = opencil.execute(asked(1))
     assert event == opencil.runs.events.Finished(event.run, already=True)
