@@ -527,7 +527,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"config file {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise BadInput(f"config file {path} cannot be read: {why}") from None
     content = parse_yaml(text, str(path))
     if isinstance(content.get("plugins"), str | list):  # a stored run has notes on them, by name
         content["plugins"] = [_from(path.parent, plugin) for plugin in _plugins(content["plugins"])]
@@ -558,6 +559,11 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def _parse(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        told = ": ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
+        raise BadInput(f"{source} is not valid YML: {told}{place}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise BadInput(f"{source} is not valid YML: {' '.join(str(error).split())}") from None
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 import opencil
 from opencil import BadInput, Schedule
@@ -725,20 +727,24 @@ def test_values_of_a_backbone_are_laid_on_those_below_unless_another_is_named() 
 
 def test_a_file_of_weights_is_pinned_by_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    path.write_bytes(b"some")
+    some, others = (save({"weight": torch.full((2,), value)}) for value in (1.0, 2.0))
+    path.write_bytes(some)
     setting = f"benchmark.backbone.weights={path}"
     config = resolve(settings=[setting])
     assert config.benchmark.backbone == {
         "name": "resnet8",
         "weights": str(path),
-        "sha256": hashlib.sha256(b"some").hexdigest(),
+        "sha256": hashlib.sha256(some).hexdigest(),
     }
     printed = yaml.safe_load(config.to_yaml())
     assert resolve(printed) == config
-    path.write_bytes(b"others")
+    path.write_bytes(others)
     with pytest.raises(BadInput, match=r"weights\.safetensors' has changed: its sha256 is"):
         resolve(printed)
     assert resolve(settings=[setting]) != config
+    path.write_bytes(b"nonsense")
+    with pytest.raises(BadInput, match="is no safetensors file"):
+        resolve(settings=[setting])
 
 
 # --- metrics ---------------------------------------------------------------------------------------

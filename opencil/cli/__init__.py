@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, config, data, evaluate, report, run
+from opencil.cli import check, config, data, doctor, evaluate, report, run
 from opencil.cli import list as listing
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ for _name, _command, _example in (
     ("config", config.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),
+    ("doctor", doctor.doctor, "--data-root ~/downloads"),
     ("report", report.report, "runs --table main --compare paper --html report.html"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)

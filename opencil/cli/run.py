@@ -34,12 +34,6 @@ def run(config: "Config", dry_run: DryRun = False, quiet: Quiet = False) -> None
     """
     from opencil.runs.plan import plan
 
-    for method in config.cil:
-        if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
-            say(
-                f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
-                "and they draw on them"
-            )
     carry_out(config, plan, dry_run, quiet)
 
 
@@ -68,6 +62,12 @@ def carry_out(
         tell(f"run {event.run} stopped: {event.error}")
 
     screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
+    for method in dict.fromkeys(run.spec.cil for run in ahead.runs if run.spec.cil in config.cil):
+        if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
+            say(
+                f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
+                "and they draw on them"
+            )
     if dry_run:
         screen.print(opening(ahead, runs), dry_run_table(ahead), sep="\n", markup=False, highlight=False)
         return

@@ -55,9 +55,10 @@ def present_devices() -> list[str]:
 
 def _refused(name: str, reason: str) -> BadInput:
     present = present_devices()
+    hint = "" if name.partition(":")[0] in ("gpu", *_KINDS) else nearest(name, [*present, *_KINDS])
     return BadInput(
-        f"device {name!r} cannot be used ({reason}): allowed here are {', '.join(present)}"
-        f"{nearest(name, present)}; 'opencil doctor' says what torch finds"
+        f"device {name!r} cannot be used ({reason}; 'opencil doctor' says more): allowed here are "
+        f"{', '.join(present)}{hint}"
     )
 
 

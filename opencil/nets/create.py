@@ -75,6 +75,7 @@ def pinned(named: Named) -> Named:
     if isinstance(named, str) or "weights" not in named:
         return named
     content = _content(Path(named["weights"]).expanduser(), named.get("sha256"))
+    _tensors(named["weights"], content)
     return named | {"sha256": hashlib.sha256(content).hexdigest()}
 
 
@@ -98,14 +99,18 @@ def _content(path: Path, sha256: str | None) -> bytes:
     return content
 
 
-def _load(backbone: Backbone, path: Path, sha256: str | None) -> None:
+def _tensors(path: Path | str, content: bytes) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        tensors = load(_content(path, sha256))
+        return load(content)
     except SafetensorError as error:
         raise BadInput(f"backbone.weights = {str(path)!r} is no safetensors file: {error}") from None
+
+
+def _load(backbone: Backbone, path: Path, sha256: str | None) -> None:
+    tensors = _tensors(path, _content(path, sha256))
     prefix = "backbone."  # of a whole model's file the head is left out
     of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
     tensors, module = of_model or tensors, backbone.weighted

@@ -20,6 +20,8 @@ def usable_place(place: PlaceConfig) -> torch.device:
     device = resolve_device(place.device)
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
+    if Path(place.runs).exists() and not Path(place.runs).is_dir():
+        raise BadInput(f"place.runs = {place.runs!r} is a file: a folder is needed, to store runs in")
     return device
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from opencil.config import Config
+from opencil.data.file_dataset import FileDataset
 from opencil.errors import OpenCILError
-from opencil.runs.loading import usable_place
+from opencil.runs.loading import splits, usable_place
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -57,6 +58,10 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     for spec in specs:
         RunFolder(runs / spec.folder).check(spec)
     prospects = [_prospect(spec, RunFolder(runs / spec.folder), device) for spec in specs]
+    if config.place.data_root is None and not all(run.done for run in prospects):
+        for asked in splits(config):
+            if isinstance(asked.dataset, FileDataset):  # refused now, not when the first run is to begin
+                asked.dataset.locate(asked.name, asked.split, None)
     return Outlook(device_name(device), prospects, config.place.pack)
 
 
