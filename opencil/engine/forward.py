@@ -269,8 +269,8 @@ def outputs_of(inputs: Inputs) -> Outputs:
                 z = model(batch).float().to(batch.device)
                 f = z.new_empty(len(z), 0)
             else:
-                f = model.features(batch)
-                z = model.classify(f).float()
+                f = _given(model, "features", model.features(batch), len(batch))
+                z = _given(model, "classify", model.classify(f), len(batch)).float()
             features.append(f.float())
             logits.append(z)
             if known is not None:
@@ -281,4 +281,15 @@ def outputs_of(inputs: Inputs) -> Outputs:
         torch.cat(labels) if labels else inputs.labels,
         None if alone else model.classify,
         None if alone else inputs,
+    )
+
+
+def _given(model: Classifier, method: str, found: object, rows: int) -> Tensor:
+    """What a model's method gives, if that is a tensor with a row for each image."""
+    if isinstance(found, Tensor) and found.ndim > 1 and len(found) == rows:
+        return found
+    what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    raise BadInput(
+        f"{method} of {type(model).__name__} gives {what}: a tensor with a row for each of {rows} images is "
+        "needed"
     )

@@ -122,6 +122,37 @@ def test_outputs_are_float32_whatever_the_model_computes_in(
     assert torch.equal(outputs.logits, 2 * outputs.features)
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "sentence"),
+    [
+        ("features", None, "features of Model gives a NoneType: a tensor with a row for each of 10 images"),
+        (
+            "features",
+            torch.zeros(9, 4),
+            r"features of Model gives torch.float32 \[9, 4\]: a tensor with a row",
+        ),
+        (
+            "classify",
+            (torch.zeros(10, 3), 1),
+            "classify of Model gives a tuple: a tensor with a row for each",
+        ),
+        ("classify", torch.zeros(10), r"classify of Model gives torch.float32 \[10\]: a tensor with a row"),
+    ],
+)
+def test_what_a_model_gives_is_checked(
+    method: str,
+    given: Any,
+    sentence: str,
+    images: ImageSet,
+    model: Model,
+    plain: Transform,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model, method, lambda _: given)
+    with pytest.raises(BadInput, match=sentence):
+        forward(model, images, plain)
+
+
 def test_maps_that_are_no_list_of_maps_are_refused(
     images: ImageSet, model: Model, plain: Transform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
