@@ -14,10 +14,11 @@ _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
 
 
-def write(path: Path, fill: Callable[[Path], None]) -> None:
+def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True) -> None:
     """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk.
 
-    A link stays, and what it points to is written. A folder, a pipe or a device is refused: it would be lost.
+    Without ``flush`` a power cut may leave half of it: for what is checked when it is read. A link stays, and
+    what it points to is written. A folder, a pipe or a device is refused: it would be lost.
     """
     if path.exists() and not path.is_file():
         raise BadInput(f"{path} is no file but {_kind(path)}: name a file to write")
@@ -26,16 +27,18 @@ def write(path: Path, fill: Callable[[Path], None]) -> None:
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
     try:
         fill(temporary)
-        _flush(temporary)
+        if flush:
+            _flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        if flush:
+            _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Write a file of bytes."""
-    write(path, lambda temporary: _fill(temporary, content))
+    write(path, lambda temporary: _fill(temporary, content), flush=flush)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -28,6 +28,8 @@ def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
     atomic_files.write_text(tmp_path / "a.txt", "x")
     assert order == ["flush", "rename", "flush"], "the file, its name, the folder"
+    atomic_files.write_bytes(tmp_path / "b", b"x", flush=False)
+    assert order[3:] == ["rename"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

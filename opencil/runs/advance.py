@@ -141,7 +141,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         raise file_formats.damaged(stored.checkpoint, error) from None
     # From here on as it will be when it is read again, so that a run that goes on does so with the same.
     try:
-        task.model = setting.contiguous(run.loaded(step, task.model.state_dict()))
+        task.model = setting.evaluated(run.loaded(step, task.model.state_dict()))
     except RuntimeError as error:
         why = " ".join(str(error).split())
         raise OpenCILError(
@@ -221,7 +221,7 @@ def _tune(
         return {}
     step = trained.step
     try:
-        source = run.source(step, run.setting.placed(trained.model))
+        source = run.source(step, run.setting.frozen(trained.model))
     except BadInput as refusal:
         return dict.fromkeys(tuners, refusal)
     tuning = tune(tuners, source, trained.weights, run.folder.step(step.number), checkpoint_seconds)
@@ -261,7 +261,7 @@ def _tasks(outputs: Outputs, step: Step) -> Tensor:
 
 def _outputs(run: Run, trained: TrainedStep, kept: OutputsCache) -> Callable[[Images, Tensor], Outputs]:
     """A function that gives the model's outputs of some images, computed at most once."""
-    model = run.setting.contiguous(trained.model)
+    model = run.setting.evaluated(trained.model)
 
     def outputs(images: Images, indices: Tensor) -> Outputs:
         # The method's values decide with the weights what its model computes.

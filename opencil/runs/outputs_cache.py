@@ -23,7 +23,7 @@ from opencil.runs import file_formats
 from opencil.validation import plain
 
 _NAMES = ("features", "logits")
-_FORMAT = 1  # raised whenever outputs come to be computed differently
+_FORMAT = 2  # raised whenever outputs come to be computed differently
 _log = logging.getLogger("opencil.runs")
 
 
@@ -72,7 +72,7 @@ class OutputsCache:
             remove_temporary(self.folder)
             path.unlink(missing_ok=True)
             self._make_room(len(content))
-            write_bytes(path, content)
+            write_bytes(path, content, flush=False)  # its checksum is looked at when it is read
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""

@@ -151,7 +151,7 @@ class Run:
 
     def model(self, number: int) -> Model:
         """θ of a stored step, a copy to do anything with."""
-        return self.setting.placed(copy.deepcopy(self.trained(number).model))
+        return self.setting.evaluated(copy.deepcopy(self.trained(number).model))
 
     def memory(self, number: int) -> Memory:
         """The memory after a stored step; empty before the first."""
@@ -298,6 +298,6 @@ class Run:
             read_head(detector, self.source(step, model), stored.head(name))
         elif not detector.ready:
             images, transform = self.stream.train, self.data.transform
-            outputs = partial(forward, self.setting.contiguous(model), images, transform)
+            outputs = partial(forward, model, images, transform)
             detector.fit(self.of_setup(step, detector.set_up_on, outputs))
         return detector
