@@ -28,9 +28,18 @@ opencil() {{
         *) command opencil "$@" ;;
     esac
 }}
+python3() {{ command python3 "$@" --without-pip; }}
 pip() {{ python -m pip "$@" --no-deps --no-build-isolation --no-index; }}
 make() {{ [ "$1" = test ] || command make "$@" FLAGS="{FEWER}"; }}  # the tests are what runs now
 """
+
+
+def typed(language: str, text: str) -> str:
+    """A block as lines of a shell; Python that begins with the name of a file is saved there."""
+    if language == "bash":
+        return text
+    file = re.match(r"# (\S+\.py)\n", text)
+    return f"{f'cat > {file[1]}' if file else 'python'} <<'END_OF_BLOCK'\n{text}END_OF_BLOCK\n"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -40,10 +49,7 @@ def test_the_readme_is_one_session(clone: Path, install: Callable[[Path], Path],
     install(folder / ".venv")
     for stamp in (".torch", ".installed"):  # so that make finds its environment set up
         (folder / ".venv" / stamp).touch()
-    script = AS_TYPED + "\n".join(
-        text if language == "bash" else f"python <<'END_OF_BLOCK'\n{text}END_OF_BLOCK\n"
-        for language, text in BLOCKS
-    )
+    script = AS_TYPED + "\n".join(typed(language, text) for language, text in BLOCKS)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # Python blocks have the installed package, not the one that lies in the folder.
     variables |= {"PYTHONSAFEPATH": "1", "COLUMNS": "200"}
