@@ -321,7 +321,7 @@ def table(header: Iterable[str], lines: Iterable[Iterable[str]], texts: Sequence
 
 def ours_and_papers_table() -> str:
     """Six lines: accuracies of the four models, AUC of the two kinds of detectors on those run by default."""
-    pairs = {f"accuracy, {name}": (accuracy(cil), paper("acc", cil=cil)) for cil, name in CIL.items()}
+    pairs = {f"accuracy, {name}": (accuracy(cil), paper("accuracy", cil=cil)) for cil, name in CIL.items()}
     for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
         ours, papers = fmean(map(today, detectors)), fmean(paper("auc", d, tuple(TODAY)) for d in detectors)
         pairs[f"AUC, mean of {kind} detectors on {' and '.join(TODAY.values())}"] = ours, papers
