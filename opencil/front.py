@@ -74,8 +74,8 @@ def evaluate_steps(
 
     A model's logits are those of the classes seen so far, in the order that they came in. That order is the
     stream's, ``numpy.random.RandomState(1993).permutation(classes)`` as most of the field has it, or
-    ``class_order``: the dataset's labels as they were learned. With ``outputs="labels"`` a head is over all
-    classes, and its columns are the dataset's labels.
+    ``class_order``: the dataset's labels as they were learned. With ``outputs="labels"`` the columns of a
+    head are the dataset's labels, seen or not.
 
     ``memory`` says which images detectors find as those that the method has kept: chosen by ``"herding"`` on
     the given models within the benchmark's budget, as for every method that is trained here; ``"none"``; or

@@ -19,6 +19,7 @@ from opencil.data.stream import Step, class_order
 from opencil.engine.loop import Stage
 from opencil.errors import BadInput
 from opencil.nets.model import Model
+from opencil.nets.wrap import WRAP_HINT
 from opencil.registry import LEARNERS
 from opencil.runs.given import GivenFunction, GivenModels
 from opencil.runs.plan import RunSpec, seeds_of, spec_of
@@ -78,8 +79,8 @@ class Foreign(Learner):
             return kept_images(self.memory, task)
         if isinstance(task.model, GivenFunction):
             raise BadInput(
-                "the model gives logits alone, and herding chooses images by features: say memory='none', or "
-                "which images were kept"
+                f"the model gives logits alone, and herding chooses images by features: {WRAP_HINT}; or say "
+                "memory='none', or which images were kept"
             )
         return super().remember(task)
 

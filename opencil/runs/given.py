@@ -109,7 +109,7 @@ class _Given(nn.Module):
             raise BadInput(
                 f"step {self.step}: the model gives {logits.shape[1]} logits, and {step.seen} classes are "
                 "seen by then: one for each is needed, in the order that they came in; outputs='labels' "
-                "takes them out of a head over all classes, in the order of the dataset's labels"
+                "takes them out of a head whose columns are the dataset's labels"
             )
         weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
         digest = hashlib.sha256()
@@ -132,8 +132,8 @@ class _Given(nn.Module):
             return logits
         if logits.shape[1] <= int(self.columns.max()):
             raise BadInput(
-                f"the model gives {logits.shape[1]} logits: with outputs='labels' one for each class of the "
-                "dataset is needed, seen or not"
+                f"the model gives {logits.shape[1]} logits: with outputs='labels' they are of the dataset's "
+                f"labels from 0 on, and {int(self.columns.max())} is seen"
             )
         return logits[:, self.columns.to(logits.device)]
 

@@ -265,7 +265,9 @@ def test_logits_by_the_datasets_labels(
     expected = values(opencil.read_rows(evaluated))
     found = evaluate([Wide(m, class_order(8)) for m in models], name="wide", outputs="labels")
     assert values(found.rows) == expected
-    with pytest.raises(BadInput, match="gives 2 logits: with outputs='labels' one for each class"):
+    with pytest.raises(
+        BadInput, match="gives 2 logits: with outputs='labels' they are of the dataset's labels from 0 on"
+    ):
         evaluate(models, name="narrow", outputs="labels")
 
 
@@ -338,7 +340,7 @@ def test_functions_serve_detectors_that_read_logits(evaluate: Evaluate) -> None:
         return lambda images: images.flatten(1) @ weights
 
     with pytest.raises(
-        BadInput, match="gives logits alone, and herding chooses images by features: say memory="
+        BadInput, match=r"gives logits alone, and herding chooses images by features: opencil.wrap"
     ):
         evaluate(model, detector="msp")
     found = evaluate(model, detector=["msp", "energy"], memory="none")
