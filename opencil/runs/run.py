@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -201,7 +201,9 @@ class Run:
         work, memory = 0.0, Memory(self.spec.benchmark.memory)
         for step in self.stream:
             if not self.folder.step(step.number).trained:
-                images = len(self.learner.training_set(self.setting, step, memory))
+                images = len(step.train)
+                with suppress(Exception):  # a method of one's own may count on exemplars there
+                    images = len(self.learner.training_set(self.setting, step, memory))
                 replayed = memory.size if step.old and self.learner.remembers else 0
                 work += self.learner.effort(first=not step.old) * (images + replayed)
         return work

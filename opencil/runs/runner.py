@@ -115,8 +115,10 @@ def _advance(
             folder.note(environment(device))
             write_json(folder.path / "data.json", read)
             try:
-                advance = Advance(Run(spec, folder, loaded), outputs, place.checkpoint_seconds)
-                yield from _beside(advance, lane) if beside else advance.in_order()
+                run = Run(spec, folder, loaded)
+                advance = Advance(run, outputs, place.checkpoint_seconds)
+                # Copies of models are worth it only where there is a training to go beside.
+                yield from _beside(advance, lane) if beside and run.expected_work else advance.in_order()
             finally:
                 if device.type == "cuda":  # of the whole process: packed runs share it
                     with suppress(OSError, RuntimeError):  # what ended the run is to be told

@@ -93,6 +93,16 @@ def test_on_a_cpu_a_step_is_evaluated_before_the_next_begins(
     assert lacking_at_training(run_all(make(tiny, tmp_path))) == 0
 
 
+@beside
+def test_without_a_training_there_is_nothing_to_go_beside(
+    finished: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[object] = []
+    monkeypatch.setattr(Lane, "follow", lambda lane, work: followed.append(work))
+    assert isinstance(run_all(tiny(finished, detector=["gen"]))[-1], Finished)
+    assert not followed
+
+
 def test_trainings_wait_when_they_are_two_steps_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a trained step leaves is in memory until it is evaluated."""
 
