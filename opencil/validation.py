@@ -87,7 +87,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | No
         missing = [e for e in wrong if e["type"].startswith("missing")]
         sentences = [_sentence(cls, e, where, guess) for e in wrong if e not in missing]
         if missing:
-            absent = ", ".join(".".join((where, *map(str, e["loc"]))) for e in missing)
+            absent = ", ".join(_key(where, e["loc"]) for e in missing)
             sentences.append(f"{absent} {'is' if len(missing) == 1 else 'are'} missing")
         raise BadInput("\n".join(sentences)) from None
 
@@ -266,10 +266,15 @@ def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
     return None
 
 
+def _key(where: str, loc: tuple[int | str, ...]) -> str:
+    """A place as people write it: ``benchmark.transform.mean[2]``."""
+    return where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+
+
 def _sentence(cls: type, error: "ErrorDetails", where: str, guess: Guess | None) -> str:
     """One pydantic error as a sentence: key, value, what is allowed, nearest known name."""
     path = [str(part) for part in error["loc"]]
-    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    key = _key(where, error["loc"])
     value = json.dumps(error["input"], default=str)
     value = value if len(value) <= 80 else value[:77] + "..."
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
