@@ -111,8 +111,8 @@ def understood(words: list[str]) -> None:
         return
     group = typer.main.get_command(app)
     assert name in group.commands, f"there is no 'opencil {name}'"
-    if name == "run":
-        name = "config"
+    if name == "run":  # the flags of run alone say nothing of its config
+        name, rest = "config", [word for word in rest if word not in ("--dry-run", "--quiet", "-q")]
     elif name not in ("config", "list"):
         group.commands[name].make_context(name, rest)  # unknown flags are errors
         return

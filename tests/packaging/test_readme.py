@@ -23,7 +23,7 @@ trap 'echo "this failed: $BASH_COMMAND" >&2' ERR
 opencil() {{
     case "$*" in
         *"--detector all"*) command opencil "$@" {FEWER} ;;
-        *--set* | "run my.yml") command opencil "$@" ;;
+        *--set* | "run my.yml"*) command opencil "$@" ;;
         "run "* | "config "*) command opencil "$@" {QUICK} ;;
         *) command opencil "$@" ;;
     esac
