@@ -231,7 +231,8 @@ def test_a_failure_is_told_beside_the_bars(
 
 # --- help ------------------------------------------------------------------------------------------
 
-COMMANDS = [[], ["run"], ["config"], ["list"], ["report"], ["data"], ["data", "check"], ["data", "show"]]
+COMMANDS = [[], ["run"], ["config"], ["evaluate"], ["check"], ["list"], ["doctor"], ["report"], ["data"]]
+COMMANDS += [["data", "check"], ["data", "prepare"], ["data", "show"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
