@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from opencil.cli.guard import problems
@@ -83,11 +83,29 @@ def progress(
         yield show
 
 
+class _Narrow(Progress):
+    """Bars that leave room for the ^C that a terminal shows: on a line of its own it would push them up."""
+
+    def get_renderable(self) -> RenderableType:
+        """The bars, narrower than the screen."""
+        return _Inset(super().get_renderable())
+
+
+class _Inset:
+    """Something drawn narrower than there is room, with no blanks behind it."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
+        yield from screen.render(self.inner, options.update(width=options.max_width - 3))
+
+
 class _Bars:
     """A bar for all runs and one for each that is under way: of what it is a part of is what it is called."""
 
     def __init__(self, screen: Console, runs: int, drawn: bool) -> None:
-        self._bars = Progress(
+        self._bars = _Narrow(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TaskProgressColumn(),

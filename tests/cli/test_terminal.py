@@ -149,12 +149,13 @@ def terminal() -> Console:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars are drawn when they change, not some times a second."""
 
-    class AtOnce(Progress):
-        def update(self, *args: Any, **values: Any) -> None:
-            super().update(*args, **values)
-            self.refresh()
+    usual = Progress.update
 
-    monkeypatch.setattr("opencil.cli.progress.Progress", AtOnce)
+    def update(bars: Progress, *args: Any, **values: Any) -> None:
+        usual(bars, *args, **values)
+        bars.refresh()
+
+    monkeypatch.setattr(Progress, "update", update)
 
 
 def written(screen: Console) -> str:
@@ -194,6 +195,18 @@ def test_a_step_that_is_measured_has_no_bar(
         for name in ("energy", "relation"):
             show(Evaluated(spec, 2, 4, name))
         assert len(screen_after(written(terminal))) == 1, "the bar of all runs is left"
+
+
+def test_bars_leave_room_for_what_ctrl_c_shows(
+    tiny: Callable[..., Config], tmp_path: Path, at_once: None
+) -> None:
+    """On a full line it would go to the next, and a bar would stay."""
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=50, color_system=None)
+    with progress(narrow, 1) as show:
+        for event in evaluations(tiny(tmp_path)):
+            show(event)
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(narrow))
+        assert 40 < max(map(len, re.split(r"[\r\n]", plain))) <= 48
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, ValueError, None])
