@@ -141,27 +141,38 @@ def within(detectors: Iterable[str], k: int = 10) -> float:
     return math.ceil(10 * max(abs(off(detector, k=k)) for detector in detectors)) / 10
 
 
-def today(detector: str = "", cil: Any = tuple(TODAY), metric: str = "auc", **where: Any) -> float:
+def today(
+    detector: str = "",
+    cil: Any = tuple(TODAY),
+    metric: str = "auc",
+    folder: str = "defaults",
+    **where: Any,
+) -> float:
     """Under today's defaults, of OOD sets."""
     sets = {"distance": ("near", "far")} if detector else {}
-    return mean(metric, detector, folder="defaults", cil=cil, **sets, **where)
+    return mean(metric, detector, folder=folder, cil=cil, **sets, **where)
 
 
-def today_off(cil: Any = tuple(TODAY), without: Iterable[str] = ()) -> "pd.Series[float]":
+def today_off(
+    cil: Any = tuple(TODAY), without: Iterable[str] = (), folder: str = "defaults"
+) -> "pd.Series[float]":
     """AUC of each detector under today's defaults less the paper's."""
     names = [name for name in POSTHOC | TUNED if name not in without]
-    return pd.Series({name: today(name, cil) - paper("auc", name, cil) for name in names})
+    return pd.Series({name: today(name, cil, folder=folder) - paper("auc", name, cil) for name in names})
 
 
-def today_apart(without: Iterable[str] = ()) -> float:
+def today_apart(
+    without: Iterable[str] = (), folder: str = "defaults", models: Iterable[str] = TODAY
+) -> float:
     """Mean distance from the paper's AUC over detectors and models."""
-    return fmean(today_off(cil, without).abs().mean() for cil in TODAY)
+    return fmean(today_off(cil, without, folder).abs().mean() for cil in models)
 
 
-def today_order(cil: str, without: Iterable[str] = ()) -> float:
+def today_order(cil: str, without: Iterable[str] = (), folder: str = "defaults") -> float:
     """Rank correlation of the detectors' AUC with the paper's."""
-    ours = pd.Series({name: today(name, cil) for name in today_off(cil, without).index})
-    return float(ours.corr(ours - today_off(cil, without), method="spearman"))
+    away = today_off(cil, without, folder)
+    ours = pd.Series({name: today(name, cil, folder=folder) for name in away.index})
+    return float(ours.corr(ours - away, method="spearman"))
 
 
 def today_farthest() -> tuple[str, str]:
@@ -365,6 +376,46 @@ def today_table() -> str:
     return table(["", *head, *(f"{name} −" for name in TODAY.values()), "stated −"], lines)
 
 
+def kernels_accuracy_table() -> str:
+    """Accuracies with kernels of our own, in other trainings at k = 10, and the paper's."""
+    others = {"the grid": ("cifar100", 0), "other kernels": ("rounding", 0)}
+    lines = []
+    for cil, name in CIL.items():
+        cells = [today("", cil, "accuracy", "kernels"), today("", cil, "accuracy", "kernels", step=1)]
+        for folder, seed in others.values():
+            there = (study(folder).rows["cil"] == cil).any()
+            cells += [
+                mean("accuracy", folder=folder, seed=seed, cil=cil, **where) if there else math.nan
+                for where in ({}, {"step": 1})
+            ]
+        cells.append(paper("accuracy", cil=cil))
+        lines.append([name, *("" if math.isnan(value) else f"{value:.2f}" for value in cells)])
+    head = [cell for name in ("kernels", *others) for cell in (name, "step 1")]
+    return table(["accuracy", *head, "paper"], lines)
+
+
+def kernels_table() -> str:
+    """AUC of all four models with kernels of our own, and what it is off the paper's."""
+    lines = []
+    for detector, name in (POSTHOC | TUNED).items():
+        away = [float(today_off(cil, folder="kernels")[detector]) for cil in CIL]
+        name = f"**{name}**" if abs(fmean(away)) > 3 else name
+        ours = [today(detector, cil, folder="kernels") for cil in CIL]
+        cells = [f"{value:.2f} ({off:+.1f})" for value, off in zip(ours, away, strict=True)]
+        lines.append([name, *cells, f"{fmean(away):+.1f}"])
+    return table(["", *CIL.values(), "mean −"], lines)
+
+
+def released_set_up_table() -> str:
+    detectors, file = ("klm", "nnguide", "react", "relation"), "set_up_data_kernels"
+    lines = [
+        [kind, *(f"{set_up(d, kind, 'icarl', file):.2f}" for d in detectors)]
+        for kind in ("train+", "memory", "as released")
+    ]
+    lines.append(["the paper", *(f"{paper('auc', d, 'icarl'):.2f}" for d in detectors)])
+    return table(["set up on", *(POSTHOC[d] for d in detectors)], lines)
+
+
 def shift_table() -> str:
     lines = []
     for detector, name in (POSTHOC | TUNED).items():
@@ -491,7 +542,11 @@ def corrections_table() -> str:
 
 
 def released_bic_table() -> str:
-    named = {"ours": partial(accuracy, "bic"), "as released": released_accuracy}
+    named = {
+        "ours": partial(accuracy, "bic"),
+        "ours, today's code": partial(accuracy, "bic", folder="kernels"),
+        "as released": released_accuracy,
+    }
     lines = [
         [name, *(f"{of(step=s):.1f}" for s in range(1, 11)), f"{of():.2f}"] for name, of in named.items()
     ]
