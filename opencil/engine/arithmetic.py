@@ -17,7 +17,7 @@ class Arithmetic(Values):
     ``precision``: float32; float32 whose products are rounded to TF32, on a GPU that has it; bfloat16 where
     autocast allows, on a GPU that has it, and TF32 elsewhere. ``deterministic`` gives the same bits for the
     same seed, alone or packed with other runs; without it cuDNN looks for its fastest algorithms. ``compile``
-    fuses the backbones' small kernels: a third faster for one run, after half a minute for the compiler.
+    fuses small kernels of backbones that have none of our own, after half a minute for the compiler.
     """
 
     precision: Literal["fp32", "tf32", "bf16"] = "bf16"
