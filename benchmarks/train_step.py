@@ -2,9 +2,10 @@
 
     python benchmarks/train_step.py                  # a GPU: graph against eager, and 8 runs packed
     python benchmarks/train_step.py --compile        # and torch's own kernels, compiled, in graphs too
+    python benchmarks/train_step.py --backbone resnet18 --batch 256 --precision bf16 --compile --pack 1
     python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
 
-Random images of CIFAR-100's size: the speed does not depend on what they show. The eager step is the same
+Random images of CIFAR-100's or ImageNet's size; what they show does not matter. The eager step is the same
 iteration without a capture and with torch's own kernels, measured in the same process.
 """
 
@@ -25,16 +26,22 @@ from opencil.engine.iteration import Iteration
 from opencil.engine.seeding import generator
 from opencil.validation import build
 
+#: Side of the images that a backbone is measured with, and how many there are.
+SIDES = {"resnet32": (32, 7_000), "resnet18": (224, 2_048)}
+
 
 def one_run(
-    seed: int, device: torch.device, arithmetic: Arithmetic, capture: bool, batch: int
+    seed: int, device: torch.device, arithmetic: Arithmetic, capture: bool, batch: int, backbone: str
 ) -> Iterator[None]:
     """An endless training of step 5 at k = 10; yields after each iteration it has queued."""
-    count = 5_000 + 2_000
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator(seed, "images"))
+    side, count = SIDES[backbone]
+    size = (count, 3, side, side)
+    images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator(seed, "images"))
     images_set = opencil.ImageSet("random", images, torch.arange(count) % 50).to(device)
-    transform = opencil.Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=32, padding=4)
-    setting = Setting(images_set, images_set, transform, "resnet32", batch, seed, seed, arithmetic)
+    transform = opencil.Transform(
+        (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop=side, padding=side // 8
+    )
+    setting = Setting(images_set, images_set, transform, backbone, batch, seed, seed, arithmetic)
     everything = torch.arange(count)
     learner = opencil.create_learner("icarl")
     old = opencil.Step((10,) * 4, 10, everything, everything)
@@ -58,13 +65,19 @@ def one_run(
 
 
 def measure(
-    runs: int, device: torch.device, arithmetic: Arithmetic, capture: bool, iterations: int, batch: int
+    runs: int,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    capture: bool,
+    iterations: int,
+    batch: int,
+    backbone: str,
 ) -> float:
     """Images per second of ``runs`` trainings that take turns, each on a stream of its own."""
     lanes = []
     for seed in range(runs):
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        lanes.append((one_run(seed, device, arithmetic, capture, batch), stream))
+        lanes.append((one_run(seed, device, arithmetic, capture, batch, backbone), stream))
 
     def advance(times: int) -> None:
         for _ in range(times):
@@ -90,6 +103,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--backbone", default="resnet32", choices=list(SIDES))
     parser.add_argument("--precision", default="tf32,bf16")
     parser.add_argument(
         "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
@@ -104,7 +118,8 @@ def main() -> None:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     mode = "fastest" if flags.search else "deterministic"
-    print(f"{name}, torch {torch.__version__}, {mode}, ResNet-32, batch {flags.batch}, iCaRL with teacher")
+    what = f"iCaRL with teacher, {flags.backbone}, batch {flags.batch}"
+    print(f"{name}, torch {torch.__version__}, {mode}: {what}")
     print(f"{'precision':10} {'mode':20} {'images/s':>10} {'ratio':>7}")
     iterations = flags.iterations if device.type == "cuda" else 3
     for precision in flags.precision.split(","):
@@ -114,14 +129,14 @@ def main() -> None:
         precision = arithmetic.on(device)  # which is float32 on a CPU
         packs = list(map(int, flags.pack.split(","))) if device.type == "cuda" else []
         with mock.patch("opencil.nets.fused.fits", return_value=False):
-            eager = measure(1, device, arithmetic, False, iterations // 3, flags.batch)
+            eager = measure(1, device, arithmetic, False, iterations // 3, flags.batch, flags.backbone)
             print(f"{precision:10} {'eager':20} {eager:10.0f} {1:6.2f}×", flush=True)
             for pack in packs if flags.compile else []:
                 compiled = replace(arithmetic, compile=True)
-                speed = measure(pack, device, compiled, True, iterations, flags.batch)
+                speed = measure(pack, device, compiled, True, iterations, flags.batch, flags.backbone)
                 print(f"{precision:10} {f'compiled graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×")
         for pack in packs:
-            speed = measure(pack, device, arithmetic, True, iterations, flags.batch)
+            speed = measure(pack, device, arithmetic, True, iterations, flags.batch, flags.backbone)
             print(f"{precision:10} {f'graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
 
 
