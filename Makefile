@@ -12,9 +12,8 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 .PHONY: demo test check docs docs-serve browser clean
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
-# One thread: the network is so small that several only wait for each other.
 demo: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs demo $(FLAGS)
+	$(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector all --runs demo $(FLAGS)
 	@$(BIN)/opencil report demo --html demo/report.html > /dev/null
 	@echo "open it in a browser: demo/report.html"
 

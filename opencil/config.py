@@ -160,6 +160,7 @@ class PlaceConfig(Values):
     store: Store = "auto"  #: images on the device, or streamed from disk
     resident_mb: Count = 1024  #: auto streams what is larger
     workers: Count | None = None  #: threads that decode images
+    threads: Count | None = None  #: that a CPU computes with: as many as torch takes
     runs: str = "runs"
     outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs
     outputs_limit: Whole | str = "2GB"  #: the most that it may hold, in bytes or as 2GB; 0: keep none

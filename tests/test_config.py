@@ -135,6 +135,7 @@ def test_printed_yml_holds_every_value() -> None:
         "cache": None,
         "store": "auto",
         "resident_mb": 1024,
+        "threads": 1,
         "workers": None,
         "runs": "runs",
         "outputs": None,

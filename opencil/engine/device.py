@@ -75,6 +75,17 @@ def own_stream(device: torch.device) -> Iterator[None]:
     outer.wait_stream(inner)
 
 
+@contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """Inside the block a CPU computes with so many threads; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until a GPU has done what is launched so far: then other streams can use the results."""
     if device.type == "cuda":

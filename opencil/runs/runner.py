@@ -14,6 +14,7 @@ import torch
 from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
+from opencil.engine.device import cpu_threads
 from opencil.runs.advance import Advance
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
@@ -57,7 +58,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     waiting = iter(sorted(specs, key=lambda one: -works.get(one[0].folder, math.inf)))
     mean = sum(works.values()) / max(1, len(works))
     # Whoever leaves in the middle frees every run at once, not when Python gets round to it.
-    with closing(lanes):
+    with cpu_threads(config.place.threads), closing(lanes):
         while True:
             for spec, folder in islice(waiting, config.place.pack - len(lanes.running)):
                 begin = partial(_advance, spec, folder, config.place, device, prepared, outputs, lanes.beside)

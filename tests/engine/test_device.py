@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from opencil.engine import device as devices
-from opencil.engine.device import present_devices, resolve_device
+from opencil.engine.device import cpu_threads, present_devices, resolve_device
 from opencil.errors import BadInput
 
 
@@ -50,3 +50,18 @@ def test_a_device_that_is_not_there_is_refused(name: str) -> None:
 def test_a_device_that_cannot_compute_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match="allowed here are auto, cpu"):
         resolve_device(name)
+
+
+def test_a_cpu_computes_with_as_many_threads_as_are_asked_for_and_no_longer() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with cpu_threads(1):
+            assert torch.get_num_threads() == 1
+        with cpu_threads(None):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(KeyError), cpu_threads(1):
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -34,6 +34,19 @@ def test_the_same_seed_gives_the_same_bits(
     assert results(tmp_path / "again") == results(finished)
 
 
+def test_digits_compute_with_one_thread_and_leave_the_others_as_they_were(tmp_path: Path, tiny: Make) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        events = opencil.execute(tiny(tmp_path, "benchmark.classes_per_step=8", detector="msp"))
+        next(events)
+        assert torch.get_num_threads() == 1
+        events.close()  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_seed_gives_other_weights_and_rows(
     finished: Path, tmp_path: Path, tiny: Make, run_all: RunAll, results: Results
 ) -> None:
