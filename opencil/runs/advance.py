@@ -221,7 +221,7 @@ def _tune(
         return {}
     step = trained.step
     try:
-        source = run.source(step, run.setting.frozen(trained.model))
+        source = run.source(step, run.setting.placed(trained.model))
     except BadInput as refusal:
         return dict.fromkeys(tuners, refusal)
     tuning = tune(tuners, source, trained.weights, run.folder.step(step.number), checkpoint_seconds)

@@ -297,25 +297,21 @@ def test_a_set_up_has_the_same_batches_whether_the_model_was_just_trained_or_rea
     evaluate_twice(config, run_all)
 
 
-def test_a_cpu_trains_contiguous_weights_and_evaluates_channels_last(
+def test_a_cpu_trains_and_evaluates_contiguous_weights(
     tmp_path: Path, tiny: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is trained keeps its roundings; what reads it, teachers and herding aside, is faster so."""
+    """Channels-last would round otherwise, and digits on a CPU have the same rows in every version."""
     seen, inner = set(), ResNet.forward
 
     def forward(self: ResNet, images: Tensor) -> Tensor:
-        weight = next(p for p in self.parameters() if p.ndim == 4 and p.shape[1] > 1)
-        seen.add((self.training, torch.is_grad_enabled(), weight.is_contiguous()))
+        seen.update((self.training, p.is_contiguous()) for p in self.parameters() if p.ndim == 4)
         return inner(self, images)
 
     monkeypatch.setattr(ResNet, "forward", forward)
     settings = ["benchmark.classes_per_step=4", "cil.replay.epochs=1", "detector.ber.schedule.epochs=1"]
     config = tiny(tmp_path, *settings, cil="replay", detector=["msp", "ber"])
     assert isinstance(run_all(config)[-1], Finished)
-    assert seen == {(True, True, True), (False, False, False)}
-    model = opencil.open_run(tmp_path / "digits/k4/replay/seed0").model(2)
-    weights = [p for p in model.parameters() if p.ndim == 4]
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+    assert seen == {(True, True), (False, True)}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only there a model has two memory layouts")
