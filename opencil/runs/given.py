@@ -92,7 +92,7 @@ def _wrong_count(models: int | str, steps: int) -> BadInput:
 class _Given(nn.Module):
     """A model from elsewhere in a run, whose weights stay where they are: a run stores its mark alone.
 
-    That is a checksum of its weights; of a model that has none, the logits of a few images.
+    That is the logits of a few images, which its code decides too, and a checksum of the weights it has.
     """
 
     kind: str  #: the type of what was given
@@ -118,7 +118,7 @@ class _Given(nn.Module):
             digest.update(file_formats.bytes_of(tensor))
         self.mark = {"logits": logits}
         if weights:
-            self.mark = {"sha256": torch.tensor(list(digest.digest()), dtype=torch.uint8)}
+            self.mark["sha256"] = torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -143,10 +143,10 @@ class _Given(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
         """Refuse to stand for a model that had another mark; logits may be rounded otherwise."""
-        ((name, mark),) = self.mark.items()
-        stored = state_dict.get(name, torch.empty(0))
-        if stored.shape != mark.shape or not torch.allclose(
-            stored.float(), mark.float(), rtol=1e-3, atol=1e-3
+        if state_dict.keys() != self.mark.keys() or not all(
+            stored.shape == self.mark[name].shape
+            and torch.allclose(stored.float(), self.mark[name].float(), rtol=1e-3, atol=1e-3)
+            for name, stored in state_dict.items()
         ):
             raise BadInput(
                 f"the model given for step {self.step} is another than the one that the run has rows of: "

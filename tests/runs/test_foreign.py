@@ -168,6 +168,44 @@ def test_another_model_is_refused_wherever_it_stands(
     assert "maxlogit" not in set(opencil.read_rows(evaluated).query("step > 1")["detector"])
 
 
+def test_the_same_weights_in_other_code_are_another_model(
+    models: list[opencil.Model], evaluate: Evaluate, evaluated: Path
+) -> None:
+    """Neither rows nor outputs that were kept of the one stand for the other."""
+
+    class Halved(nn.Module):
+        def __init__(self, inner: opencil.Model, by: float) -> None:
+            super().__init__()
+            self.inner, self.by = inner, by
+
+        def features(self, images: Tensor) -> Tensor:
+            features: Tensor = self.inner.features(images)
+            return features * self.by * torch.linspace(0, 1, features.shape[1])
+
+        def classify(self, features: Tensor) -> Tensor:
+            return self.inner.classify(features)
+
+    def wrapped(by: float) -> list[Halved]:
+        return [Halved(model, by) for model in models]
+
+    shutil.rmtree(evaluated / "digits")
+    first = evaluate(wrapped(1.0), detector="energy").rows
+    with pytest.raises(BadInput, match="the model given for step 1 is another"):
+        evaluate(wrapped(0.5), detector="energy")
+    shutil.rmtree(evaluated / "digits")
+    second = evaluate(wrapped(0.5), detector="energy").rows
+    assert values(second) != values(first)
+
+
+def test_other_values_are_refused_with_what_can_be_done(
+    models: list[opencil.Model], evaluate: Evaluate, evaluated: Path
+) -> None:
+    with pytest.raises(BadInput, match="another config: say what was said then") as told:
+        evaluate(models, memory="none")
+    assert "'herding' in the stored run, 'none' now" in str(told.value)
+    assert "--" not in str(told.value), "no flag says it"
+
+
 def test_the_record_says_that_the_models_are_foreign_and_which(evaluated: Path) -> None:
     config = (evaluated / RUN / "config.yml").read_text(encoding="utf-8")
     assert "\nforeign: true\n" in config
