@@ -235,6 +235,10 @@ class RunFolder:
 
     def _ways(self, differences: dict[str, tuple[Any, Any]]) -> Iterator[str]:
         """What can be done about a run that exists with another config."""
+        if self.stored().get("foreign"):
+            yield "say what was said then, choose another name, seed or folder of runs"
+            yield f"or delete {self.path}"
+            return
         methods = {tuple(key.split(".")[:2]) for key in differences}
         section, method = min(methods) if len(methods) == 1 else ("", "")
         if section in ("cil", "detector"):
