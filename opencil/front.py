@@ -1,7 +1,7 @@
 """The front door for Python, as ``cli`` is for the shell: ask for runs, get what they have come to."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -202,10 +202,11 @@ def _resolved(
     return resolve(config, flags=flags, settings=settings)
 
 
-def _carry_out(events: Iterator[Event], config: Config, runs: int, progress: bool) -> None:
+def _carry_out(events: Generator[Event], config: Config, runs: int, progress: bool) -> None:
     """Let runs come to their end; an error names those that failed, when all the others are done."""
     failures: list[Failed] = []
-    with training_curves(config.place.tensorboard) as write, _bars(runs, progress) as show:
+    # Whoever is interrupted, in a notebook say, has the runs' locks free again, and not when Python pleases.
+    with closing(events), training_curves(config.place.tensorboard) as write, _bars(runs, progress) as show:
         for event in events:
             show(event)
             write(event)

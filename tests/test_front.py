@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -242,3 +243,25 @@ def test_progress_is_for_terminals_and_notebooks(
     assert capsys.readouterr() == ("", ""), "nobody has asked"
     opencil.run(tiny(finished), progress=True)
     assert "100%" in capsys.readouterr().out
+
+
+def test_whoever_is_interrupted_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook keeps the traceback, and so all that its frames hold: no run's lock may be among that."""
+
+    @contextmanager
+    def interrupting(*_: object) -> Iterator[Callable[[object], None]]:
+        def show(_: object) -> None:
+            raise KeyboardInterrupt
+
+        yield show
+
+    def go() -> opencil.Results:
+        place = {"runs": str(tmp_path), "device": "cpu"}
+        cil = {"finetune": {"epochs": 1}}
+        return opencil.run(benchmark="digits", cil=cil, detector="msp", place=place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("opencil.front._bars", interrupting)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            go()
+    assert len(go().rows), kept

@@ -1,7 +1,7 @@
 """All runs of a config: each goes on from where it is, some take turns, and each fails alone."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -28,7 +28,7 @@ from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
 
 
-def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Iterator[Event]:
+def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
