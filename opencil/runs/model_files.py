@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -79,8 +78,9 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
             f"{path} holds more than tensors and plain values, and reading that could run any code in it: "
             "save model.state_dict(), or read the file in a factory of your own, make(path, classes)"
         ) from None
-    except (OSError, SafetensorError, RuntimeError, EOFError) as error:
-        raise BadInput(f"{path} is no file of weights: {' '.join(str(error).split())}") from None
+    except Exception as error:  # whatever it is that a file of something else is taken for
+        why = " ".join(str(error).split())[:300]
+        raise BadInput(f"{path} is no file of weights: {type(error).__name__}: {why}") from None
     if isinstance(content, Mapping):
         for state in ([content], content.values()):
             found = [one for one in state if _is_state(one)]
