@@ -79,11 +79,11 @@ def _load_file(given: str, path: Path) -> ModuleType:
     if Plugin(path, sha256) in _loaded.values():
         _loaded[given] = Plugin(path, sha256)
         return sys.modules[name]
-    # What an earlier text of it registered, or an import that failed, is gone.
+    # What an earlier text of it registered is gone, whether this one can be imported or not.
     earlier = [other for other, plugin in _loaded.items() if plugin.path == path]
-    for other in earlier if given in _loaded else [*earlier, given]:
-        for registry in REGISTRIES:
-            registry.forget(other)
+    for other in earlier:
+        del _loaded[other]
+        _forget(other)
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     if (beside := str(path.parent)) not in sys.path:
@@ -93,10 +93,15 @@ def _load_file(given: str, path: Path) -> ModuleType:
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        _forget(given)
         raise _failure(given, path, error) from error
-    now = Plugin(path, sha256)
-    _loaded.update(dict.fromkeys([*earlier, given], now))
+    _loaded.update(dict.fromkeys([*earlier, given], Plugin(path, sha256)))
     return module
+
+
+def _forget(given: str) -> None:
+    for registry in REGISTRIES:
+        registry.forget(given)
 
 
 def _load_module(name: str) -> ModuleType:

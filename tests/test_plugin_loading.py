@@ -184,6 +184,17 @@ def test_what_a_changed_file_registers_no_more_is_gone(margin: Path) -> None:
     assert "gone" not in opencil.evaluation.metric.metrics()
 
 
+def test_a_change_that_fails_and_is_taken_back(margin: Path) -> None:
+    opencil.load_plugin(margin)
+    margin.write_text(MARGIN + "nothing\n", encoding="utf-8")
+    with pytest.raises(opencil.BadInput, match="name 'nothing' is not defined"):
+        opencil.load_plugin(margin)
+    assert "margin" not in opencil.list_detectors()
+    margin.write_text(MARGIN, encoding="utf-8")
+    opencil.load_plugin(margin)
+    assert opencil.create_detector("margin").scale == 1.0
+
+
 def test_it_may_import_the_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_margin.py").write_text(MARGIN, encoding="utf-8")
     (tmp_path / "mine.py").write_text("import beside_margin\n", encoding="utf-8")
