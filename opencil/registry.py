@@ -82,7 +82,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, home: str) -> None:
         self.kind = kind
-        self._home = home
+        self.home = home
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
@@ -192,7 +192,7 @@ class Registry(Generic[T]):
         return arguments(self.entry(name).make, values, where, beside)
 
     def _load(self) -> None:
-        import_modules(self._home)
+        import_modules(self.home)
         load_plugins()
 
 
@@ -224,6 +224,8 @@ def import_modules(package: str) -> None:
 def load_plugins() -> None:
     """Import what other installed packages offer."""
     for point in entry_points(group=GROUP):
+        for registry in REGISTRIES:  # ours come first: what they import of them is not theirs
+            import_modules(registry.home)
         try:
             with registered_by(point.value.partition(":")[0]):
                 point.load()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -305,6 +306,17 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield points
     registry.load_plugins.cache_clear()
     assert set(asked) == {"opencil.plugins"}
+
+
+def test_ours_are_imported_before_an_installed_plugin(
+    offered: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it imports of ours would count as registered by it, in the notes of stored runs."""
+    order: list[str] = []
+    monkeypatch.setattr(registry, "import_modules", order.append)
+    offered.append(SimpleNamespace(name="mine", value="mine", load=lambda: order.append("mine")))
+    opencil.list_learners()
+    assert order.index("mine") > max(order.index(one.home) for one in registry.REGISTRIES)
 
 
 def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
