@@ -57,11 +57,11 @@ class WrappedModel(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """What the head reads, [B, D]."""
         read: list[Any] = []
-        given: list[Any] = []
+        given: list[tuple[Any, int | None]] = []
 
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             read.append(inputs[0] if inputs else None)
-            given.append(output)
+            given.append((output, _version(output)))
 
         with _hooked([(self.head, note)]):
             output = self.network(images)
@@ -104,7 +104,9 @@ class WrappedModel(nn.Module):
                 raise BadInput(f"stage {name!r} gives {_described(one)}: maps [B, C, H, W] are needed")
         return found
 
-    def _check(self, images: Tensor, read: list[Any], given: list[Any], output: Any) -> None:
+    def _check(
+        self, images: Tensor, read: list[Any], given: list[tuple[Any, int | None]], output: Any
+    ) -> None:
         """Refuse a head whose input are no features, or whose output is not what the network gives."""
         place = f"head {self.head_name!r} of {type(self.network).__name__}"
         if len(read) != 1:
@@ -119,9 +121,13 @@ class WrappedModel(nn.Module):
                 f"{len(images)} images"
             )
         logits = logits_of(output, len(images), type(self.network).__name__)
-        if logits is given[0]:
+        ((of_head, version),) = given
+        if _version(of_head) != version:
+            # Written into since, by a mask or a scale in place: what the head gave is computed again.
+            of_head = self.classify(read[0])
+        if logits is of_head:
             return
-        same = logits.shape == given[0].shape and torch.equal(logits.float(), given[0].float())
+        same = logits.shape == of_head.shape and torch.equal(logits.float(), of_head.float())
         if not same:
             raise BadInput(
                 f"{type(self.network).__name__} gives {_described(logits)}, which is not what its "
@@ -217,6 +223,11 @@ def _layer(network: nn.Module, name: str, what: str, known: list[str]) -> nn.Mod
             f"{what} {name!r} is not in {type(network).__name__}: its {kind} are {_listed(known)}{hint}"
         )
     return layers[name]
+
+
+def _version(value: Any) -> int | None:
+    """How often a tensor has been written into, where torch counts it."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
 def _listed(names: list[str]) -> str:

@@ -204,6 +204,7 @@ def test_a_head_that_is_none_is_refused(network: Any, head: Any, sentence: str) 
         (LikeVGG(), "classifier.0", "which is not what its head 'classifier.0' gives: a softmax, a scale or"),
         (LikeTorchvision(lambda z: z.softmax(dim=1)), "fc", "which is not what its head 'fc' gives"),
         (LikeTorchvision(lambda z: 2 * z), "fc", "LikeTorchvision gives torch.float32 [4, 5], which is not"),
+        (LikeTorchvision(lambda z: z.mul_(2)), "fc", "which is not what its head 'fc' gives"),
         (LikeTorchvision(lambda z: {"scores": z}), "fc", "gives a dict with scores: logits [4, classes] are"),
         (LikeTorchvision(lambda _: "cat"), "fc", "gives a str: logits [4, classes] are needed"),
         (OnMaps(), "fc", "head 'fc' of OnMaps reads torch.float32 [4, 64, 3]: features [B, D] are needed"),
