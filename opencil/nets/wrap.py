@@ -171,6 +171,12 @@ def as_classifier(model: Any) -> Classifier:
             f"{type(model).__name__} is a backbone, which gives features and no logits: "
             "opencil.Model(backbone, classes) has a head too"
         )
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    if other := next((w.dtype for w in weights if w.is_floating_point() and w.dtype != torch.float32), None):
+        raise BadInput(
+            f"{type(model).__name__} has weights in {str(other).removeprefix('torch.')}, and images and "
+            "features are float32: model.float() makes the weights so"
+        )
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
             classifier: Classifier = model
