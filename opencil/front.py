@@ -84,6 +84,8 @@ def evaluate_steps(
     Other keyword arguments are sections, as ``opencil.run`` takes them. The run is stored as any other and
     goes on where it stopped. Of the models it holds checksums: another one for a step with rows is refused.
     """
+    if "cil" in sections:
+        raise BadInput("cil is what is trained here: models from elsewhere are called by their name alone")
     named: dict[str, Any] = dict(benchmark) if isinstance(benchmark, Mapping) else {"name": benchmark}
     if k is not None:
         named["classes_per_step"] = k

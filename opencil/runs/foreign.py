@@ -93,7 +93,10 @@ def kept_images(memory: Sequence[Any], task: Task) -> Memory:
             f"memory has {len(memory)} lists of images: one for each of {step.steps} steps is needed"
         )
     try:
-        indices = torch.as_tensor(memory[step.number - 1], dtype=torch.int64).flatten()
+        listed = torch.as_tensor(memory[step.number - 1]).flatten()
+        if len(listed) and (listed.is_floating_point() or listed.dtype == torch.bool):
+            raise TypeError(f"they are {listed.dtype}")
+        indices = listed.long()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"memory of step {step.number} is no list of whole numbers: {error}") from None
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(images):

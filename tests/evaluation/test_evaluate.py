@@ -378,7 +378,10 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"model": None}, "None is no model: a module with features"),
         ({"model": opencil.create_backbone("resnet8")}, "ResNet8? is a backbone, which gives features"),
         ({"model": Stranger}, "the class Stranger is no model"),
-        ({"model": opencil.Model(opencil.create_backbone("resnet8"), 4).half()}, "has weights in float16, and"),
+        (
+            {"model": opencil.Model(opencil.create_backbone("resnet8"), 4).half()},
+            "has weights in float16, and",
+        ),
         ({"model": lambda images: images}, r"gives torch.float32 \[5, 3, 8, 8\]: logits \[5, classes\]"),
         ({"model": lambda images: {"scores": images}}, "gives a dict with scores: logits"),
     ],

@@ -340,7 +340,7 @@ def test_the_images_that_a_method_has_kept(models: list[opencil.Model], evaluate
     for t in (1, 2, 3, 4):
         assert run.memory(t).indices.tolist() == kept[t - 1]
     assert len(run.train_plus(run.stream[3])) == len(run.stream[3].train) + len(kept[2])
-    with pytest.raises(BadInput, match=r"another config(.|\n)*cil.mine.memory: 'given [0-9a-f]{16}'"):
+    with pytest.raises(BadInput, match=r"choose another name(.|\n)*cil.mine.memory: 'given [0-9a-f]{16}'"):
         evaluate(models, memory=[indices[1:] for indices in kept], detector="msp")
 
 
@@ -352,6 +352,8 @@ def test_the_images_that_a_method_has_kept(models: list[opencil.Model], evaluate
         ([[10**9]] * 4, "memory of step 1 has 1000000000 to 1000000000: indices of the training images"),
         ([list(range(900))] * 4, "whose class comes in a later step"),
         ([["a"]] * 4, "memory is no list of indices for each step"),
+        ([[0.5]] * 4, "memory of step 1 is no list of whole numbers: they are torch.float32"),
+        ([[True, False]] * 4, "memory of step 1 is no list of whole numbers: they are torch.bool"),
     ],
 )
 def test_memories_that_cannot_be(
@@ -367,6 +369,8 @@ def test_one_k_and_one_seed_at_a_time(models: list[opencil.Model], evaluate: Eva
             evaluate(models, **more)
     with pytest.raises(BadInput, match="config section 'detektor' is unknown"):
         evaluate(models, detektor="msp")
+    with pytest.raises(BadInput, match="cil is what is trained here"):
+        evaluate(models, cil="icarl")
 
 
 # --- functions to logits ---------------------------------------------------------------------------
