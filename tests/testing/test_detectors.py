@@ -149,8 +149,7 @@ class Company(Right):
     """Compares a sample with the others of its batch."""
 
     def scores(self, outputs: Outputs) -> Tensor:
-        scores = super().scores(outputs)
-        return scores - scores.mean()
+        return super().scores(outputs) - outputs.logits.mean()
 
 
 @dataclass
