@@ -22,6 +22,12 @@ def _scale(gain, variance, epsilon, channel):  # type: ignore[no-untyped-def]
     return tl.load(gain + channel) * tl.rsqrt(tl.load(variance + channel) + epsilon)
 
 
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _rectified(value):  # type: ignore[no-untyped-def]
+    """ReLU; what is not a number stays so, as in torch's, or nobody would see a training diverge."""
+    return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _pixels(  # type: ignore[no-untyped-def]
     pixels,
@@ -366,7 +372,7 @@ def convolve_and_normalise(  # type: ignore[no-untyped-def]
     total = total * scale[None, :] + shift[None, :]
     if has_shortcut:
         total += _shortcut(aside, m, inside, aside_height, aside_width, aside_stride, aside_inputs, outputs)
-    tl.store(target + m[:, None] * outputs + t[None, :], tl.maximum(total, 0.0), mask=inside[:, None])
+    tl.store(target + m[:, None] * outputs + t[None, :], _rectified(total), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
@@ -507,7 +513,7 @@ def normalise(  # type: ignore[no-untyped-def]
     t = tl.arange(0, channels)
     first, second = _all(sums, programs, channels)
     off = first / pixels
-    variance = tl.maximum(second / pixels - off * off, 0.0)
+    variance = _rectified(second / pixels - off * off)
     mean = tl.load(statistics + t) + off
     deviation = tl.rsqrt(variance + epsilon)
     scale = tl.load(gain + t) * deviation
@@ -531,7 +537,7 @@ def normalise(  # type: ignore[no-untyped-def]
             value += _shortcut(
                 aside, m, inside, aside_height, aside_width, aside_stride, aside_inputs, channels
             )
-        tl.store(target + place, tl.maximum(value, 0.0), mask=inside[:, None])
+        tl.store(target + place, _rectified(value), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
