@@ -36,6 +36,7 @@ def fits(layers: Sequence[Layer], images: Tensor) -> bool:
         and images.is_floating_point()
         and precision(images) is not None
         and all(map(_fits, layers))
+        and _chained(layers, images.shape[1])
         and len({norm.training for _, norm, _ in layers}) == 1
         and images.numel() // images.shape[1] * max(NARROW) <= MOST_NUMBERS
         and _known_weights(layers)
@@ -47,8 +48,6 @@ def precision(images: Tensor) -> tuple[torch.dtype, str] | None:
     """Numbers that the kernels store, and how their products are rounded; None: not for them."""
     if torch.is_autocast_enabled("cuda"):
         return (torch.bfloat16, "ieee") if torch.get_autocast_dtype("cuda") == torch.bfloat16 else None
-    if images.dtype == torch.bfloat16:
-        return torch.bfloat16, "ieee"
     if images.dtype != torch.float32:
         return None
     conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
@@ -61,10 +60,14 @@ FLOAT32 = "tf32x3"
 
 def _fits(layer: Layer) -> bool:
     convolution, norm, _ = layer
+    # Of whatever else stands there nothing is known, a subclass included.
+    if type(convolution) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
+        return False
     outputs, inputs = convolution.weight.shape[:2]
     return (
         convolution.kernel_size == (3, 3)
         and convolution.padding == (1, 1)
+        and convolution.padding_mode == "zeros"
         and convolution.dilation == (1, 1)
         and convolution.groups == 1
         and convolution.stride in ((1, 1), (2, 2))
@@ -72,10 +75,19 @@ def _fits(layer: Layer) -> bool:
         and outputs in NARROW
         and (inputs in NARROW or inputs <= 3)
         and convolution.weight.dtype == torch.float32
+        and norm.num_features == outputs
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
-        and not any(m._forward_hooks or m._forward_pre_hooks for m in (convolution, norm))
+    )
+
+
+def _chained(layers: Sequence[Layer], channels: int) -> bool:
+    """Whether each layer reads as many channels as it is given: the kernels would read on in memory."""
+    given = [channels, *(len(convolution.weight) for convolution, _, _ in layers)]
+    return all(
+        convolution.weight.shape[1] == count
+        for (convolution, _, _), count in zip(layers, given, strict=False)
     )
 
 
@@ -142,11 +154,13 @@ class _Layers(Function):
         laid_out = images.permute(0, 2, 3, 1).contiguous()
         sizes = tuple((convolution.weight.shape, convolution.stride) for convolution, _, _ in layers)
         key = (images.device, laid_out.shape[1:], images.dtype, dtype, rounding, mode, sizes)
-        if key not in _compiled:
-            residual.compile_all(laid_out, described, dtype, rounding, mode)
-            _compiled.add(key)
-        done = residual.begin(laid_out, described, dtype, rounding)
-        (residual.train if training else residual.evaluate)(done)
+        # Triton launches on the current GPU; on the way back autograd sees to it.
+        with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
+            if key not in _compiled:
+                residual.compile_all(laid_out, described, dtype, rounding, mode)
+                _compiled.add(key)
+            done = residual.begin(laid_out, described, dtype, rounding)
+            (residual.train if training else residual.evaluate)(done)
         ctx.set_materialize_grads(False)
         if any(ctx.needs_input_grad):
             ctx.done, ctx.wanted, ctx.dtype = done, wanted, images.dtype

@@ -84,7 +84,7 @@ class ResNet(Backbone):
         convolution, norm, _ = stem
         assert isinstance(convolution, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
-        if any(m._forward_hooks or m._forward_pre_hooks for m in (self.stem, self.blocks, *self.blocks)):
+        if any(_hooked(module) for module in (*self.stem.modules(), *self.blocks.modules())):
             return []
         layers: list[fused.Layer] = [(convolution, norm, False)]
         for block in self.blocks:
@@ -92,6 +92,12 @@ class ResNet(Backbone):
                 return []
             layers += [(block.conv1, block.norm1, False), (block.conv2, block.norm2, True)]
         return layers
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to be called when this module is."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

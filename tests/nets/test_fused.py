@@ -52,13 +52,30 @@ def test_a_network_that_is_not_as_it_was_made_is_torchs() -> None:
     def set_momentum(network: nn.Module) -> None:
         network.blocks[1].norm2.momentum = None
 
+    def replace(network: nn.Module, norm: nn.Module) -> None:
+        network.blocks[0].norm1 = norm
+        assert torch.isfinite(network(IMAGES)).all(), "torch computes it"
+
+    def pad_otherwise(network: nn.Module) -> None:
+        network.blocks[0].conv1.padding_mode = "circular"
+
+    def widen(network: nn.Module) -> None:
+        network.blocks[0].conv1 = nn.Conv2d(32, 16, 3, padding=1, bias=False)
+
     assert fits(lambda network: None)
     assert not fits(set_bias)
     assert not fits(set_momentum)
+    assert not fits(pad_otherwise)
+    assert not fits(widen)
+    assert not fits(lambda network: replace(network, nn.GroupNorm(4, 16)))
+    assert not fits(lambda network: replace(network, nn.Identity()))
+    assert not fits(lambda network: setattr(network.blocks[0], "norm1", nn.SyncBatchNorm(16)))
     assert not fits(lambda network: network.blocks[0].norm1.eval())
     assert not fits(lambda network: network.blocks[0].conv1.weight.requires_grad_(False))
     assert not fits(lambda network: network.blocks[0].register_forward_hook(print))
     assert not fits(lambda network: network.blocks[0].norm1.register_forward_hook(print))
+    assert not fits(lambda network: network.blocks[0].norm1.register_full_backward_hook(print))
+    assert not fits(lambda network: network.stem[2].register_forward_hook(print))
     assert not fits(lambda network: network.double())
 
 
@@ -67,6 +84,8 @@ def test_what_images_they_take() -> None:
     network = resnet.resnet8()
     assert not network.has_kernels_for(IMAGES[:0])
     assert not network.has_kernels_for(IMAGES.double())
+    assert not network.has_kernels_for(IMAGES.bfloat16()), "torch refuses them, but for autocast"
+    assert not network.has_kernels_for(IMAGES[:, :1])
     with mock.patch.object(fused, "MOST_NUMBERS", 2 * 8 * 8 * 64 - 1):
         assert not network.has_kernels_for(IMAGES)
 
@@ -120,7 +139,7 @@ def features_and_gradients(
 ) -> list[Tensor]:
     """Features, gradients of images and weights, and what batch norm keeps."""
     network = copy.deepcopy(network).train(training).requires_grad_(training)
-    images = images.to(next(network.parameters()).dtype).requires_grad_()
+    images = images.detach().to(next(network.parameters()).dtype).requires_grad_()
     with arithmetic.active():
         with arithmetic.autocast(images.device):
             features = network(images)
