@@ -230,16 +230,13 @@ Summed = tuple[Tensor, Tensor | None]
 
 def _rectify(done: Pass, i: int, gradient: Tensor) -> Summed:
     """Through the ReLU behind layer ``i``, of a gradient that comes from outside."""
-    active, target, trained = (
-        done.activations[i],
-        torch.empty_like(done.activations[i]),
-        bool(done.statistics),
-    )
-    chunks, pixels = POINTWISE[active.shape[3]], _pixels(active)
-    sums = _sums(active, programs := triton.cdiv(pixels, chunks.block)) if trained else None
+    active, trained = done.activations[i], bool(done.statistics)
+    target, chunks, pixels = torch.empty_like(active), POINTWISE[active.shape[3]], _pixels(active)
+    programs = triton.cdiv(pixels, chunks.block)
+    sums = _sums(active, programs) if trained else None
     _launch(
         kernel.rectify_back,
-        (programs if trained else triton.cdiv(pixels, chunks.block),),
+        (programs,),
         gradient.contiguous(),
         target,
         active,
@@ -465,4 +462,5 @@ def compile_all(
 def try_out(device: torch.device) -> None:
     """Run one little kernel: raises where Triton has no compiler or no such GPU."""
     little = torch.zeros((1, 1, 1, 16), device=device)
-    kernel.rectify_back[(1,)](little, little, little, little, little, little, 1, 16, False, 16)
+    with torch.cuda.device_of(little):  # type: ignore[no-untyped-call]
+        kernel.rectify_back[(1,)](little, little, little, little, little, little, 1, 16, False, 16)
