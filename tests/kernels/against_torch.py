@@ -4,10 +4,14 @@ TRITON_INTERPRET=1 python tests/kernels/against_torch.py
 """
 
 import copy
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+import triton.language as tl
 from torch import Tensor, nn
+from triton.runtime import interpreter
 
 from opencil.kernels import residual
 from opencil.nets import fused, resnet
@@ -35,6 +39,7 @@ def small_tiles() -> None:
         residual.WEIGHTS[width] = residual.Chunks(2, 16, 4, across=3 if width == 16 else 1)
 
 
+@torch.no_grad()
 def same(found: Tensor, expected: Tensor, what: str) -> None:
     off = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-8))
     assert off < 1e-4, f"{what}: {off:.1e} of the largest"
@@ -68,9 +73,75 @@ def compare(images: Tensor, training: bool, towards: tuple[int, ...]) -> None:
             same(one.grad, other.grad, f"gradient of {name}")
 
 
+def mend_bfloat16() -> None:
+    """The interpreter multiplies the bits of bfloat16 as if they were the numbers, and rounds towards 0."""
+    builder = interpreter.InterpreterBuilder
+    others = builder.cast_impl
+
+    def cast(self: Any, given: Any, wanted: Any) -> Any:
+        if (given.dtype.scalar, wanted.scalar) == (tl.float32, tl.bfloat16):
+            rounded = torch.tensor(given.data).to(torch.bfloat16).view(torch.uint16)
+            return interpreter.TensorHandle(rounded.numpy(), tl.bfloat16)
+        return others(self, given, wanted)
+
+    def dot(self: Any, one: Any, other: Any, total: Any, *_: object) -> Any:
+        one, other = (x if x.dtype.scalar == tl.float32 else cast(self, x, tl.float32) for x in (one, other))
+        return interpreter.TensorHandle(np.matmul(one.data, other.data) + total.data, tl.float32)
+
+    builder.cast_impl, builder.create_dot = cast, dot
+
+
+def compare_bfloat16(images: Tensor, training: bool) -> None:
+    """Features and gradients are as near to float64's as those of torch's autocast."""
+    start = narrow_network().train(training).requires_grad_(training)
+
+    def found(kind: str) -> list[Tensor]:
+        network = copy.deepcopy(start).double() if kind == "exact" else copy.deepcopy(start)
+        given = images.to(next(network.parameters()).dtype).clone().requires_grad_()
+        ours, bfloat16 = kind == "ours", (torch.bfloat16, "ieee")
+        with (
+            mock.patch.object(fused, "_works", return_value=ours),
+            mock.patch.object(fused, "precision", return_value=bfloat16 if ours else None),
+            torch.autocast("cpu", torch.bfloat16, enabled=kind == "torch"),
+        ):
+            features = network(given)
+        features.backward(torch.linspace(-1, 1, features.numel()).view_as(features).to(features.dtype))
+        assert given.grad is not None
+        gradients = [given.grad, *(p.grad for p in network.parameters() if p.grad is not None)]
+        return [one.detach().double() for one in (features, *gradients, *network.buffers())]
+
+    exact = found("exact")
+
+    def off(kind: str) -> Tensor:
+        pairs = zip(found(kind), exact, strict=True)
+        return torch.stack([(one - other).norm() / other.norm().clamp(min=1e-8) for one, other in pairs])
+
+    ours, torchs = off("ours"), off("torch")
+    assert torchs.max() > 1e-3, "both would be in float32"
+    assert ours[0] <= 2 * torchs[0], f"features: {ours[0]:.1e}, torch's {torchs[0]:.1e}"
+    assert ours.median() <= 1.5 * torchs.median(), f"{ours.median():.1e}, torch's {torchs.median():.1e}"
+    # A number near 0 that is rounded to the other side of a ReLU moves gradients by more than rounding does.
+    assert ours.max() <= 2 * torchs.max() + 0.05, f"the worst: {ours.max():.1e}, torch's {torchs.max():.1e}"
+
+
+@torch.no_grad()
+def see_divergence(training: bool) -> None:
+    """A weight that is not a number makes features that are none, whatever ReLUs are in between."""
+    network = narrow_network().train(training)
+    network.blocks[0].conv1.weight[0, 0, 0, 0] = torch.nan
+    with mock.patch.object(fused, "_works", return_value=True):
+        assert network(torch.randn(2, 3, 4, 4)).isnan().all()
+
+
 if __name__ == "__main__":
     small_tiles()
     odd = torch.randn(2, 3, 7, 5)
     compare(odd, training=True, towards=(0, 2))
     compare(odd, training=True, towards=(1,))
     compare(odd, training=False, towards=(2,))
+    for training in (True, False):
+        see_divergence(training)
+    mend_bfloat16()
+    several = torch.randn(4, 3, 6, 6)
+    compare_bfloat16(several, training=True)
+    compare_bfloat16(several, training=False)
