@@ -84,7 +84,8 @@ def main() -> None:
         config = stage(BUILD, run_notebook=True)
         subprocess.run([sys.executable, "-m", "zensical", "serve", "--config-file", str(config)], check=True)
     else:
-        print(f"open it in a browser: {build().relative_to(ROOT)}/index.html")
+        place = build().relative_to(ROOT)
+        print(f"open it in a browser: {place}/index.html (make docs-serve: with a search)")
 
 
 def _quickstart(run: bool) -> str:

@@ -65,9 +65,8 @@ def wrong(page: Path, link: str, pages: dict[Path, Page]) -> str:
     if target.scheme or target.netloc:
         return ""
     path = (page.parent / unquote(target.path)).resolve() if target.path else page
-    path = path / "index.html" if path.is_dir() else path
-    if not path.is_file():
-        return f"{page}: {link} is not there"
+    if not path.is_file():  # a folder neither: opened from a disk, it is a list of what is in it
+        return f"{page}: {link} is no file"
     missing = target.fragment and path in pages and unquote(target.fragment) not in pages[path].anchors
     return f"{page}: {link} has no such place" if missing else ""
 
@@ -93,7 +92,7 @@ def test_every_page_of_the_menu_is_there_and_every_guide_is_in_it(site: Path) ->
 def test_a_method_s_page_says_what_its_class_says(
     folder: str, registry: Registry[Any], name: str, site: Path, pages: dict[Path, Page]
 ) -> None:
-    path, entry = site / "methods" / folder / name / "index.html", registry.entry(name)
+    path, entry = site / "methods" / folder / f"{name}.html", registry.entry(name)
     text = html.unescape(path.read_text(encoding="utf-8"))
     assert pages[path].formulas == len(entry.equation.split(r"\\"))
     assert not entry.paper or entry.paper.link in pages[path].links
