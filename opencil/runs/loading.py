@@ -1,5 +1,6 @@
 """From a config to its data: images on a device, and a record of what was read."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,15 @@ def usable_place(place: PlaceConfig) -> torch.device:
     device = resolve_device(place.device)
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
-    if Path(place.runs).exists() and not Path(place.runs).is_dir():
-        raise BadInput(f"place.runs = {place.runs!r} is a file: a folder is needed, to store runs in")
+    runs = Path(place.runs)
+    there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
+    if not there.is_dir():
+        what = "is a file" if there == runs else f"cannot be made: {there} is a file"
+        raise BadInput(f"place.runs = {place.runs!r} {what}: a folder is needed, to store runs in")
+    if there != runs and not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(
+            f"place.runs = {place.runs!r} cannot be made: {there} cannot be written to; --runs names another"
+        )
     return device
 
 
