@@ -218,6 +218,7 @@ class Config:
 
 
 SECTIONS = tuple(f.name for f in fields(Config))
+_FLAGS = ("benchmark", "cil", "detector", "metric", "seed")  # sections with a flag of their name
 #: The sections that hold methods by name.
 METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
 
@@ -394,6 +395,12 @@ def _overlay(settings: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(path) or len(path) < 2:
             if equals and path[0] and path[0] not in SECTIONS:
                 raise unknown("config section", path[0], SECTIONS, _guess_outside((path[0],)))
+            if equals and path[0] in SECTIONS and len(path) == 1:
+                flag = f"; did you mean --{path[0]} {text}?" if path[0] in _FLAGS else ""
+                raise BadInput(
+                    f"setting {setting!r} is of a whole section: allowed is one value of it, say "
+                    f"cil.icarl.epochs=5{flag}"
+                )
             raise BadInput(
                 f"setting {setting!r} is not understood: allowed is key=value, say cil.icarl.epochs=5"
             )
@@ -455,7 +462,10 @@ def _normal(content: Mapping[str, Any]) -> dict[str, Any]:
                 f"'detector.*.setup={value['setup']}'"
             )
         if not isinstance(value, dict):
-            raise BadInput(f"{key} = {value!r} is not allowed: it should be a mapping of names to values")
+            names_too = "a list of names, or " if key in ("cil", "detector") else ""
+            raise BadInput(
+                f"{key} = {value!r} is not allowed: it should be {names_too}a mapping of names to values"
+            )
         if key == "benchmark" and isinstance(value.get("backbone"), str):
             value = {**value, "backbone": {"name": value["backbone"]}}
         for listed in {"benchmark": ("classes_per_step",), "seed": ("runs",)}.get(key, ()):

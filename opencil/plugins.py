@@ -44,8 +44,8 @@ def load_plugin(plugin: str | Path) -> ModuleType:
 
 
 def is_file(given: str) -> bool:
-    """Whether a plugin is given as a file: it ends in .py, or has a folder in front."""
-    return given.endswith(".py") or "/" in given or "\\" in given
+    """Whether a plugin is given as a file: it ends in .py, or has a folder, or a dot, in front."""
+    return given.endswith(".py") or given.startswith(".") or "/" in given or "\\" in given
 
 
 def loaded(given: str) -> Plugin:

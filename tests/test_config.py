@@ -491,9 +491,7 @@ def test_every_key_that_is_known_can_be_set() -> None:
     assert {"benchmark.backbone.weights", "cil.icarl.epochs", "seed.runs", "metric"} <= keys
 
 
-@pytest.mark.parametrize(
-    "setting", ["epochs", "seed=3", "cil.icarl.epochs", "=3", "cil..epochs=3", ".a=1", ""]
-)
+@pytest.mark.parametrize("setting", ["epochs", "cil.icarl.epochs", "=3", "cil..epochs=3", ".a=1", ""])
 def test_a_setting_that_is_no_setting(setting: str) -> None:
     with pytest.raises(BadInput, match="key=value") as raised:
         resolve(settings=[setting])

@@ -177,6 +177,8 @@ def _config_from_flags(
         flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
     if plugin:
         flags["plugins"] = plugin
+    if config and not config.exists():
+        _refuse_name(str(config), {"--benchmark": benchmark, "--cil": cil, "--detector": detector})
     user = read_yaml(config) if config else {}
     try:
         return resolve(
@@ -194,6 +196,15 @@ def _config_from_flags(
         if hint := plugins_noted(Path(str(stored)), str(error)):
             raise BadInput(f"{error}\n{hint}") from None
         raise
+
+
+def _refuse_name(word: str, given: dict[str, str | None]) -> None:
+    """Refuse a word that stands where a file should, and is a name for one of some flags."""
+    known = (completion.benchmarks, completion.learners, completion.detectors)
+    for (flag, before), names_known in zip(given.items(), known, strict=True):
+        if word.partition("@")[0] in names_known():
+            several = f"{before}," if before and flag != "--benchmark" else ""
+            raise BadInput(f"there is no file {word}, to read as a YML; did you mean {flag} {several}{word}?")
 
 
 def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:

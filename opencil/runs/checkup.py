@@ -97,7 +97,7 @@ def _plugins() -> Iterator[Finding]:
 
 def _devices() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("devices", "cpu", f"{cores} cores, {torch.get_num_threads()} threads")
+    yield Finding("devices", "cpu", f"cores: {cores}, threads: {torch.get_num_threads()}")
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         yield _gpu(torch.device("cuda", i))
     if torch.backends.mps.is_available():

@@ -23,6 +23,7 @@ FILES = {
     "twice.yml": "seed: 1\nseed: 2\n",
     "memory.yml": "memory: 100\n",
     "method.yml": "icarl: {epochs: 5}\n",
+    "number.yml": "detector: [msp, 3]\n",
     "words.yml": "benchmark: {memory: many}\n",
     "mine.yml": "benchmark: {name: mine, id: digits, near: [digits-held-out]}\n",
     "bad.py": "import nothing_like_it\n",
@@ -68,6 +69,10 @@ COMMANDS = {
     "run --set cil.icarl.lr=0.1": "did you mean cil.icarl.first.lr or cil.icarl.later.lr?",
     "run --set cil.epochs=5": "did you mean cil.*.epochs?",
     "run --set memory=100": "did you mean benchmark.memory?",
+    "run --set seed=1": "one value of it, say cil.icarl.epochs=5; did you mean --seed 1?",
+    "run digits": "there is no file digits, to read as a YML; did you mean --benchmark digits?",
+    "run --cil icarl bic": "did you mean --cil icarl,bic?",
+    "run --detector msp ber@mine": "did you mean --detector msp,ber@mine?",
     "run --set benchmark.crop=8": "did you mean benchmark.transform.crop?",
     "run --set place.precision=fp32": "did you mean training.precision?",
     "run --cil icarl --set cil.wa.epochs=3": "the CIL methods to run are icarl",
@@ -87,6 +92,7 @@ COMMANDS = {
     "run --set cil.icarl.epochs": "key=value",
     "run --set cil.icarl.epochs=many": "a valid integer",
     "run --set benchmark.transform.crop=99": "at most 8",
+    "run number.yml": "detector = ['msp', 3] is not allowed: it should be a list of names, or a mapping",
     "run words.yml": 'benchmark.memory = "many"',
     "run mine.yml": "benchmark.far, benchmark.image_size",
     "data show empty digits --split val": "train and test are",
@@ -100,9 +106,11 @@ COMMANDS = {
     "run binary.yml": "no text in UTF-8",
     "run empty": "empty cannot be read: Is a directory",
     "run --runs a_file": "place.runs = 'a_file' is a file",
+    "run --runs a_file/x": "a_file is a file: a folder is needed",
     "run --data-root absent": "there is no such folder",
     "run --benchmark cifar100": "--data-root, $OPENCIL_DATA",
     "run --plugin absent.py": "'absent.py' cannot be read",
+    "run --plugin .": "plugin '.' cannot be read: Is a directory",
     "run --plugin bad.py": "bad.py, line 1: ModuleNotFoundError: No module named 'nothing_like_it'",
     "report absent": "there is no folder absent",
     "report empty": "'opencil run' makes some",
@@ -133,6 +141,13 @@ def test_a_wrong_command_is_a_sentence_with_a_hint(line: str, tmp_path: Path) ->
     assert COMMANDS[line] in said, said
     assert not re.search(r"Traceback|\[Errno|pydantic|<unicode|object at 0x", said)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    result = CliRunner().invoke(app, ["run", "--runs", "some/folder"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be written to; --runs names another" in result.stderr
 
 
 # --- in Python -------------------------------------------------------------------------------------
