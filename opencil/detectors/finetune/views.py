@@ -105,7 +105,8 @@ class ViewSource:
                 "it, so a model whose classify is not linear needs a method extra_head() that returns one, a "
                 "module from features to the logits of classify"
             )
-        return head
+        # A plain copy of a head asks for gradients no more than its model does, which is evaluated.
+        return head if any(p.requires_grad for p in head.parameters()) else head.requires_grad_(True)
 
     @torch.no_grad()
     def _probed_head(self) -> nn.Linear | None:

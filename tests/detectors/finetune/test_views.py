@@ -1,5 +1,6 @@
 """What tuners learn from: which images, in which views, how often; and the head that they start with."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.forward import Inputs
+from opencil.engine.forward import Inputs, evaluating
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import Model
@@ -266,6 +267,14 @@ def test_the_models_own_extra_head_is_taken(toy: Any) -> None:
     assert torch.equal(head.weight, toy.head.weight)
     assert head.weight is not toy.head.weight
     assert toy.asked == []
+
+
+def test_a_plain_copy_of_a_head_can_be_trained_though_its_model_is_evaluated(toy: Any) -> None:
+    toy.extra_head = lambda: copy.deepcopy(toy.head)
+    source = ViewSource(Inputs(toy, torch.zeros(1, 3, 4, 4)), torch.zeros(1).long())
+    with evaluating(toy):
+        head = source.extra_head()
+    assert all(parameter.requires_grad for parameter in head.parameters())
 
 
 class Corrected(nn.Module):
