@@ -37,10 +37,15 @@ def load_plugin(plugin: str | Path) -> ModuleType:
 
     Once: a file is imported again only where its text has changed. It may import the files beside it.
     """
-    given = str(plugin)
+    given = _spelt(plugin)
     for registry in REGISTRIES:  # ours come first, so that what is registered from here on is the plugin's
         registry.names()
-    return _load_file(given, Path(given).expanduser()) if is_file(given) else _load_module(given)
+    return _load_file(given, Path(given).expanduser()) if is_file(str(plugin)) else _load_module(given)
+
+
+def _spelt(plugin: str | Path) -> str:
+    """A plugin as it is noted: ``./my_method.py`` is ``my_method.py``."""
+    return str(Path(plugin))
 
 
 def is_file(given: str) -> bool:
@@ -50,6 +55,7 @@ def is_file(given: str) -> bool:
 
 def loaded(given: str) -> Plugin:
     """What is known of a plugin that has been imported."""
+    given = _spelt(given)
     if given not in _loaded:  # of an installed package
         _loaded[given] = _of_module(sys.modules.get(given))
     return _loaded[given]
