@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +17,8 @@ from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
 from opencil.runs.store import RunFolder, StepFolder
+
+Stored = Callable[[Path], dict[str, Any]]  #: the config of the run in a folder; empty where there is none
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     specs = [_with_stored_statistics(spec, RunFolder(runs / spec.folder)) for spec in planned(config)]
     for spec in specs:
         RunFolder(runs / spec.folder).check(spec)
-    prospects = [_prospect(spec, RunFolder(runs / spec.folder), device) for spec in specs]
+    stored = cache(_stored)  # runs of several seeds look at each other: each config is read once
+    prospects = [_prospect(spec, RunFolder(runs / spec.folder), device, stored) for spec in specs]
     if config.place.data_root is None and not all(run.done for run in prospects):
         for asked in splits(config):
             if isinstance(asked.dataset, FileDataset):  # refused now, not when the first run is to begin
@@ -65,7 +69,7 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     return Outlook(device_name(device), prospects, config.place.pack)
 
 
-def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device) -> Prospect:
+def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: Stored) -> Prospect:
     trained = folder.trained()
     try:
         steps = trained[0].info()["steps"] if trained else expected_steps(spec.record())
@@ -76,8 +80,10 @@ def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device) -> Prospec
     missing = None if steps is None else [t for t in range(1, steps + 1) if t not in whole]
     seconds = None
     if missing is not None:
-        stored = {step.number for step in trained}
-        taken = [_seconds(spec, folder, t, device, trained=t in stored) for t in missing]
+        done = {step.number for step in trained}
+        others = sorted(set(folder.path.parent.glob("seed*")) - {folder.path}) if missing else []
+        like = [RunFolder(path) for path in others if _alike(stored(path), spec)]
+        taken = [_seconds(spec, like, t, device, trained=t in done) for t in missing]
         seconds = None if None in taken else sum(filter(None, taken))
     return Prospect(spec, steps, len(trained), tuple(lacking), missing == [], seconds)
 
@@ -88,16 +94,13 @@ def _lacks(spec: RunSpec, step: StepFolder, detector: str) -> bool:
 
 
 def _seconds(
-    spec: RunSpec, folder: RunFolder, step: int, device: torch.device, trained: bool
+    spec: RunSpec, like: list[RunFolder], step: int, device: torch.device, trained: bool
 ) -> float | None:
-    """What a step took in runs that differ by their seeds alone, on such a device, with these detectors."""
+    """What a step took in like runs, on such a device, with these detectors."""
     taken = []
-    for path in folder.path.parent.glob("seed*"):
-        other = RunFolder(path)
+    for found in (folder.step(step) for folder in like):
         try:
-            if path == folder.path or not _alike(other.stored(), spec):
-                continue
-            info, found = other.step(step).info(), other.step(step)
+            info = found.info()
         except OpenCILError:  # not there, or damaged: it tells nothing
             continue
         made_on = info.get("made", {}).get("", {}).get("device")
@@ -107,7 +110,15 @@ def _seconds(
     return mean(taken) if taken else None
 
 
+def _stored(path: Path) -> dict[str, Any]:
+    try:
+        return RunFolder(path).stored()
+    except OpenCILError:  # damaged: it is like no other
+        return {}
+
+
 def _alike(stored: dict[str, Any], spec: RunSpec) -> bool:
+    """Whether a run differs from another by its seeds alone."""
     record = spec.record()
     return all(stored.get(section) == record[section] for section in ("benchmark", "cil", "training"))
 
