@@ -158,7 +158,7 @@ class Evaluator:
     def _loaded(self, data_root: str | None) -> dict[str, Any]:
         """A benchmark's images in OpenOOD's places, and its transform where no other is given."""
         device = device_of(self.net)
-        data = benchmark(self.id_name, data_root, "cpu" if device is None else device.type)
+        data = benchmark(self.id_name, data_root, "cpu" if device is None else str(device))
         self.preprocessor = self.preprocessor or data.transform
         return {
             "id": {"train": data.train, "test": data.test},
