@@ -5,7 +5,7 @@ front of its ReLU, the activation of two layers before, or the pixels of it that
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -95,7 +95,8 @@ class Pass:
     weights: list[Tensor]
     precision: str
     images: Tensor
-    activations: list[Tensor] = field(default_factory=list)
+    #: By layer: what is not needed any more is not kept.
+    activations: dict[int, Tensor] = field(default_factory=dict)
     raw: list[Tensor] = field(default_factory=list)
     statistics: list[Tensor] = field(default_factory=list)
 
@@ -157,11 +158,15 @@ def train(done: Pass) -> None:
         )
         done.raw.append(target)
         done.statistics.append(statistics[1:])
-        done.activations.append(active)
+        done.activations[i] = active
 
 
-def evaluate(done: Pass) -> None:
-    """The layers in evaluation: batch norm by its running statistics, part of the convolution's kernel."""
+def evaluate(done: Pass, kept: Container[int]) -> None:
+    """The layers in evaluation: batch norm by its running statistics, part of the convolution's kernel.
+
+    Activations of the layers ``kept`` stay, of others while a layer is to read them: those of all layers take
+    1.2 MB an image of 32 × 32 in float32.
+    """
     for i, layer in enumerate(done.layers):
         source, target = done.source(i), _target(done.source(i), layer, done.weights[i].dtype)
         pixels, tile = _pixels(target), EVALUATION[max(layer.weight.shape[:2])]
@@ -183,7 +188,9 @@ def evaluate(done: Pass) -> None:
             precision=done.precision,
             **tile.options,
         )
-        done.activations.append(target)
+        done.activations[i] = target
+        if i - 2 not in kept:
+            done.activations.pop(i - 2, None)
 
 
 @dataclass(frozen=True)
@@ -442,9 +449,13 @@ def compile_all(
     token = _noted.set(launches)
     try:
         done = begin(images, layers, dtype, precision)
-        (train if mode.training else evaluate)(done)
+        last = len(layers) - 1
+        if mode.training:
+            train(done)
+        else:
+            evaluate(done, range(last) if mode.back else ())
         if mode.back:
-            back(done, {len(layers) - 1: done.activations[-1]}, mode.of_images)
+            back(done, {last: done.activations[last]}, mode.of_images)
     finally:
         _noted.reset(token)
     different = {

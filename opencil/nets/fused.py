@@ -106,6 +106,8 @@ def _known_weights(layers: Sequence[Layer]) -> bool:
 def activations(layers: Sequence[Layer], images: Tensor, wanted: Sequence[int]) -> list[Tensor]:
     """What some layers give, after their ReLU: [B, C, H, W] in channels-last order."""
     parameters = [p for c, norm, _ in layers for p in (c.weight, norm.weight, norm.bias)]
+    if not torch.is_grad_enabled():  # a function is told which parameters train, not that nobody asks
+        parameters = []
     found: tuple[Tensor, ...] = _Layers.apply(images, layers, wanted, *parameters)  # type: ignore[no-untyped-call]
     return [one.permute(0, 3, 1, 2) for one in found]
 
@@ -160,7 +162,10 @@ class _Layers(Function):
                 residual.compile_all(laid_out, described, dtype, rounding, mode)
                 _compiled.add(key)
             done = residual.begin(laid_out, described, dtype, rounding)
-            (residual.train if training else residual.evaluate)(done)
+            if training:
+                residual.train(done)
+            else:
+                residual.evaluate(done, range(len(layers)) if mode.back else wanted)
         ctx.set_materialize_grads(False)
         if any(ctx.needs_input_grad):
             ctx.done, ctx.wanted, ctx.dtype = done, wanted, images.dtype

@@ -133,6 +133,21 @@ def see_divergence(training: bool) -> None:
         assert network(torch.randn(2, 3, 4, 4)).isnan().all()
 
 
+@torch.no_grad()
+def keep_little() -> None:
+    """An evaluation without gradients keeps what is asked for, and not all layers' activations."""
+    passes: list[residual.Pass] = []
+    begin = residual.begin
+
+    def noted(*given: Any) -> residual.Pass:
+        passes.append(begin(*given))
+        return passes[-1]
+
+    with mock.patch.object(fused, "_works", return_value=True), mock.patch.object(residual, "begin", noted):
+        narrow_network().eval().maps(torch.randn(1, 3, 4, 4))
+    assert [sorted(done.activations) for done in passes] == [[2, 4, 5, 6]]
+
+
 if __name__ == "__main__":
     small_tiles()
     odd = torch.randn(2, 3, 7, 5)
@@ -141,6 +156,7 @@ if __name__ == "__main__":
     compare(odd, training=False, towards=(2,))
     for training in (True, False):
         see_divergence(training)
+    keep_little()
     mend_bfloat16()
     several = torch.randn(4, 3, 6, 6)
     compare_bfloat16(several, training=True)
