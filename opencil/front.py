@@ -1,5 +1,6 @@
 """The front door for Python, as ``cli`` is for the shell: ask for runs, get what they have come to."""
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from opencil.config import Config, read_yaml, resolve
 from opencil.errors import BadInput, OpenCILError, unknown
+from opencil.plugins import outdated
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
@@ -47,7 +49,10 @@ def run(
     resolved = _resolved(config, sections, settings)
     specs = plan(resolved)
     _carry_out(execute(resolved), resolved, len(specs), progress)
-    return Results.of(resolved, specs)
+    results = Results.of(resolved, specs)
+    for sentence in outdated(results.study.runs):
+        warnings.warn(sentence, stacklevel=2)
+    return results
 
 
 def evaluate_steps(

@@ -179,14 +179,24 @@ def joined(before: object, now: Notes) -> Notes:
     return together
 
 
-def changed(runs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The plugins imported here that had another text when rows of some runs were made, and whose rows."""
-    old: dict[str, list[str]] = {}
+def outdated(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each plugin imported here that had another text when rows of some runs were made.
+
+    It is known by its file's name: the folder in front of it is as it was seen from where a call was made.
+    """
+    texts: dict[str, set[str]] = {}
+    for given, plugin in _loaded.items():
+        texts.setdefault(Path(given).name, set()).add(plugin.sha256)
+    old: dict[str, set[str]] = {}
     for cil, made in [(run["cil"], made) for run in runs for made in run.get("made", ())]:
         for plugin, sha256 in made.get("plugins", {}).items():
-            if plugin in _loaded and _loaded[plugin].sha256 != sha256:
-                old.setdefault(plugin, []).extend(name or cil for name in made["steps"])
-    return {plugin: sorted(set(names)) for plugin, names in old.items()}
+            if sha256 not in texts.get(Path(plugin).name, {sha256}):
+                old.setdefault(plugin, set()).update(name or cil for name in made["steps"])
+    return [
+        f"{plugin} has changed since rows of {', '.join(sorted(names))} were made, and they are kept: for "
+        "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run"
+        for plugin, names in old.items()
+    ]
 
 
 def missing(notes: object, kinds: Iterable[str] = ()) -> dict[str, list[str]]:

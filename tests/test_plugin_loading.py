@@ -312,11 +312,16 @@ def test_a_run_of_a_method_of_a_file_is_opened_with_it(tiny: Tiny, tmp_path: Pat
 def test_a_changed_file_is_noted_and_not_refused(made: Path, margin: Path, tiny: Tiny) -> None:
     margin.write_text(MARGIN + "\n# a remark\n", encoding="utf-8")
     words = ["run", "--runs", str(made), "--cil", "icarl", "--set", "cil.icarl.epochs=2", "--device", "cpu"]
+    said = "margin.py has changed since rows of margin were made, and they are kept"
     for spelling in ("margin.py", "./margin.py"):
         forget()
         result = call(*words, "--detector", "margin,energy", "--plugin", spelling)
         assert result.exit_code == 0, result.stderr
-        assert "margin.py has changed since rows of margin were made, and they are kept" in result.stderr
+        assert said in result.stderr
+    forget()
+    opencil.load_plugin(margin.resolve())  # as a YML in another folder names it, and in Python
+    with pytest.warns(UserWarning, match=said):
+        opencil.run(tiny(made, detector="margin"))
     (made / "digits/k2/icarl/seed0/step04/detectors/margin.parquet").unlink()
     assert call(*words, "--detector", "margin", "--plugin", "margin.py").exit_code == 0
     report = call("report", str(made), "--table", "main")

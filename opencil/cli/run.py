@@ -44,7 +44,7 @@ def carry_out(
     quiet: bool = False,
 ) -> None:
     """Do what a config's runs still lack, showing how it goes; then show what they have come to."""
-    from opencil.plugins import changed
+    from opencil.plugins import outdated
     from opencil.report.tables import summaries
     from opencil.runs.events import Failed
     from opencil.runs.failures import traceback_of_own_code
@@ -83,11 +83,8 @@ def carry_out(
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:
         show(screen, summaries(study))
-    for plugin, makers in changed(study.runs).items():
-        say(
-            f"{plugin} has changed since rows of {', '.join(makers)} were made, and they are kept: for "
-            "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run"
-        )
+    for sentence in outdated(study.runs):
+        say(sentence)
     if failures:
         raise OpenCILError(
             f"{len(failures)} of {len(ahead.runs)} runs failed; what they had finished is stored in {runs}"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pandas as pd
@@ -152,7 +153,7 @@ class Outcome:
         made = [one for run in self.runs for one in run.get("made", [])]
         plugins: dict[str, set[str]] = {}
         for plugin, sha256 in [pair for one in made for pair in one.get("plugins", {}).items()]:
-            plugins.setdefault(f"versions of {plugin}", set()).add(sha256[:16])
+            plugins.setdefault(f"versions of {Path(plugin).name}", set()).add(sha256[:16])
         notes = []
         for what, values in (
             ("versions of the source", {one["source"] for one in made}),
