@@ -259,6 +259,8 @@ def _guess_outside(written: Key) -> list[str]:
         return found
     ends = {key[-1]: key for key in config_keys()}
     close = get_close_matches(written[-1], ends, n=1, cutoff=0.8)
+    if not close:
+        return []
     return _guess((*written[:-1], *close), wrong=0) or [".".join(ends[name]) for name in close]
 
 

@@ -514,6 +514,7 @@ def test_a_setting_that_is_no_yml() -> None:
         ({"user": {"benchmark": "nothing-like-it"}}, ["benchmark 'nothing-like-it'", "digits"]),
         ({"user": {"benchmrk": {}}}, ["section 'benchmrk'", "place", "did you mean 'benchmark'"]),
         ({"user": {"cils": "icarl"}}, ["section 'cils'", "did you mean 'cil'"]),
+        ({"user": {"x": 3}}, ["section 'x' is unknown: allowed are benchmark, cil"]),
         ({"user": {"benchmark": 5}}, ["benchmark = 5", "mapping"]),
         ({"user": {"place": "here"}}, ["place = 'here'", "mapping"]),
         ({"user": {"cil": 5}}, ["cil = 5", "mapping"]),
