@@ -165,6 +165,8 @@ class Results:
         kinds = [kind for kind in KINDS if name in (kind, "all")]
         if not kinds:
             raise unknown("table", name, [*KINDS, "all"])
+        if compare not in (None, "paper", "survey"):
+            raise unknown("comparison", compare, ["paper", "survey"])
         made = chosen_tables(self.study, kinds, compare=compare, statistics=statistics, extra=extra)
         return Tables(tuple(made))
 

@@ -150,6 +150,8 @@ def test_every_kind_of_table_and_none_other(results: opencil.Results) -> None:
         results.table("mian")
     with pytest.raises(BadInput, match="no table 'ablation'"):
         results.table("ablation")
+    with pytest.raises(BadInput, match=r"comparison 'papr' is unknown.*did you mean 'paper'"):
+        results.table(compare="papr")  # type: ignore[arg-type]
 
 
 # --- failures --------------------------------------------------------------------------------------
