@@ -36,11 +36,18 @@ class Inputs:
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+        if type(self.batch_size) is not int or self.batch_size < 1:
             raise BadInput(f"batch_size = {self.batch_size!r} is not allowed: it should be at least 1")
+        if not isinstance(self.transform, Transform | None):
+            raise BadInput(
+                f"transform is a {type(self.transform).__name__}: an opencil.Transform is needed. A dataset "
+                "with a transform of its own gives images that are normalised already"
+            )
         object.__setattr__(self, "model", as_classifier(self.model))
         images = served(self.images, "images", device_of(self.model), self.batch_size)
         object.__setattr__(self, "images", images)
+        if self.indices is not None and not isinstance(self.indices, Tensor):
+            raise BadInput(f"indices are a {type(self.indices).__name__}: a tensor, int64 [N], is needed")
         if self.indices is not None and (self.indices.ndim != 1 or self.indices.dtype != torch.int64):
             raise BadInput(
                 f"indices are {self.indices.dtype} {list(self.indices.shape)}: int64 [N] is needed"

@@ -224,7 +224,10 @@ def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
     """The task of each class, on the outputs' device."""
     if tasks is None:
         return None
-    classes, tasks = test.logits.shape[1], torch.as_tensor(tensor_of(tasks)).tolist()
+    try:
+        classes, tasks = test.logits.shape[1], torch.as_tensor(tensor_of(tasks)).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"tasks = {reprlib.repr(tasks)} is not allowed: whole numbers are") from None
     if len(tasks) != classes or not all(type(task) is int for task in tasks) or min(tasks) < 1:
         raise BadInput(
             f"tasks has {len(tasks)} numbers from {min(tasks, default=0)} on: "

@@ -330,6 +330,8 @@ def joint_metrics(
 def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
     """Share of samples [N] whose predicted label is theirs; tensors or numpy arrays."""
     of_model, own = tensor_of(predicted), tensor_of(labels)
+    if not isinstance(of_model, Tensor) or not isinstance(own, Tensor):
+        raise BadInput("predictions and labels should be tensors or numpy arrays")
     if of_model.shape != own.shape or not len(own):
         raise BadInput(
             f"predictions {list(of_model.shape)} and labels {list(own.shape)} give no accuracy: "

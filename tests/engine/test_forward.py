@@ -82,7 +82,9 @@ def test_the_model_is_only_read(images: ImageSet, model: Model, plain: Transform
     ("given", "sentence"),
     [
         ({"batch_size": 0}, "batch_size = 0 is not allowed"),
+        ({"batch_size": True}, "batch_size = True is not allowed"),
         ({"indices": torch.tensor([True, False])}, r"indices are torch.bool \[2\]"),
+        ({"indices": [0, 1]}, "indices are a list: a tensor"),
     ],
 )
 def test_what_chooses_no_batches_is_refused(

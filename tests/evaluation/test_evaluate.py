@@ -375,6 +375,8 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"detectors": "odin", "test": Restless()}, "test gave other images, or the same in another order"),
         ({"detectors": "ber", "setup": [FLOATS]}, "ber train on set-up images in an order of their own"),
         ({"batch_size": 0}, "batch_size = 0 is not allowed"),
+        ({"transform": lambda images: images}, "transform is a function: an opencil.Transform is needed"),
+        ({"tasks": "ab"}, "tasks = 'ab' is not allowed: whole numbers are"),
         ({"model": None}, "None is no model: a module with features"),
         ({"model": opencil.create_backbone("resnet8")}, "ResNet8? is a backbone, which gives features"),
         ({"model": Stranger}, "the class Stranger is no model"),

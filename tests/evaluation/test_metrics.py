@@ -261,6 +261,8 @@ def test_accuracy_needs_a_prediction_for_each_label(shape: tuple[int, ...]) -> N
         BadInput, match="give no accuracy: two vectors of the same length, at least 1, are needed"
     ):
         accuracy(torch.zeros(shape), torch.zeros(3 if shape != (0,) else 0))
+    with pytest.raises(BadInput, match="predictions and labels should be tensors or numpy arrays"):
+        accuracy([1], [1])  # type: ignore[arg-type]
 
 
 ACCURACIES = torch.tensor([[0.9, 0.0, 0.0], [0.95, 0.8, 0.0], [0.5, 0.7, 0.6]])  # a_tj after step t on task j
