@@ -57,7 +57,7 @@ function choiceList(name) {
     el("summary", {}, el("span", { class: "caption" }, SEVERAL[name]), chosen),
     el("div", { class: "panel" }, el("div", { class: "panel-head" }, search, all), parts),
   );
-  filters.append(box);
+  filters.insertBefore(box, $("variants")); // it comes last, for the Tab key too
   return { box, parts, chosen, made: "" };
 }
 function several(name, choices, all) {

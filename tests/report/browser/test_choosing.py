@@ -74,6 +74,16 @@ def test_a_list_can_be_searched_and_is_left_with_escape(opened: Any) -> None:
     assert opened.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
+def test_the_tab_key_goes_through_the_filters_as_they_lie(opened: Any) -> None:
+    script = """[...document.querySelectorAll("#filters > :not([hidden])")].map((one) => {
+        const { top, left } = one.getBoundingClientRect();
+        return [one.dataset.name || one.querySelector("[name]").name, Math.floor(top / 50), left];
+    })"""
+    names, *places = zip(*opened.evaluate(script), strict=True)
+    assert names[-1] == "variants"
+    assert sorted(zip(*places, strict=True)) == list(zip(*places, strict=True))
+
+
 def test_variants_are_folded_away_until_they_are_asked_for(opened: Any) -> None:
     plain = {(cil, name) for cil in ("icarl", "wa") for name in ("msp", "energy", "odin", "vos", "ber")}
     assert shown(opened) == plain
