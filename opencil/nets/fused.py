@@ -40,7 +40,7 @@ def fits(layers: Sequence[Layer], images: Tensor) -> bool:
         and len({norm.training for _, norm, _ in layers}) == 1
         and images.numel() // images.shape[1] * max(NARROW) <= MOST_NUMBERS
         and _known_weights(layers)
-        and _works(images.device)
+        and works_on(images.device)
     )
 
 
@@ -189,7 +189,7 @@ class _Layers(Function):
 
 
 @cache
-def _works(device: torch.device) -> bool:
+def works_on(device: torch.device) -> bool:
     """Whether there is Triton, a C compiler and a GPU that multiplies bfloat16; tried once."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False

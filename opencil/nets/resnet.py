@@ -73,7 +73,8 @@ class ResNet(Backbone):
 
     def has_kernels_for(self, images: Tensor) -> bool:
         """Whether all layers are narrow and there is a GPU for them."""
-        layers = self._layers()
+        # A CPU has none: looking at the layers would take a hundredth of a little network's step.
+        layers = self._layers() if images.is_cuda or fused.works_on(images.device) else []
         return bool(layers) and fused.fits(layers, images)
 
     def _layers(self) -> list[fused.Layer]:

@@ -50,7 +50,7 @@ def compare(images: Tensor, training: bool, towards: tuple[int, ...]) -> None:
     ours = narrow_network().train(training).requires_grad_(training)
     torchs = copy.deepcopy(ours)
     of_ours, of_torchs = images.clone().requires_grad_(), images.clone().requires_grad_()
-    with mock.patch.object(fused, "_works", return_value=True):
+    with mock.patch.object(fused, "works_on", return_value=True):
         assert ours.has_kernels_for(of_ours)
         found = ours.maps(of_ours)
     assert not torchs.has_kernels_for(of_torchs)
@@ -100,7 +100,7 @@ def compare_bfloat16(images: Tensor, training: bool) -> None:
         given = images.to(next(network.parameters()).dtype).clone().requires_grad_()
         ours, bfloat16 = kind == "ours", (torch.bfloat16, "ieee")
         with (
-            mock.patch.object(fused, "_works", return_value=ours),
+            mock.patch.object(fused, "works_on", return_value=ours),
             mock.patch.object(fused, "precision", return_value=bfloat16 if ours else None),
             torch.autocast("cpu", torch.bfloat16, enabled=kind == "torch"),
         ):
@@ -129,7 +129,7 @@ def see_divergence(training: bool) -> None:
     """A weight that is not a number makes features that are none, whatever ReLUs are in between."""
     network = narrow_network().train(training)
     network.blocks[0].conv1.weight[0, 0, 0, 0] = torch.nan
-    with mock.patch.object(fused, "_works", return_value=True):
+    with mock.patch.object(fused, "works_on", return_value=True):
         assert network(torch.randn(2, 3, 4, 4)).isnan().all()
 
 
@@ -143,7 +143,7 @@ def keep_little() -> None:
         passes.append(begin(*given))
         return passes[-1]
 
-    with mock.patch.object(fused, "_works", return_value=True), mock.patch.object(residual, "begin", noted):
+    with mock.patch.object(fused, "works_on", return_value=True), mock.patch.object(residual, "begin", noted):
         narrow_network().eval().maps(torch.randn(1, 3, 4, 4))
     assert [sorted(done.activations) for done in passes] == [[2, 4, 5, 6]]
 

@@ -22,7 +22,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels
 @pytest.fixture
 def works(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a GPU that Triton works on."""
-    monkeypatch.setattr(fused, "_works", lambda _: True)
+    monkeypatch.setattr(fused, "works_on", lambda _: True)
 
 
 IMAGES = torch.zeros(2, 3, 8, 8)
@@ -123,15 +123,15 @@ def test_where_triton_does_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
     monkeypatch.setattr(fused, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    fused._works.cache_clear()
+    fused.works_on.cache_clear()
     try:
         with pytest.warns(UserWarning, match="training is slower .*Failed to find C compiler"):
-            assert not fused._works(torch.device("cuda"))
+            assert not fused.works_on(torch.device("cuda"))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-        fused._works.cache_clear()
-        assert not fused._works(torch.device("cuda"))
+        fused.works_on.cache_clear()
+        assert not fused.works_on(torch.device("cuda"))
     finally:
-        fused._works.cache_clear()
+        fused.works_on.cache_clear()
 
 
 def features_and_gradients(
