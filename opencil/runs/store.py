@@ -241,16 +241,12 @@ class RunFolder:
             return
         methods = {tuple(key.split(".")[:2]) for key in differences}
         section, method = min(methods) if len(methods) == 1 else ("", "")
-        # No flag sets what was said of models from elsewhere: class order, outputs and memory.
-        told = self.stored().get("foreign") and any(key.startswith("cil.") for key in differences)
-        if told:
-            yield "choose another name"
-        elif section in ("cil", "detector"):
+        if section in ("cil", "detector"):
             label = f"{method.partition('@')[0]}@mine"
             ours = {key: now for key, (_, now) in differences.items() if now not in ("absent", {})}
             settings = _settings({key.replace(method, label, 1): now for key, now in ours.items()})
             yield f"keep both by a label, --{section} {label} {settings}"
-        if not told and all(
+        if all(
             key.startswith(("training.", "cil.", "detector.", "benchmark.shifted")) for key in differences
         ):
             values = {key: then for key, (then, _) in differences.items() if then != "absent"}
