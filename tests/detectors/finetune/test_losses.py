@@ -377,6 +377,10 @@ class Poles(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         return images.mean(dim=(1, 2, 3)).abs()[:, None]
 
+    def classify(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits
+
 
 def at_the_poles(make_batch: MakeBatch, tuner: BER, model: Poles) -> Batch:
     """Images of class 0 at +1 and of class 1 at −1, mixed half and half; the memory at +1."""
