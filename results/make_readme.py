@@ -192,6 +192,16 @@ def same_models() -> bool:
     return len(both) == len(now) and bool((both["value_x"] == both["value_y"]).all())
 
 
+@cache
+def shared_first_step() -> pd.DataFrame:
+    """Rows of step 1 that iCaRL and WA have in common, whose first training is the same."""
+    every = study("kernels").rows
+    first = every[every["step"] == 1].drop(columns=["cil", "step"])
+    keys = [name for name in first.columns if name != "value"]
+    parts = [first[every.loc[first.index, "cil"] == cil] for cil in ("icarl", "wa")]
+    return parts[0].merge(parts[1], on=keys)
+
+
 def gentle(detector: str, **where: Any) -> float:
     """AUC of a head tuned with lr 0.001."""
     return auc(f"{detector}@gentle", folder="learning_rate", **where)
