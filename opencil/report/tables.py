@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Literal
 
 import pandas as pd
@@ -290,6 +291,8 @@ def _summary(name: str, title: str, averages: pd.DataFrame, metrics: list[str], 
     # A metric of ID images alone has one value, not one for each split of the OOD sets.
     alone = set(measured.loc[measured["split"] == "", "metric"])
     keys = [(m, split) for m in metrics for split in ([""] if m in alone else _SPLITS)]
+    counts = measured.groupby(["cil", "detector"])[["steps", "seeds"]].min()
+    whole = set(counts[(counts == counts.groupby("cil").transform("max")).all(axis=1)].index)
     blocks = []
     for cil in sort_cil(measured["cil"]):
         names = sort_detectors(measured.loc[measured["cil"] == cil, "detector"])
@@ -299,8 +302,11 @@ def _summary(name: str, title: str, averages: pd.DataFrame, metrics: list[str], 
             for name in names
         ]
         # Of so few, to mark three would be to mark all.
-        contested = sum(not labelled(name) for name in names) > 3
-        blocks.append(Block(_ranked(lines, [m for m, _ in keys], name=1) if contested else lines))
+        level = [(cil, name) in whole for name in names]  # what is unfinished does not compare
+        if sum(not labelled(name) for name in compress(names, level)) > 3:
+            ranked = iter(_ranked(list(compress(lines, level)), [m for m, _ in keys], name=1))
+            lines = [next(ranked) if so else line for line, so in zip(lines, level, strict=True)]
+        blocks.append(Block(lines))
     columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
     columns += [
         Column(split, metric_of(m).column) if split else Column(metric_of(m).column) for m, split in keys

@@ -604,6 +604,14 @@ def test_of_three_detectors_none_is_marked(made_up: Rows) -> None:
     assert not any("best" in note for note in table.notes)
 
 
+def test_a_detector_with_fewer_seeds_is_not_among_the_best(made_up: Rows) -> None:
+    rows = made_up(detectors=FOUR)
+    table = detection(rows[(rows["detector"] != "gen") | (rows["seed"] == 0)])
+    ranks = {cells[1].text: max(cell.rank for cell in cells) for cells in table.lines}
+    assert ranks.pop("gen") == 0
+    assert max(ranks.values()) == 3
+
+
 def test_names_with_a_label_are_not_among_the_best_of_a_summary(made_up: Rows) -> None:
     table = detection(made_up(detectors=(*FOUR, "ber@nter")))
     ranks = {cells[1].text: max(cell.rank for cell in cells) for cells in table.lines}
