@@ -11,9 +11,9 @@ from opencil.data.foreign import served
 from opencil.data.roles import OOD_ROLES
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs, device_of, forward
+from opencil.engine.forward import Outputs, device_of
 from opencil.errors import BadInput, unknown
-from opencil.evaluation.evaluate import check_reads, with_labels
+from opencil.evaluation.evaluate import check_reads, outputs_named, with_labels
 from opencil.evaluation.metric import metrics
 from opencil.evaluation.reading import Reading, Samples
 from opencil.nets.model import Classifier
@@ -152,7 +152,7 @@ class Evaluator:
             images = images[part]
         name, labelled = " ".join(place), place[0] != "ood"
         read = served(images, name, device_of(self.net), self.batch_size, labelled=labelled)
-        outputs = forward(self.net, read, self.preprocessor, batch_size=self.batch_size)
+        outputs = outputs_named(self.net, read, name, self.preprocessor, self.batch_size)
         return with_labels(outputs, name) if labelled else outputs
 
     def _loaded(self, data_root: str | None) -> dict[str, Any]:

@@ -71,7 +71,9 @@ def evaluate(
     needing = [name for name, detector in chosen.items() if not detector.ready]
     check_reads(classifier, chosen)
     if setup is None and needing:
-        raise BadInput(f"{', '.join(needing)} need set-up images: give setup=..., or name other detectors")
+        raise BadInput(
+            f"set-up images are needed for {', '.join(needing)}: give setup=..., or name other detectors"
+        )
     if not isinstance(ood, Mapping) or not ood or not all(ood):
         raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
     if shifted is not None and (
@@ -90,23 +92,24 @@ def evaluate(
     setup_images = read(setup, "setup", setup_labels is None) if needing and setup is not None else None
     _readable(chosen, [test_images, *ood_images.values(), *shifted_images.values()], setup_images)
 
-    def outputs(images: Images | Tensor | ForeignImages) -> Outputs:
-        return forward(classifier, images, transform, batch_size=batch_size)
+    def outputs(images: Images | Tensor | ForeignImages, name: str) -> Outputs:
+        return outputs_named(classifier, images, name, transform, batch_size)
 
-    of_test = with_labels(outputs(test_images), "test", labels)
+    of_test = with_labels(outputs(test_images, "test"), "test", labels)
     task_of = _tasks(tasks, of_test)
     of_setup = None
     if setup_images is not None:
-        of_setup = with_labels(outputs(setup_images), "set-up", setup_labels)
+        of_setup = with_labels(outputs(setup_images, "setup"), "set-up", setup_labels)
         learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
         if of_setup.labels is None and learning:
             raise BadInput(
                 f"{', '.join(learning)} learn from the labels of set-up images: give setup_labels=..., or "
                 "name other detectors"
             )
-    of_ood = {name: outputs(images) for name, images in ood_images.items()}
+    of_ood = {name: outputs(images, f"ood {name!r}") for name, images in ood_images.items()}
     of_shifted = {
-        name: with_labels(outputs(images), f"{name} (shifted)") for name, images in shifted_images.items()
+        name: with_labels(outputs(images, f"shifted {name!r}"), f"{name} (shifted)")
+        for name, images in shifted_images.items()
     }
     wanted = chosen_metrics(metrics or ())
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
@@ -122,6 +125,23 @@ def evaluate(
     return pd.DataFrame(
         [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns
     )
+
+
+def outputs_named(
+    model: Classifier,
+    images: Images | Tensor | ForeignImages,
+    name: str,
+    transform: Transform | None,
+    batch_size: int,
+) -> Outputs:
+    """Outputs of images that have a name; those that the model fails on are refused by it."""
+    try:
+        return forward(model, images, transform, batch_size=batch_size)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # torch's words for images that a layer was not made for
+        why = str(error).strip().partition("\n")[0]
+        raise BadInput(f"the model fails on the images of {name}: {why}") from error
 
 
 def _detectors(

@@ -338,7 +338,7 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"detectors": ["react", "msp"]}, "react need set-up images: give setup="),
+        ({"detectors": ["react", "msp"]}, "set-up images are needed for react: give setup="),
         ({"detectors": ["mps"]}, "did you mean 'msp'"),
         ({"ood": {}}, "at least one OOD set is needed"),
         ({"tasks": [1, 1, 2]}, "one for each of the 4 classes"),
@@ -392,3 +392,19 @@ def test_what_cannot_be_evaluated_is_refused(given: dict[str, object], sentence:
     arguments = {"model": Stranger(), "test": FLOATS, "ood": {"far": FLOATS}, "detectors": ["msp"]} | given
     with pytest.raises(BadInput, match=sentence):
         evaluate(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("images", "why"),
+    [
+        (torch.rand(6, 8, 8, 3), "weight of size .* expected input.* to have 3 channels, but got 8"),
+        (torch.rand(6, 1, 8, 8), "expected input.* to have 3 channels, but got 1"),
+    ],
+)
+def test_images_that_a_model_fails_on_are_named(images: Tensor, why: str) -> None:
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    good = torch.rand(6, 3, 8, 8)
+    model = opencil.wrap(convolution, head="3")
+    with pytest.raises(BadInput, match=f"the model fails on the images of ood 'far': .*{why}") as raised:
+        evaluate(model, good, {"far": images}, detectors="msp", labels=[0, 1] * 3)
+    assert isinstance(raised.value.__cause__, RuntimeError), "whose traceback says where in the model"
