@@ -241,9 +241,8 @@ def _guess(written: Key, wrong: int = -1) -> list[str]:
     What several methods have stands under ``*``.
     """
     known = [part.partition("@")[0] for part in written]
-    labels = dict(
-        zip(known, written, strict=True)
-    )  # a labelled method is sought by its name, and told with it
+    # A labelled method is sought by its name, and told with its label.
+    labels = dict(zip(known, written, strict=True))
     found = [key for key in misplaced(known, config_keys(), wrong) if key != tuple(known)]
     methods = [key for key in found if key[0] in METHODS and len(key) > 2 and key[1] not in known]
     others = {key: [k for k in methods if (k[0], *k[2:]) == (key[0], *key[2:])] for key in methods}
