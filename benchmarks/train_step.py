@@ -1,8 +1,9 @@
-"""Training speed of iCaRL's step ≥ 2 with its teacher: captured against eager, one run against several.
+"""Training speed of a step ≥ 2, iCaRL's with its teacher: captured against eager, one run against several.
 
     python benchmarks/train_step.py                  # a GPU: graph against eager, and 8 runs packed
     python benchmarks/train_step.py --compile        # and torch's own kernels, compiled, in graphs too
     python benchmarks/train_step.py --backbone resnet18 --batch 256 --precision bf16 --compile --pack 1
+    python benchmarks/train_step.py --cil replay     # the same without a teacher
     python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
 
 Random images of CIFAR-100's or ImageNet's size; what they show does not matter. The eager step is the same
@@ -31,7 +32,13 @@ SIDES = {"resnet32": (32, 7_000), "resnet18": (224, 2_048)}
 
 
 def one_run(
-    seed: int, device: torch.device, arithmetic: Arithmetic, capture: bool, batch: int, backbone: str
+    seed: int,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    capture: bool,
+    batch: int,
+    backbone: str,
+    cil: str,
 ) -> Iterator[None]:
     """An endless training of step 5 at k = 10; yields after each iteration it has queued."""
     side, count = SIDES[backbone]
@@ -43,7 +50,7 @@ def one_run(
     )
     setting = Setting(images_set, images_set, transform, backbone, batch, seed, seed, arithmetic)
     everything = torch.arange(count)
-    learner = opencil.create_learner("icarl")
+    learner = opencil.create_learner(cil)
     old = opencil.Step((10,) * 4, 10, everything, everything)
     step = opencil.Step((10,) * 5, 10, everything, everything)
     task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
@@ -72,12 +79,13 @@ def measure(
     iterations: int,
     batch: int,
     backbone: str,
+    cil: str,
 ) -> float:
     """Images per second of ``runs`` trainings that take turns, each on a stream of its own."""
     lanes = []
     for seed in range(runs):
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        lanes.append((one_run(seed, device, arithmetic, capture, batch, backbone), stream))
+        lanes.append((one_run(seed, device, arithmetic, capture, batch, backbone, cil), stream))
 
     def advance(times: int) -> None:
         for _ in range(times):
@@ -104,6 +112,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--backbone", default="resnet32", choices=list(SIDES))
+    parser.add_argument("--cil", default="icarl", help="the CIL method")
     parser.add_argument("--precision", default="tf32,bf16")
     parser.add_argument(
         "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
@@ -118,8 +127,7 @@ def main() -> None:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     mode = "fastest" if flags.search else "deterministic"
-    what = f"iCaRL with teacher, {flags.backbone}, batch {flags.batch}"
-    print(f"{name}, torch {torch.__version__}, {mode}: {what}")
+    print(f"{name}, torch {torch.__version__}, {mode}: {flags.cil}, {flags.backbone}, batch {flags.batch}")
     print(f"{'precision':10} {'mode':20} {'images/s':>10} {'ratio':>7}")
     iterations = flags.iterations if device.type == "cuda" else 3
     for precision in flags.precision.split(","):
@@ -128,15 +136,16 @@ def main() -> None:
         )
         precision = arithmetic.on(device)  # which is float32 on a CPU
         packs = list(map(int, flags.pack.split(","))) if device.type == "cuda" else []
+        what = (flags.batch, flags.backbone, flags.cil)
         with mock.patch("opencil.nets.fused.fits", return_value=False):
-            eager = measure(1, device, arithmetic, False, iterations // 3, flags.batch, flags.backbone)
+            eager = measure(1, device, arithmetic, False, iterations // 3, *what)
             print(f"{precision:10} {'eager':20} {eager:10.0f} {1:6.2f}×", flush=True)
             for pack in packs if flags.compile else []:
                 compiled = replace(arithmetic, compile=True)
-                speed = measure(pack, device, compiled, True, iterations, flags.batch, flags.backbone)
+                speed = measure(pack, device, compiled, True, iterations, *what)
                 print(f"{precision:10} {f'compiled graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×")
         for pack in packs:
-            speed = measure(pack, device, arithmetic, True, iterations, flags.batch, flags.backbone)
+            speed = measure(pack, device, arithmetic, True, iterations, *what)
             print(f"{precision:10} {f'graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
 
 
