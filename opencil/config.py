@@ -340,6 +340,7 @@ def _methods(
 ) -> dict[str, dict[str, Any]]:
     """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
     sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
+    groups = registry.groups()
     somewhere = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
     for value in [v for section in sections for v in section.get("*", {}) if v not in somewhere]:
         raise BadInput(
@@ -347,18 +348,16 @@ def _methods(
             f"{meant(_guess((key, '*', str(value)))) or nearest(str(value), somewhere)}"
         )
     for section in (dict.fromkeys(chosen), *sections):
-        for name in [n for n in section if n not in ("*", "all")]:  # refused if it is unknown, chosen or not
+        for name in [n for n in section if n not in ("*", *groups)]:  # refused if unknown, chosen or not
             if (known := name.partition("@")[0]) not in registry.names():
                 places = _guess(_path(key, content={known: section[name]}), wrong=1)
-                raise unknown(registry.kind, known, registry.names(), places)
+                raise unknown(registry.kind, known, registry.names(), places, groups)
             registry.entry(name)
-    if any(section.get("all") for section in sections):
-        raise BadInput(f"{key}.all takes no values: {key}.* stands for every method")
-    names = [name for name in chosen if name != "*"] or ["all"]
-    if "all" in names:
-        names = [*registry.names(), *(name for name in names if name != "all")]
+    for group in groups:
+        if any(section.get(group) for section in sections):
+            raise BadInput(f"{key}.{group} takes no values: {key}.* stands for every method")
     made = {}
-    for name in dict.fromkeys(names):
+    for name in registry.chosen([name for name in chosen if name != "*"] or ["all"]):
         cls = registry.entry(name).make
         values, named = registry.defaults(name), registry.named_values(name)
         # A labelled method, ber@nter, begins with what is said of ber; what its label stands for stays.

@@ -30,8 +30,14 @@ def meant(places: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(filter(None, (', '.join(few[:-1]), few[-1])))}?" if few else ""
 
 
-def unknown(what: str, name: str, known: Iterable[str], places: Sequence[str] = ()) -> BadInput:
-    """The error for a name that is not among the known ones; ``places`` are where it would be one."""
-    known = sorted(known)
-    hint = meant(places) or nearest(name, known)
-    return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{hint}")
+def unknown(
+    what: str, name: str, known: Iterable[str], places: Sequence[str] = (), groups: Iterable[str] = ()
+) -> BadInput:
+    """The error for a name that is not among the known ones.
+
+    ``places`` are where it would be one; ``groups`` are words for several of them.
+    """
+    known, groups = sorted(known), list(groups)
+    hint = meant(places) or nearest(name, [*known, *groups])
+    several = f", and for several of them {', '.join(groups)}" if groups else ""
+    return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{several}{hint}")

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
@@ -25,6 +25,8 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 _NAME = "[a-z0-9][a-z0-9_-]*"
+#: Words for several names, which no single thing can have: all there are, and those of the OpenCIL paper.
+_ALL, _PAPER = "all", "paper"
 #: The entry points under which packages that are installed beside us offer modules.
 GROUP = "opencil.plugins"
 _importing: ContextVar[str] = ContextVar("importing", default="")
@@ -78,19 +80,23 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing. ``home`` is the package whose modules register ours."""
+    """Names of one kind of thing.
 
-    def __init__(self, kind: str, home: str) -> None:
+    ``home`` is the package whose modules register ours; ``paper`` are the names that the OpenCIL paper has.
+    """
+
+    def __init__(self, kind: str, home: str, paper: Collection[str] = ()) -> None:
         self.kind = kind
         self.home = home
+        self.paper = frozenset(paper)
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
         """Class or function decorator that adds ``name``; a name can be taken once."""
-        if not re.fullmatch(_NAME, name) or name == "all":
+        if not re.fullmatch(_NAME, name) or name in (_ALL, _PAPER):
             raise BadInput(
                 f"{self.kind} name {name!r} is not usable: allowed are lower-case letters, digits, - and _; "
-                "'all' has a meaning of its own"
+                f"{_ALL!r} and {_PAPER!r} have meanings of their own"
             )
 
         def add(make: Target) -> Target:
@@ -110,9 +116,24 @@ class Registry(Generic[T]):
         return add
 
     def names(self, pattern: str = "*") -> list[str]:
-        """Registered names that match a shell pattern (``*norm*``), sorted."""
+        """Registered names that match a shell pattern (``*norm*``) or are of a group (``paper``), sorted."""
         self._load()
-        return sorted(fnmatch.filter(self._entries, pattern))
+        return self.groups().get(pattern) or sorted(fnmatch.filter(self._entries, pattern))
+
+    def groups(self) -> dict[str, list[str]]:
+        """Words for several names: ``all``, ``paper`` for the OpenCIL paper's, and every family."""
+        self._load()
+        known = sorted(self._entries)
+        members = {_ALL: known} | ({_PAPER: [n for n in known if n in self.paper]} if self.paper else {})
+        families = {name: getattr(self._entries[name].make, "family", "") for name in known}
+        for family in sorted({*families.values()} - {"", *members, *known}):
+            members[family] = [name for name in known if families[name] == family]
+        return members
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Names with groups among them written out, each once."""
+        groups = self.groups()
+        return list(dict.fromkeys(n for name in names for n in groups.get(name, [name])))
 
     def entry(self, name: str) -> Entry[T]:
         """The entry of ``name``; an unknown name is an error that offers the nearest.
@@ -235,8 +256,15 @@ def load_plugins() -> None:
             ) from error
 
 
-LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil")
-DETECTORS: Registry[Any] = Registry("detector", "opencil.detectors")
+LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil", paper=("bic", "foster", "icarl", "wa"))
+DETECTORS: Registry[Any] = Registry(
+    "detector",
+    "opencil.detectors",
+    paper=(
+        *("energy", "gen", "klm", "maxlogit", "msp", "nnguide", "odin", "react", "relation"),
+        *("augmix", "ber", "logitnorm", "npos", "regmix", "t2fnorm", "vos"),
+    ),
+)
 DATASETS: Registry[Any] = Registry("dataset", "opencil.data")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
 METRICS: Registry[Any] = Registry("metric", "opencil.evaluation")

@@ -16,6 +16,7 @@ import opencil
 from opencil import BadInput, Schedule
 from opencil.config import SECTIONS, Config, config_keys, dump_yaml, parse_yaml, read_yaml, resolve
 from opencil.data.shifted import ShiftedSet
+from opencil.published import published_results
 from opencil.validation import flat, plain
 
 
@@ -234,6 +235,26 @@ def test_short_forms_of_a_list_of_methods(value: Any) -> None:
 def test_all_methods(value: Any) -> None:
     assert list(resolve({"detector": value}).detector) == opencil.list_detectors()
     assert list(resolve().detector) == opencil.list_detectors()
+
+
+def test_groups_of_methods() -> None:
+    tables = published_results()
+    paper = {kind: sorted(set(tables[kind]) - {""}) for kind in ("cil", "detector")}
+    config = resolve(cil=["paper"], detector=["paper"])
+    assert {"cil": list(config.cil), "detector": list(config.detector)} == paper
+    assert resolve({"detector": "paper"}).detector == config.detector
+    chosen = list(resolve(detector=["msp", "fine-tuning", "ber", "gen"]).detector)
+    assert chosen == ["msp", *opencil.list_detectors("fine-tuning"), "gen"]
+    assert {"augmix", "ber", "vos"} <= set(chosen)
+
+
+def test_a_group_takes_no_values_and_gives_its_name_to_nobody() -> None:
+    with pytest.raises(BadInput, match=r"detector\.paper takes no values: detector\.\* stands for every"):
+        resolve({"detector": {"paper": {"temperature": 2}}})
+    with pytest.raises(BadInput, match=r"for several of them all, paper.*did you mean 'paper'"):
+        resolve(detector=["papr"])
+    with pytest.raises(BadInput, match="'all' and 'paper' have meanings of their own"):
+        opencil.register_detector("paper")
 
 
 def test_chosen_methods_replace_those_of_the_yml_and_keep_its_values() -> None:

@@ -29,17 +29,17 @@ def benchmarks() -> list[str]:
 
 
 def learners() -> list[str]:
-    """The CIL methods, and all of them."""
+    """The CIL methods, and groups of them."""
     from opencil.registry import LEARNERS
 
-    return [*LEARNERS.names(), "all"]
+    return [*LEARNERS.names(), *LEARNERS.groups()]
 
 
 def detectors() -> list[str]:
-    """The detectors, and all of them."""
+    """The detectors, and groups of them."""
     from opencil.registry import DETECTORS
 
-    return [*DETECTORS.names(), "all"]
+    return [*DETECTORS.names(), *DETECTORS.groups()]
 
 
 def datasets() -> list[str]:

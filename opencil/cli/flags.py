@@ -38,7 +38,7 @@ def _config_from_flags(
     cil: Annotated[
         str | None,
         typer.Option(
-            help="CIL methods: icarl,wa or all; icarl@short under values of its own.",
+            help="CIL methods: icarl,wa, or paper, or all; icarl@short under values of its own.",
             metavar="A,B|all",
             show_default="all",
             autocompletion=some_of(completion.learners),
@@ -48,7 +48,7 @@ def _config_from_flags(
     detector: Annotated[
         str | None,
         typer.Option(
-            help="Detectors: msp,ber or all; ber@mine under values of its own.",
+            help="Detectors: msp,ber, or paper, post-hoc, all; ber@mine under values of its own.",
             metavar="A,B|all",
             show_default="all",
             autocompletion=some_of(completion.detectors),

@@ -1,11 +1,13 @@
 """``opencil list``: what there is."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fnmatch import filter as matching
 from functools import partial
+from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -13,20 +15,42 @@ from rich.markup import escape
 from rich.table import Table
 
 from opencil.cli.completion import one_of
+from opencil.cli.flags import names
 from opencil.cli.guard import guarded
 from opencil.errors import BadInput, unknown
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Registry
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
 if TYPE_CHECKING:
     from opencil.detectors.detector import Detector
 
 Line = dict[str, str]
+_FAMILY = "family"
 
 
-def _benchmarks(pattern: str, _: bool) -> Iterator[Line]:
+@dataclass(frozen=True)
+class _Asked:
+    """Which names are asked for, and whether in detail."""
+
+    pattern: str
+    detailed: bool
+    needs: frozenset[str] | None  #: they need nothing but these
+    years: range | None  #: they were published then
+
+    def __call__(self, entry: Entry[Any]) -> bool:
+        """Whether what is registered under a name that matches is asked for."""
+        if self.years is not None and (entry.paper is None or entry.paper.year not in self.years):
+            return False
+        if self.needs is None:
+            return True
+        detector: Detector = entry.make()
+        set_up = detector.reads_to_set_up if detector.needs_setup else frozenset()
+        return detector.reads | set_up <= self.needs
+
+
+def _benchmarks(asked: _Asked) -> Iterator[Line]:
     from opencil.config import list_benchmarks, resolve
 
-    for name in matching(list_benchmarks(), pattern):
+    for name in matching(list_benchmarks(), asked.pattern):
         b = resolve(flags={"benchmark": name}).benchmark
         line = {"name": name, "ID data": b.id}
         line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
@@ -35,28 +59,35 @@ def _benchmarks(pattern: str, _: bool) -> Iterator[Line]:
 
 
 def _registered(
-    registry: Registry[Any],
-    pattern: str,
-    detailed: bool,
-    details: Callable[[Any], Line] | None = None,
+    registry: Registry[Any], asked: _Asked, details: Callable[[Any], Line] | None = None
 ) -> Iterator[Line]:
-    """What a registry has: names, what they are, and where they were published, if any of them was."""
-    entries = {name: registry.entry(name) for name in registry.names(pattern)}
-    published, labelled, plugged = (
-        any(map(attrgetter(a), entries.values())) for a in ("paper", "named", "plugin")
-    )
-    for name, entry in entries.items():
-        line = {"name": name, "what it is": entry.about}
+    """What a registry has: names, what they are, and where they were published, if any of them was.
+
+    Where they are of families, these stand one after the other.
+    """
+    entries = [entry for entry in map(registry.entry, registry.names(asked.pattern)) if asked(entry)]
+    published, labelled, plugged = (any(map(attrgetter(a), entries)) for a in ("paper", "named", "plugin"))
+    for entry in sorted(entries, key=_place):
+        line = {"name": entry.name, "what it is": entry.about}
         if labelled:
             line["labels"] = _labels(entry.named)
-        if detailed and details:
-            line |= details(registry.create(name))
+        if details:
+            line |= details(registry.create(entry.name)) if asked.detailed else {_FAMILY: _family(entry)}
         if published:
             paper = entry.paper
             line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
         if plugged:
             line["plugin"] = entry.plugin
         yield line
+
+
+def _family(entry: Entry[Any]) -> str:
+    return str(getattr(entry.make, _FAMILY, "others"))
+
+
+def _place(entry: Entry[Any]) -> tuple[bool, str, str]:
+    """Post-hoc detectors, which cost least, come first."""
+    return _family(entry) != "post-hoc", _family(entry), entry.name
 
 
 def _labels(named: Mapping[str, Mapping[str, Any]]) -> str:
@@ -71,25 +102,25 @@ def _of_detector(detector: "Detector") -> Line:
     """What a detector reads, to score and in its set-up, and the default values that are its own."""
     from opencil.validation import plain
 
-    family = next(base for base in type(detector).__mro__ if "family" in vars(base))
+    family = next(base for base in type(detector).__mro__[1:] if _FAMILY in vars(base))
     shared = {f.name for f in fields(family)}  # by the whole family: said once, in the docs
     values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items() if key not in shared)
     set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
     reads = ", ".join(sorted(detector.reads))
-    return {"family": detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
+    return {_FAMILY: detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
 
 
-def _metrics(pattern: str, _: bool) -> Iterator[Line]:
+def _metrics(asked: _Asked) -> Iterator[Line]:
     from opencil.evaluation.metric import metrics
 
     known = metrics()
-    for metric in (known[name] for name in matching(known, pattern)):
+    for metric in (known[name] for name in matching(known, asked.pattern)):
         line = {"name": metric.name, "column": metric.column, "definition": metric.definition}
         yield line | {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
 
 
-#: What can be listed: lines of the names that match a pattern, in detail if that is asked for.
-KINDS: dict[str, Callable[[str, bool], Iterator[Line]]] = {
+#: What can be listed: lines of the names that are asked for.
+KINDS: dict[str, Callable[[_Asked], Iterator[Line]]] = {
     "benchmarks": _benchmarks,
     "cil": partial(_registered, LEARNERS),
     "detectors": partial(_registered, DETECTORS, details=_of_detector),
@@ -104,7 +135,17 @@ def list_names(
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help=", ".join(KINDS), autocompletion=one_of(lambda: KINDS))
     ],
-    pattern: Annotated[str, typer.Argument(help="Shell pattern for names.", metavar="PATTERN")] = "*",
+    pattern: Annotated[
+        str,
+        typer.Argument(help="Shell pattern for names, or a group: paper, post-hoc …", metavar="PATTERN"),
+    ] = "*",
+    needs: Annotated[
+        str | None,
+        typer.Option(help="Detectors that need nothing but these, as logits,features.", metavar="A,B"),
+    ] = None,
+    year: Annotated[
+        str | None, typer.Option(help="Methods published then: 2022, 2020-2023 or 2023-.", metavar="YEAR")
+    ] = None,
     markdown: Annotated[
         bool,
         typer.Option("--markdown", help="As Markdown; of detectors also what they read, and their values."),
@@ -113,18 +154,50 @@ def list_names(
     """List what there is, with where it was published."""
     if what not in KINDS:
         raise unknown("list", what, KINDS)
-    lines = list(KINDS[what](pattern, markdown))
+    asked = _Asked(pattern, markdown, _needs(what, needs), _years(what, year))
+    lines = list(KINDS[what](asked))
     if not lines:
-        raise BadInput(f"none of the {what} matches {pattern!r}")
+        filters = {"--needs": needs, "--year": year}
+        also = "".join(f" with {flag} {text}" for flag, text in filters.items() if text)
+        raise BadInput(f"none of the {what} matches {pattern!r}{also}")
     if markdown:
         cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
         typer.echo(
             "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
         )
         return
-    table = Table()
-    for column in lines[0]:  # a name or a link is of no use without its end, nor a name in two parts
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for line in lines:
-        table.add_row(*map(escape, line.values()))
-    Console().print(table)
+    for family, members in groupby(lines, lambda line: line.pop(_FAMILY, None)):
+        table = Table(title=family, title_justify="left")
+        for column in lines[0]:  # a name or a link is of no use without its end, nor a name in two parts
+            table.add_column(column, overflow="fold", no_wrap=column == "name")
+        for line in members:
+            table.add_row(*map(escape, line.values()))
+        Console().print(table)
+
+
+def _needs(what: str, text: str | None) -> frozenset[str] | None:
+    """What detectors may need, of a flag."""
+    from opencil.detectors.detector import Reads
+
+    if text is None:
+        return None
+    if what != "detectors":
+        raise BadInput(f"--needs {text} is not allowed: it is of detectors, not of {what}")
+    given = names("--needs", text) or []
+    for name in given:
+        if name not in get_args(Reads):
+            raise unknown("need", name, get_args(Reads))
+    return frozenset(given)
+
+
+def _years(what: str, text: str | None) -> range | None:
+    """The years of a flag: ``2022``, ``2020-2023``, ``2023-`` or ``-2019``."""
+    if text is None:
+        return None
+    if what not in ("detectors", "cil"):
+        raise BadInput(f"--year {text} is not allowed: {what} have no year, detectors and cil do")
+    match = re.fullmatch(r"(\d{4})?(-)?(\d{4})?", text)
+    if not match or not (match[1] or match[3]) or not (match[2] or match[1] == text):
+        raise BadInput(f"--year {text!r} is not understood: allowed are 2022, 2020-2023, 2023- and -2019")
+    first, last = match[1] or "0", match[3] or (match[1] if not match[2] else "9999")
+    return range(int(first), int(last) + 1)

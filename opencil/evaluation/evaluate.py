@@ -58,7 +58,8 @@ def evaluate(
     of images or of (image, label), DataLoaders and other iterables of batches, which are read batch by batch.
     ``test`` is in-distribution; its labels come with the images or as ``labels``. ``setup`` holds training
     images, for the detectors that need them; their labels likewise come with them or as ``setup_labels``.
-    ``detectors`` are names or detectors (default: all there are), or a mapping from names of your own.
+    ``detectors`` are names, groups of them such as ``paper``, or detectors (default: all there are), or a
+    mapping from names of your own.
     ``tasks`` gives the task, counted from 1, that each class came with; it adds the figures of old against
     new classes. ``shifted`` maps names to images of the same classes under a covariate shift; it adds the
     figures of shifted ID, and where these come with labels their accuracy. ``metrics`` are measured beside
@@ -156,7 +157,10 @@ def _detectors(
     if isinstance(chosen, Mapping):
         pairs = list(chosen.items())
     elif isinstance(chosen, Iterable):
-        pairs = [(None, one) for one in chosen]
+        groups = DETECTORS.groups()
+        pairs = [
+            (None, n) for one in chosen for n in (groups.get(one, [one]) if isinstance(one, str) else [one])
+        ]
     if not pairs:
         raise BadInput(f"detectors = {reprlib.repr(chosen)} is not allowed: names or detectors are needed")
     found: dict[str, Detector] = {}

@@ -122,7 +122,7 @@ def plan_foreign(
     outputs: Outputs = "stream",
 ) -> RunSpec:
     """The run of models from elsewhere under a config of one k and one seed."""
-    taken = ("all", *LEARNERS.names())
+    taken = (*LEARNERS.groups(), *LEARNERS.names())
     if not isinstance(name, str) or not re.fullmatch(_NAME, name) or name.partition("@")[0] in taken:
         raise BadInput(
             f"name = {name!r} is not allowed: lower-case letters, digits, - and _ are, and the names of CIL "

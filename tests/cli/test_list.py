@@ -37,7 +37,7 @@ def test_list_names_everything(kind: str) -> None:
     result = call("list", kind)
     assert (result.exit_code, result.stderr) == (0, "")
     first = [line.strip("│┃ ").split()[0] for line in result.stdout.splitlines() if line.startswith("│")]
-    assert [word for word in first if word in KINDS[kind]] == KINDS[kind]
+    assert sorted(word for word in first if word in KINDS[kind]) == sorted(KINDS[kind])
     assert not CONTROL.search(result.stdout)
 
 
@@ -60,6 +60,65 @@ def test_list_takes_patterns() -> None:
     assert "msp" in text
     assert "maxlogit" in text
     assert "energy" not in text
+
+
+def listed(*words: str) -> list[str]:
+    """Names that a list has, in its order."""
+    result = call("list", *words, "--markdown")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.split("|")[1].strip() for line in result.stdout.splitlines()[2:]]
+
+
+def test_detectors_stand_family_by_family() -> None:
+    text = call("list", "detectors").stdout
+    places = [text.index(word) for word in ("post-hoc  ", " energy ", "fine-tuning  ", " ber ")]
+    assert places == sorted(places)
+    assert listed("detectors", "[aem]*") == [
+        name
+        for family in ("post-hoc", "fine-tuning")
+        for name in listed("detectors", family)
+        if name[0] in "aem"
+    ]
+
+
+def test_groups_of_methods_are_listed_by_their_word() -> None:
+    assert sorted(listed("detectors", "paper")) == opencil.list_detectors("paper")
+    assert listed("cil", "paper") == ["bic", "foster", "icarl", "wa"]
+
+
+def test_detectors_by_what_they_need() -> None:
+    logits = listed("detectors", "--needs", "logits")
+    assert {"msp", "gen", "klm"} <= set(logits)
+    assert not {"nnguide", "react", "odin", "ber"} & set(logits)
+    assert {"nnguide", *logits} <= set(listed("detectors", "--needs", "logits,features"))
+    assert listed("detectors", "--needs", "images", "paper") == ["odin"], "tuners need labels too"
+
+
+@pytest.mark.parametrize(
+    ("years", "names"),
+    [("2017", ["msp"]), ("2017-2018", ["msp", "odin"]), ("-2017", ["msp"]), ("2024-", ["ber"])],
+)
+def test_methods_by_their_year(years: str, names: list[str]) -> None:
+    assert listed("detectors", "paper", "--year", years) == names
+    assert listed("cil", "--year", "2022", "paper") == ["foster"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["detectors", "--needs", "logit"], "did you mean 'logits'?"),
+        (["cil", "--needs", "logits"], "it is of detectors, not of cil"),
+        (["metrics", "--year", "2022"], "metrics have no year"),
+        (["detectors", "--year", "22"], "--year '22' is not understood"),
+        (["detectors", "--year", "-"], "--year '-' is not understood"),
+        (["detectors", "--year", "20172018"], "--year '20172018' is not understood"),
+        (["detectors", "--year", "2031-"], "none of the detectors matches '*' with --year 2031-"),
+    ],
+)
+def test_filters_that_choose_nothing_are_2(words: list[str], told: str) -> None:
+    result = call("list", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ set -euo pipefail
 trap 'echo "this failed: $BASH_COMMAND" >&2' ERR
 opencil() {{
     case "$*" in
-        *"--detector all"*) command opencil "$@" {FEWER} ;;
+        *"--detector paper"*) command opencil "$@" {FEWER} ;;
         *--set* | "run my.yml"*) command opencil "$@" ;;
         "run "* | "config "*) command opencil "$@" {QUICK} ;;
         *) command opencil "$@" ;;
