@@ -5,9 +5,11 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from opencil.disk import told
 from opencil.errors import BadInput, OpenCILError
 
 _TEMPORARY = ".part"
@@ -18,22 +20,25 @@ def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True) -> No
     """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk.
 
     Without ``flush`` a power cut may leave half of it: for what is checked when it is read. A link stays, and
-    what it points to is written. A folder, a pipe or a device is refused: it would be lost.
+    what it points to is written. A folder, a pipe or a device is refused: it would be lost. Where a disk
+    refuses, with a ``DiskError``, the file that was there stays.
     """
     if path.exists() and not path.is_file():
         raise BadInput(f"{path} is no file but {_kind(path)}: name a file to write")
     path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
-    try:
-        fill(temporary)
-        if flush:
-            _flush(temporary)
-        temporary.replace(path)
-        if flush:
-            _flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fill(temporary)
+            if flush:
+                _flush(temporary)
+            temporary.replace(path)
+            if flush:
+                _flush(path.parent)
+        finally:
+            with suppress(OSError):  # what went wrong first is to be told
+                temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:

@@ -113,7 +113,7 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
 
 # --- rooms -----------------------------------------------------------------------------------------
 
-COMMON = {"registry", "plugins", "validation", "errors", "atomic_files", "_version"}
+COMMON = {"registry", "plugins", "validation", "errors", "disk", "atomic_files", "_version"}
 #: What a room may import of ours, itself aside.
 KNOWS = {
     "data": COMMON,
@@ -129,7 +129,8 @@ KNOWS = {
     "validation": {"errors"},
     "creating": COMMON,
     "errors": set(),
-    "atomic_files": {"errors"},
+    "disk": {"errors"},
+    "atomic_files": {"errors", "disk"},
     "config": COMMON | {"data", "nets", "engine", "configs"},
     "study": COMMON | {"data"},
     "report": COMMON | {"data", "evaluation", "published", "config", "study"},

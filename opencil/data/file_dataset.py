@@ -14,6 +14,7 @@ from opencil.data.decoding import workers_here
 from opencil.data.image_cache import CacheFile, Prepared, ProgressBar, cache_folder, no_progress
 from opencil.data.images import Access, Dataset, Images, ImageSet, Split
 from opencil.data.streamed import StreamedImages
+from opencil.disk import DiskError
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
@@ -121,7 +122,12 @@ def _renewed(
     progress: ProgressBar = no_progress,
 ) -> Prepared:
     _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
-    return file.renew(access.workers or workers_here(), skip_corrupt, progress)
+    workers = access.workers or workers_here()
+    try:
+        return file.renew(workers, skip_corrupt, progress)
+    except DiskError as error:
+        _log.warning("%s. They are decoded into memory for now, and so again at the next start", error)
+        return file.in_memory(workers, skip_corrupt, progress)
 
 
 def _in_memory(name: str, split: Split, prepared: Prepared) -> ImageSet:

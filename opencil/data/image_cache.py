@@ -19,6 +19,7 @@ import numpy as np
 
 from opencil.atomic_files import write, write_text
 from opencil.data.decoding import decoded
+from opencil.disk import DiskError, disk_error
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
@@ -130,12 +131,25 @@ class CacheFile:
         if record.key != self.key():
             _log.log(level, "cache %s was made from other files: it is prepared again", self.path)
             return None
-        checksum = hashlib.sha256(images.reshape(-1).data)
-        checksum.update(labels.data)
-        if checksum.hexdigest() != record.sha256:
+        try:
+            checksum = self._checksum(len(images.reshape(-1)), labels)
+        except OSError as error:
+            _log.log(level, "cache %s cannot be read (%s): it is prepared again", self.path, error)
+            return None
+        if checksum != record.sha256:
             _log.log(level, "cache %s is damaged (its checksum differs): it is prepared again", self.path)
             return None
         return Prepared(images, labels, tuple(record.classes), tuple(record.skipped))
+
+    def _checksum(self, count: int, labels: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+        """Of the pixels and labels. The file is read, not mapped: a disk that fails under a map ends us."""
+        checksum = hashlib.sha256()
+        with self.path.open("rb") as file:
+            file.seek(-count, os.SEEK_END)
+            while part := file.read(2**20):
+                checksum.update(part)
+        checksum.update(labels.data)
+        return checksum.hexdigest()
 
     def prepare(
         self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
@@ -212,36 +226,27 @@ class CacheFile:
             lock.release()
 
     def _make(self, workers: int, skip_corrupt: bool, progress: ProgressBar) -> None:
-        key, source = self.key(), self.on_disk.source
-        skipped: list[str] = []
+        key, decoding = self.key(), _Decoding(self.on_disk, self.side, workers, skip_corrupt, progress)
 
         def fill(temporary: Path) -> None:
-            checksum, kept = hashlib.sha256(), np.ones(len(source), bool)
-            batches = decoded(source, range(len(source)), self.side, _BATCH, workers)
-            with temporary.open("wb") as file, closing(batches):
-                _write_header(file, len(source), self.side)
-                for number, batch in enumerate(batches):
-                    pixels, start = batch.pixels, number * _BATCH
-                    for position, error in batch.corrupt.items():
-                        if not skip_corrupt:
-                            raise error
-                        kept[start + position] = False
-                        skipped.append(source.name(start + position))
-                    if batch.corrupt:
-                        pixels = pixels[kept[start : start + len(pixels)]]
+            checksum = hashlib.sha256()
+            with temporary.open("wb") as file:
+                _write_header(file, len(self.on_disk.source), self.side)
+                for pixels in decoding.batches():
                     file.write(pixels.reshape(-1).data)
                     checksum.update(pixels.reshape(-1).data)
-                    progress(start + len(batch.pixels), len(source))
-                labels = source.labels[kept]
-                if not len(labels):
-                    raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
                 # Their number is known only now; numpy leaves room in a header for any.
+                labels = decoding.labels()
                 file.seek(0)
                 _write_header(file, len(labels), self.side)
             checksum.update(labels.data)
-            place = str(self.on_disk.place)
             record = _Record(
-                key, checksum.hexdigest(), labels.tolist(), source.classes, tuple(skipped), place
+                key,
+                checksum.hexdigest(),
+                labels.tolist(),
+                self.on_disk.source.classes,
+                tuple(decoding.skipped),
+                str(self.on_disk.place),
             )
             # Before the images get their name: where there is no room for it, the old ones stay.
             write_text(self._record, json.dumps(asdict(record)))
@@ -252,11 +257,60 @@ class CacheFile:
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def _unwritable(self, error: OSError) -> OpenCILError:
-        return OpenCILError(
-            f"cache {self.path} cannot be written ({error.strerror or error}); what was there before is "
-            "unchanged: make room, or choose another folder with --cache or $OPENCIL_CACHE"
+    def in_memory(
+        self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
+    ) -> Prepared:
+        """The images as they would be prepared, where no disk takes them."""
+        decoding = _Decoding(self.on_disk, self.side, workers, skip_corrupt, progress)
+        images = np.empty((len(self.on_disk.source), 3, self.side, self.side), np.uint8)
+        count = 0
+        for pixels in decoding.batches():
+            images[count : count + len(pixels)] = pixels
+            count += len(pixels)
+        labels, classes = decoding.labels(), self.on_disk.source.classes
+        return Prepared(images[:count], labels, classes, tuple(decoding.skipped))
+
+    def _unwritable(self, error: OSError) -> DiskError:
+        why = disk_error(self.path, error) or f"{self.path} cannot be written: {error}"
+        return DiskError(
+            f"cache {why}; what was there before is unchanged: another folder is chosen with --cache or "
+            "$OPENCIL_CACHE"
         )
+
+
+class _Decoding:
+    """A split decoded once, from end to end; without corrupt images, if they are to be left out."""
+
+    def __init__(
+        self, on_disk: "SplitOnDisk", side: int, workers: int, skip_corrupt: bool, progress: ProgressBar
+    ) -> None:
+        self._on_disk, self._side, self._workers = on_disk, side, workers
+        self._skips, self._progress = skip_corrupt, progress
+        self._kept = np.ones(len(on_disk.source), bool)
+        self.skipped: list[str] = []  #: names of those that were left out
+
+    def batches(self) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The images, uint8 [≤ 256, 3, side, side]."""
+        source = self._on_disk.source
+        with closing(decoded(source, range(len(source)), self._side, _BATCH, self._workers)) as batches:
+            for number, batch in enumerate(batches):
+                pixels, start = batch.pixels, number * _BATCH
+                for position, error in batch.corrupt.items():
+                    if not self._skips:
+                        raise error
+                    self._kept[start + position] = False
+                    self.skipped.append(source.name(start + position))
+                if batch.corrupt:
+                    pixels = pixels[self._kept[start : start + len(pixels)]]
+                yield pixels
+                self._progress(start + len(batch.pixels), len(source))
+
+    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The labels of those that could be decoded, when all have been."""
+        labels = self._on_disk.source.labels[self._kept]
+        if not len(labels):
+            raise BadInput(f"{self._on_disk.place} has no image that can be decoded")
+        return labels
 
 
 def _write_header(file: IO[bytes], count: int, side: int) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from opencil.atomic_files import write_text
+from opencil.disk import trouble_of_disk
 from opencil.errors import OpenCILError
 from opencil.runs.events import Failed
 from opencil.runs.plan import RunSpec
@@ -46,6 +47,7 @@ def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
 
 def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
     """The event of a run that an error has ended; an unforeseen one's traceback is left in its folder."""
+    error = trouble_of_disk(error, folder.path) or error
     cause = unforeseen([error])
     if cause is None:
         assert isinstance(error, OpenCILError)

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from opencil.atomic_files import read_json as _read_json
 from opencil.atomic_files import write_bytes
+from opencil.disk import disk_error
 from opencil.errors import OpenCILError
 
 
 def damaged(path: Path, error: object) -> OpenCILError:
-    """The error for a stored file that cannot be used."""
+    """The error for a stored file that cannot be used; one that a disk does not give is not damaged."""
+    if isinstance(error, Exception) and (refused := disk_error(path, error, "read")):
+        return refused
     return OpenCILError(
         f"{path} cannot be used ({error}): delete the folder {path.parent} to compute it again"
     )
@@ -45,8 +48,14 @@ def read_checked(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
     found = checksum(content)
     if sha256 is not None and found != sha256:
         raise damaged(path, "its checksum differs from the recorded one")
+    return tensors, metadata_in(content), found
+
+
+def metadata_in(content: bytes) -> dict[str, str]:
+    """What was written beside the tensors of a file with this content."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return tensors, header.get("__metadata__", {}), found
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    return metadata
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -9,11 +9,12 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from opencil.atomic_files import remove_temporary, write_bytes
@@ -35,12 +36,16 @@ class OutputsCache:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
+        self._told: set[str] = set()
 
     def trim(self) -> None:
         """Make what is kept already fit the limit, which may have been lowered."""
-        if self.folder.is_dir():
-            with FileLock(self.folder / ".lock"):
-                self._make_room(0)
+        try:
+            if self.folder.is_dir():
+                with FileLock(self.folder / ".lock"):
+                    self._make_room(0)
+        except OSError as error:  # a folder that cannot be written to is no more than that
+            self._warn(error)
 
     def outputs(self, weights: str, inputs: Inputs, computed: Outputs | None = None) -> Outputs:
         """Outputs of the inputs, from the cache or by a forward pass; ``weights`` identifies their model.
@@ -56,10 +61,17 @@ class OutputsCache:
             try:
                 self._write(path, dict(zip(_NAMES, (outputs.features, outputs.logits), strict=True)))
             except OSError as error:  # a full disk must not cost a run
-                _log.warning("outputs are not kept in %s: %s", self.folder, error)
+                self._warn(error)
             return outputs
         features, logits = (stored[name].to(inputs.images.device) for name in _NAMES)
         return Outputs(features, logits, inputs.labels, inputs.model.classify, inputs)
+
+    def _warn(self, error: OSError) -> None:
+        """Say once for each reason that runs go on without: a grid asks for thousands of entries."""
+        why = os.strerror(error.errno) if error.errno else str(error)
+        if why not in self._told:
+            self._told.add(why)
+            _log.warning("outputs are not kept in %s (%s): runs go on without", self.folder, why)
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Store an entry, if it fits at all, after others have made room for it."""
@@ -106,13 +118,15 @@ def _key(weights: str, inputs: Inputs) -> str:
 def _read(path: Path) -> dict[str, Tensor] | None:
     """The tensors of an entry, marked as used just now; None where it is absent or damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
-            # Copied: in the file they lie unaligned, and products of such matrices round otherwise on a CPU.
-            metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in _NAMES}
-        os.utime(path)
-    except (OSError, SafetensorError):  # absent, damaged, or removed by another process just now
+        content = path.read_bytes()  # not mapped: a disk that fails under a map ends the process
+        there, noted = load(content), file_formats.metadata_in(content)
+        # Copied: in the file they lie unaligned, and products of such matrices round otherwise on a CPU.
+        tensors = {name: there[name].clone() for name in _NAMES}
+    except (OSError, SafetensorError, KeyError):  # absent, damaged, or removed by another process just now
         return None
-    return tensors if metadata and metadata.get("sha256") == _digest(tensors) else None
+    with suppress(OSError):  # of a folder that is read-only, or just removed
+        os.utime(path)
+    return tensors if noted.get("sha256") == _digest(tensors) else None
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

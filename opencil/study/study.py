@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from opencil.atomic_files import read_json, write_json
+from opencil.disk import disk_error
 from opencil.errors import BadInput, OpenCILError
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
 from opencil.study.rows import read_tables, write_rows
@@ -91,4 +92,6 @@ def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
 
 def unusable(path: Path, error: object) -> OpenCILError:
     """The error for a file that cannot be used, and cannot be computed again by deleting it."""
+    if isinstance(error, Exception) and (refused := disk_error(path, error, "read")):
+        return refused
     return OpenCILError(f"{path} cannot be used ({error}): bring it back, or make it again from the runs")

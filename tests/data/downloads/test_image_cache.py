@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_old_file(root: Path, room: int, monkeypatch: pyt
     touch(root)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", FullDisk(room).opener(Path.open))
-        with pytest.raises(OpenCILError, match=r"No space left on device.*unchanged.*--cache"):
+        with pytest.raises(OpenCILError, match=r"the disk is full.*unchanged.*--cache"):
             cache_file(root).prepare(workers=1)
     assert file.path.read_bytes() == before
     assert files_in(root / "cache") == pair(file)
@@ -209,6 +209,40 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(root: Path) -> 
     (root / "cache").write_text("a file")
     with pytest.raises(OpenCILError, match=r"cannot be written.*\$OPENCIL_CACHE"):
         cache_file(root).prepare(workers=1)
+
+
+def test_images_that_no_disk_takes_are_decoded_into_memory(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = Access(root, cache=str(root / "cache"))
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(Path, "open", FullDisk(500).opener(Path.open))
+        without = Texture().serve("texture", "test", 8, access)
+    assert "the disk is full" in caplog.text
+    assert "decoded into memory" in caplog.text
+    assert list((root / "cache").glob("*.npy*")) == []
+    kept = Texture().serve("texture", "test", 8, access)
+    assert without.fingerprint == kept.fingerprint
+    assert without.labels.tolist() == kept.labels.tolist()
+    assert without.classes == kept.classes
+
+
+def test_prepared_images_that_a_disk_does_not_give_are_prepared_again(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cache_file(root)
+    expected = np.array(file.prepare(workers=1).images)
+
+    def fail(*_: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    checksum = CacheFile._checksum
+    left = [fail, fail]  # before the lock is taken, and after
+    monkeypatch.setattr(CacheFile, "_checksum", lambda *given: (left.pop() if left else checksum)(*given))
+    with caplog.at_level(logging.WARNING):
+        again = cache_file(root).prepare(workers=1)
+    assert "cannot be read ([Errno 5] Input/output error): it is prepared again" in caplog.text
+    np.testing.assert_array_equal(again.images, expected)
 
 
 def corrupt(root: Path, name: str = "banded/1.png") -> Path:
