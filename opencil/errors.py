@@ -1,7 +1,9 @@
 """Errors that a user can act on: each message is a sentence that says what, where, and what is allowed."""
 
+import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class OpenCILError(Exception):
@@ -41,3 +43,41 @@ def unknown(
     hint = meant(places) or nearest(name, [*known, *groups])
     several = f", and for several of them {', '.join(groups)}" if groups else ""
     return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{several}{hint}")
+
+
+def not_imported(plugin: str, file: Path | None, error: BaseException) -> BadInput:
+    """The error for a plugin that raised when it was imported: at which of its lines, and why.
+
+    ``file`` is where it lies, if that is known; it is named unless ``plugin`` does. Of an error that arose in
+    a file beside it, or in another one of its package, that place is named too.
+    """
+    ours = isinstance(error, OpenCILError)
+    what = str(error) if ours else f"{type(error).__name__}: {_first_line(error)}"
+    places = [(Path(at.filename), at.lineno) for at in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        what = f"{type(error).__name__}: {error.msg}"
+        places.append((Path(error.filename or ""), error.lineno))
+    own = [(path, line) for path, line in places if line and _is_of(path, file)]
+    in_file = [line for path, line in own if path == file]
+    at = f", line {in_file[-1]}" if in_file else ""
+    beside = bool(own) and own[-1][0] != file and not (ours and in_file)
+    inside = f" ({own[-1][0].name}, line {own[-1][1]})" if beside else ""
+    where = f" in {file}" if file is not None and not plugin.endswith(file.name) else ""
+    return BadInput(f"plugin {plugin}{where}{at}: {what}{inside}")
+
+
+def _is_of(path: Path, file: Path | None) -> bool:
+    """Whether a place is a plugin's own: in its file, or in the folders of that, and of no other package."""
+    if file is None or path == file:
+        return path == file
+    return path.is_relative_to(file.parent) and not {"site-packages", "dist-packages"}.intersection(
+        (*path.relative_to(file.parent).parts, file.parent.name)
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, or of several lines the first: a plugin's own may have no words at all."""
+    try:
+        return (str(error).strip().splitlines() or [""])[0]
+    except Exception as worse:
+        return f"it has no words ({type(worse).__name__})"

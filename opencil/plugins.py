@@ -7,15 +7,14 @@ stored run needs of them is noted with it: which plugin registered which name, a
 import hashlib
 import importlib
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opencil.errors import BadInput, OpenCILError, nearest
-from opencil.registry import REGISTRIES, Registry, registered_by
+from opencil.errors import BadInput, nearest, not_imported
+from opencil.registry import REGISTRIES, Registry, file_of, registered_by
 
 #: What a run's record says about plugins: by each as it was given, its ``sha256`` and what it ``registers``.
 Notes = dict[str, dict[str, Any]]
@@ -97,10 +96,12 @@ def _load_file(given: str, path: Path) -> ModuleType:
     try:
         with registered_by(given):
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
+    except BaseException as error:
+        sys.modules.pop(name, None)
         _forget(given)
-        raise _failure(given, path, error) from error
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise not_imported(given, path, error) from error
     _loaded.update(dict.fromkeys([*earlier, given], Plugin(path, sha256)))
     return module
 
@@ -116,14 +117,17 @@ def _load_module(name: str) -> ModuleType:
             module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _failure(name, None, error) from error
+            raise not_imported(name, file_of(name), error) from error
         beside = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
         raise BadInput(
             f"plugin {name!r} is unknown: allowed are a Python file, ending in .py, and a module that can be "
             f"imported{beside}"
         ) from None
-    except (Exception, SystemExit) as error:
-        raise _failure(name, None, error) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _forget(name)
+        raise not_imported(name, file_of(name), error) from error
     for registry in REGISTRIES:  # it may have been imported before
         registry.attribute(name, name)
     _loaded[name] = _of_module(module)
@@ -134,23 +138,6 @@ def _of_module(module: ModuleType | None) -> Plugin:
     path = Path(file) if (file := getattr(module, "__file__", None)) else None
     text = path.read_bytes() if path is not None and path.is_file() else b""
     return Plugin(path, hashlib.sha256(text).hexdigest())
-
-
-def _failure(given: str, path: Path | None, error: BaseException) -> BadInput:
-    """Where and why a plugin cannot be imported, in a sentence."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    what = str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        what = f"{type(error).__name__}: {error.msg}"
-        frames.append((error.filename or "", error.lineno))
-    # The places that are the user's own: the file and those beside it, or of a module any but ours.
-    folder = str(path.parent if path else "")
-    own = [at for at in frames if at[0].startswith(folder) and at[0].endswith(".py") and at[0] != __file__]
-    in_file = [line for name, line in own if name == str(path)]
-    at = f", line {in_file[-1]}" if in_file else ""
-    elsewhere = own and own[-1][0] != str(path) and not isinstance(error, OpenCILError)
-    inside = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if elsewhere else ""
-    return BadInput(f"plugin {given}{at}: {what}{inside}")
 
 
 # --- what a stored run needs -------------------------------------------------------------------------

@@ -10,15 +10,17 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from opencil.errors import BadInput, OpenCILError, unknown
+from opencil.errors import BadInput, OpenCILError, not_imported, unknown
 
 T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -247,13 +249,34 @@ def load_plugins() -> None:
     for point in entry_points(group=GROUP):
         for registry in REGISTRIES:  # ours come first: what they import of them is not theirs
             import_modules(registry.home)
+        module = point.value.partition(":")[0].strip()
         try:
-            with registered_by(point.value.partition(":")[0]):
+            with registered_by(module):
                 point.load()
-        except Exception as error:
-            raise OpenCILError(
-                f"plugin {point.name!r} ({point.value}) cannot be imported: {error}"
-            ) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            for registry in REGISTRIES:
+                registry.forget(module)
+            why = not_imported(f"{point.name!r} ({point.value})", file_of(module), error)
+            raise OpenCILError(str(why)) from error
+
+
+def file_of(module: str) -> Path | None:
+    """The file that a module would be imported from, where it has one; nothing is imported for it."""
+    parts = module.split(".")
+    file: Path | None = None
+    folders: list[str] | None = None
+    for depth in range(len(parts)):
+        name = ".".join(parts[: depth + 1])
+        spec = next(filter(None, (finder.find_spec(name, folders) for finder in sys.meta_path)), None)
+        if spec is None:
+            break
+        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        folders = spec.submodule_search_locations
+        if folders is None:
+            break
+    return file
 
 
 LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil", paper=("bic", "foster", "icarl", "wa"))

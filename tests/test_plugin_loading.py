@@ -231,6 +231,56 @@ def test_a_file_that_cannot_be_imported_is_named_with_its_line(text: str, senten
         assert "Traceback" not in result.output
 
 
+def test_every_way_to_a_file_names_its_line(margin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag, the YML, ``check``, a module's name, and a run that needs it all say the same."""
+    Path("mine.py").write_text(MARGIN + "\nraise RuntimeError('no GPU here\\nand more')\n", encoding="utf-8")
+    Path("mine.yml").write_text("plugins: [mine.py]\n", encoding="utf-8")
+    line = MARGIN.count("\n") + 2
+    sentence = f"line {line}: RuntimeError: no GPU here\n"
+    for words in (
+        ["run", "--plugin", "mine.py"],
+        ["run", "mine.yml"],
+        ["check", "mine.py"],
+        ["check", "mine.yml"],
+        ["evaluate", "models", "--factory", "mine.py:make", "--name", "mine"],
+    ):
+        result = call(*words)
+        assert result.exit_code == 2
+        assert f"plugin mine.py, {sentence}" in result.stderr
+    monkeypatch.syspath_prepend(".")
+    result = call("check", "mine")
+    assert f"plugin mine in {Path('mine.py').resolve()}, {sentence}" in result.stderr
+    assert "margin" not in DETECTORS.names(), "what it registered before it failed is gone"
+
+
+@pytest.mark.parametrize(
+    "error", ["GeneratorExit()", "type('Odd', (Exception,), {'__str__': lambda _: 1/0})()"]
+)
+def test_whatever_a_file_raises_is_told(error: str) -> None:
+    Path("mine.py").write_text(f"raise {error}\n", encoding="utf-8")
+    with pytest.raises(opencil.BadInput, match=r"^plugin mine\.py, line 1: (GeneratorExit|Odd)"):
+        opencil.load_plugin("mine.py")
+
+
+def test_the_line_of_a_package_s_own_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "broken_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "methods.py").write_text("import json\n\njson.loads('{')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(opencil.BadInput) as refused:
+        opencil.load_plugin("broken_package.methods")
+    file = package / "methods.py"
+    assert str(refused.value).startswith(
+        f"plugin broken_package.methods in {file}, line 3: JSONDecodeError: "
+    )
+    assert "decoder.py" not in str(refused.value)
+    (package / "__init__.py").write_text("\n1 / 0\n", encoding="utf-8")
+    sys.modules.pop("broken_package")
+    with pytest.raises(opencil.BadInput, match=r"division by zero \(__init__\.py, line 2\)$"):
+        opencil.load_plugin("broken_package.methods")
+
+
 def test_what_is_no_plugin_is_refused(margin: Path) -> None:
     for given, sentence in (
         (

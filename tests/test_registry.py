@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -343,6 +345,20 @@ def test_a_plugin_registers_from_outside(offered: list[Any]) -> None:
     assert point.loaded == 1, "plugins are imported once"
     assert registry.DETECTORS.plugin_of("from-outside") == "my_package.my_methods"
     assert registry.DETECTORS.plugin_of("msp") == ""
+
+
+def test_an_installed_plugin_that_raises_is_named_with_its_line(
+    offered: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "installed_and_broken.py"
+    file.write_text("import sys\n\nsys.exit('no licence')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    offered.append(EntryPoint("mine", "installed_and_broken:Method", registry.GROUP))
+    for ask in (opencil.list_detectors, opencil.list_metrics):  # the second time as the first
+        with pytest.raises(opencil.OpenCILError) as told:
+            ask()
+        where = f"plugin 'mine' (installed_and_broken:Method) in {file}, line 3"
+        assert str(told.value) == f"{where}: SystemExit: no licence"
 
 
 def test_without_plugins(offered: list[Any]) -> None:
