@@ -31,6 +31,7 @@ _STYLED_MARKS = {
     MARKS: "Bold and underlined: best in its column; bold: second; underlined: third.",
     MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
 }
+_NUMBER = r"[+-]?\d+(\.\d*)?"  # words that are one: no formula, whatever it begins with
 _PAGE = 8  # columns of numbers with deviations that a page's width holds
 
 
@@ -222,23 +223,28 @@ class Table:
     # --- CSV ---------------------------------------------------------------------------------------
 
     def csv(self) -> str:
-        """The table as CSV for other programs: numbers alone, deviations in columns of their own."""
+        """The table as CSV for other programs: numbers alone, deviations in columns of their own.
+
+        A name that a spreadsheet would take for a formula has an apostrophe in front, as they have it.
+        """
         deviates = [any(cells[i].std is not None for cells in self.lines) for i in range(len(self.columns))]
         titled = any(block.title for block in self.blocks)
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
         header = ["block"] if titled else []
         for column, std in zip(self.columns, deviates, strict=True):
-            header += [column.heading, f"{column.heading} std"] if std else [column.heading]
-        writer.writerow(header)
+            heading = _csv(column.heading)
+            header += [heading, f"{heading} std"] if std else [heading]
+        rows = [header]
         for block in self.blocks:
             for cells in [*block.lines, *block.foot]:
-                row = [block.title] if titled else []
+                row = [_csv(block.title)] if titled else []
                 for cell, std in zip(cells, deviates, strict=True):
-                    row.append(cell.words.replace("–", "") if cell.value is None else f"{cell.value:.6g}")
+                    row.append(_csv_cell(cell))
                     row += ["" if cell.std is None else f"{cell.std:.6g}"] if std else []
-                writer.writerow(row)
-        return file.getvalue()
+                rows.append(row)
+        file = io.StringIO()
+        # A name with a carriage return is quoted only where lines end with one.
+        csv.writer(file, lineterminator="\r\n").writerows(rows)
+        return file.getvalue().replace("\r\n", "\n")
 
     # --- LaTeX -------------------------------------------------------------------------------------
 
@@ -308,6 +314,17 @@ def _html_cell(cell: Cell, label: bool) -> str:
     marked = ("{}", "<b><u>{}</u></b>", "<b>{}</b>", "<u>{}</u>")[cell.rank]
     side = "left" if label else "right"
     return f'<td style="text-align: {side}">{marked.format(escape(cell.text))}{_NUMBERS[cell.rank]}</td>'
+
+
+def _csv(text: str) -> str:
+    """Text that a spreadsheet shows and does not compute."""
+    return f"'{text}" if re.match(r"[=+@\t\r-]", text) and not re.fullmatch(_NUMBER, text) else text
+
+
+def _csv_cell(cell: Cell) -> str:
+    if cell.value is not None:
+        return f"{cell.value:.6g}"
+    return "" if cell == Cell() else _csv(cell.words)
 
 
 def _markdown(text: str) -> str:

@@ -229,6 +229,23 @@ def test_csv_has_numbers_alone() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+SUM(A1)", "-2+3", "@cmd", "\t=1", "\r=1", '=HYPERLINK("x", "y")'])
+def test_csv_has_no_formulas(name: str) -> None:
+    """Names, headings and titles alike; numbers stay, and so does every other format."""
+    lines = [[words(name), Cell(-1.5, 0.1)], [words("-1.5"), Cell()]]
+    made = Table("t", "t", [Column(name, label=True), Column("n", name.strip())], [Block(lines, name)], [])
+    saved = list(csv.reader(io.StringIO(made.csv(), newline="")))
+    assert saved == [
+        [
+            "block",
+            *(f"'{heading}" for heading in (name.strip(), f"{name.strip()} n", f"{name.strip()} n std")),
+        ],
+        [f"'{name}", f"'{name}", "-1.5", "0.1"],
+        [f"'{name}", "-1.5", "", ""],
+    ]
+    assert "'" not in made.markdown() + made.latex() + str(made)
+
+
 def test_csv_keeps_any_name() -> None:
     name = 'a,b "c"\nd'
     plain = Table("t", "t", [Column("n", label=True)], [Block([[words(name)]])], [])

@@ -2,12 +2,16 @@
 // columns have names, others numbers; a cell is a text, or { mean, std, rank }, whose rank 1 to 3 is marked.
 
 function csv(sheet) {
-  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  // A name that a spreadsheet would take for a formula has an apostrophe in front, as in the report's tables.
+  const formula = (text) => /^[=+@\t\r-]/.test(text) && !/^[+-]?\d+(\.\d*)?$/.test(text);
+  const name = (text) => (formula(text) ? `'${text}` : text);
   const number = (value) => ((value ?? null) === null ? "" : String(Number(value.toPrecision(6))));
   const spreads = sheet.columns.map((_, i) => sheet.lines.some((line) => (line[i]?.std ?? null) !== null));
-  const head = sheet.columns.flatMap(({ text }, i) => (spreads[i] ? [text, `${text} std`] : [text]));
+  const heads = sheet.columns.map(({ text }) => name(text));
+  const head = heads.flatMap((text, i) => (spreads[i] ? [text, `${text} std`] : [text]));
   const lines = sheet.lines.map((line) => line.flatMap((one, i) => {
-    if (typeof one === "string") return spreads[i] ? [one, ""] : [one];
+    if (typeof one === "string") return spreads[i] ? [name(one), ""] : [name(one)];
     return spreads[i] ? [number(one.mean), number(one.std)] : [number(one.mean)];
   }));
   return [head, ...lines].map((line) => `${line.map(quoted).join(",")}\n`).join("");

@@ -19,7 +19,8 @@ ODD = 'a "b", 50 % & c_d'
 def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
     """In its order and selection, numbers alone, deviations in columns of their own."""
     rows = made_up(detectors=("msp", "energy", ODD))
-    browser = show(rows, [record(seed=seed) for seed in range(3)])
+    rows["cil"] = "=icarl"
+    browser = show(rows, [record(cil="=icarl", seed=seed) for seed in range(3)])
     browser.choose("detector", ODD, "energy")
     browser.evaluate("document.querySelector('th[data-key=\"metric:fpr\"] button').click()")
     head, *lines = csv.reader(io.StringIO(browser.saved("#leaderboard", "CSV")))
@@ -29,7 +30,8 @@ def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record:
     ]  # fmt: skip
     shown = browser.board()
     assert {line[2] for line in lines} == {ODD, "energy"}
-    assert [line[:3] for line in lines] == [line[:3] for line in shown]
+    assert {line[1] for line in lines} == {"'=icarl"}, "what a spreadsheet would take for a formula"
+    assert [[n, cil.removeprefix("'"), d] for n, cil, d, *_ in lines] == [line[:3] for line in shown]
     for saved, seen in zip(lines, shown, strict=True):
         numbers = [f"{float(text):.2f}" for text in saved[3:]]
         assert numbers == [part for cell in seen[3:] for part in cell.split(" ± ")]
