@@ -18,6 +18,15 @@ class BadInput(OpenCILError, ValueError):
     exit_code = 2
 
 
+def shown(value: object, longest: int = 80) -> str:
+    """A value as a sentence shows it: cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists in lists
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'energy'?`` for ``enrgy``, or nothing where no known name is close."""
     folded = {k.lower(): k for k in known}
@@ -42,7 +51,8 @@ def unknown(
     known, groups = sorted(known), list(groups)
     hint = meant(places) or nearest(name, [*known, *groups])
     several = f", and for several of them {', '.join(groups)}" if groups else ""
-    return BadInput(f"{what} {name!r} is unknown: allowed are {', '.join(known) or 'none'}{several}{hint}")
+    allowed = ", ".join(known) or "none"
+    return BadInput(f"{what} {shown(name)} is unknown: allowed are {allowed}{several}{hint}")
 
 
 def not_imported(plugin: str, file: Path | None, error: BaseException) -> BadInput:

@@ -46,8 +46,8 @@ NonNegative = Annotated[float, Bound(ge=0)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
 BelowOne = Annotated[float, Bound(ge=0, lt=1)]
 ProperFraction = Annotated[float, Bound(gt=0, lt=1)]
-Count = Annotated[int, Bound(ge=1)]
-Whole = Annotated[int, Bound(ge=0)]
+Count = Annotated[int, Bound(ge=1, lt=2**63)]  # what a tensor can hold
+Whole = Annotated[int, Bound(ge=0, lt=2**63)]
 
 
 _UNITS = {"": 1, "B": 1} | {

@@ -426,6 +426,7 @@ REFUSED = [
     ("benchmark.classes_per_step=[4, 2, 2]", ["benchmark.classes_per_step", "each once", "20-20-10"]),
     ("benchmark.classes_per_step=[]", ["benchmark.classes_per_step", "are needed"]),
     ("benchmark.memory=7", ["benchmark.memory", "7", "8 classes"]),
+    ("benchmark.memory=99999999999999999999", ["benchmark.memory", "less than 9223372036854775808"]),
     ("benchmark.memory=0", ["benchmark.memory", "0", "greater than or equal to 1"]),
     ("benchmark.id=digit", ["benchmark.id", "'digit'", "photo-patches", "did you mean 'digits'"]),
     ("benchmark.near=[nois]", ["benchmark.near", "'nois'", "did you mean 'noise'"]),
@@ -600,7 +601,7 @@ def test_an_empty_yml_is_the_default() -> None:
     ("text", "fragments"),
     [
         ("cil: icarl\ncil: icarl\n", ["'cil'", "twice"]),
-        ("cil:\n  icarl:\n    epochs: 3\n    epochs: 4\n", ["'epochs'", "twice", "line 3"]),
+        ("cil:\n  icarl:\n    epochs: 3\n    epochs: 4\n", ["'epochs'", "twice", "line 4"]),
         ("cil: [icarl\n", ["not valid YML", "line"]),
         ("cil: icarl: 3\n", ["not valid YML", "line 1"]),
         ("a: !!python/object/apply:os.getcwd []\n", ["not valid YML"]),
@@ -709,10 +710,9 @@ def test_values_that_would_collide_are_refused(setting: str) -> None:
         resolve(settings=[setting])
 
 
-@pytest.mark.parametrize("text", ["seed: &a {runs: [*a]}", "seed: {2020-01-01: 3}"])
-def test_yml_that_no_value_can_be_made_of(text: str) -> None:
+def test_yml_that_no_value_can_be_made_of() -> None:
     with pytest.raises(BadInput, match="seed cannot be used"):
-        resolve(parse_yaml(text, "odd.yml"))
+        resolve(parse_yaml("seed: {2020-01-01: 3}", "odd.yml"))
 
 
 @pytest.mark.parametrize(

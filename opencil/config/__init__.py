@@ -1,0 +1,26 @@
+"""The unified YML: every value that a command will use, checked before anything runs.
+
+A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
+file, the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*``
+stands for every method that has the value.
+"""
+
+from opencil.config.keys import config_keys
+from opencil.config.resolving import list_benchmarks, resolve
+from opencil.config.sections import SECTIONS, BenchmarkConfig, Config, PlaceConfig, SeedConfig
+from opencil.config.written import parse_yaml, read_yaml
+from opencil.config.yml import dump_yaml
+
+__all__ = [
+    "SECTIONS",
+    "BenchmarkConfig",
+    "Config",
+    "PlaceConfig",
+    "SeedConfig",
+    "config_keys",
+    "dump_yaml",
+    "list_benchmarks",
+    "parse_yaml",
+    "read_yaml",
+    "resolve",
+]

@@ -1,0 +1,202 @@
+"""The sections of a config: every value that a command will use, by name."""
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from opencil.config.yml import dump_yaml
+from opencil.data.images import Store
+from opencil.data.memory import quota
+from opencil.data.own_dataset import OwnDataset
+from opencil.data.roles import OOD_ROLES, Role
+from opencil.data.shifted import ShiftedSet
+from opencil.data.stream import StepSizes
+from opencil.data.transforms import Transform
+from opencil.engine.arithmetic import Arithmetic
+from opencil.errors import BadInput, shown, unknown
+from opencil.nets.create import Named, checked
+from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
+from opencil.validation import Bound, Count, NonNegative, Values, Whole, parse_size, plain
+
+Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig(Values):
+    """A benchmark: ID data in steps, OOD data near and far, the network and what it reads."""
+
+    name: str
+    id: str
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    image_size: Count
+    transform: Transform
+    backbone: Named
+    memory: Count
+    classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
+    batch_size: Count = 128
+    ood_order: Literal["permutation", "list"] = "permutation"
+    datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
+    shifted: dict[str, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
+            raise ValueError(f"name = {shown(self.name)} is not allowed: letters, digits, - and _ are")
+        if not self.near + self.far:
+            raise ValueError("near and far are both empty: at least one OOD dataset is needed")
+        try:
+            steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
+        except BadInput as error:
+            raise ValueError(str(error)) from None
+        if not steps or len(set(steps)) < len(steps):
+            raise ValueError(
+                f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once, for a grid "
+                "each; the sizes of the steps of one grid are written as 20-20-10"
+            )
+        object.__setattr__(self, "classes_per_step", steps)
+        twice = [name for name, count in Counter(self.near + self.far).items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
+            )
+        side = self.transform.resize or self.image_size
+        if self.transform.crop > side:
+            raise ValueError(
+                f"transform.crop = {self.transform.crop} is not allowed: it should be at most {side}, "
+                f"the size of the images"
+            )
+        for name in self.datasets:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in DATASETS.names():
+                raise ValueError(
+                    f"datasets: the name {shown(name)} is not allowed: lower-case letters, digits, - _ . "
+                    "are, and the names of 'opencil list datasets' are taken"
+                )
+        for name in self.shifted:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in (self.id, *self.ood):
+                raise ValueError(
+                    f"shifted: the name {shown(name)} is not allowed: lower-case letters, digits, - _ . are, "
+                    "and the names of other sets are taken"
+                )
+        for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
+            for name in names:
+                if name not in self.datasets:
+                    _known(DATASETS, name, key, tuple(self.datasets))
+        object.__setattr__(self, "backbone", checked(self.backbone))
+        if self.id in self.datasets:
+            if not self.datasets[self.id].has_train:
+                raise ValueError(
+                    f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing"
+                )
+            return
+        classes = getattr(DATASETS.entry(self.id).make, "classes", None)
+        if classes is not None:
+            self.check_classes(classes)
+
+    @property
+    def ood(self) -> dict[str, Role]:
+        """The OOD sets with their roles."""
+        return {name: role for role in OOD_ROLES for name in getattr(self, role)}
+
+    def check_classes(self, classes: int) -> None:
+        """Refuse values that do not fit the number of classes; called again when the data tell it."""
+        for k in self.classes_per_step:
+            if isinstance(k, int) and k > classes:
+                raise BadInput(
+                    f"classes_per_step = {k} is not allowed: 1 to {classes} are, the classes of {self.id!r}"
+                )
+            StepSizes.parse(k).of(classes)
+        quota(self.memory, classes)
+
+
+@dataclass(frozen=True)
+class SeedConfig(Values):
+    """The runs' seeds, and which seed each random choice takes: a number, or ``run`` for the run's own."""
+
+    runs: tuple[Seed, ...] = (0,)
+    class_order: Seed | Literal["run"] = 1993
+    initialisation: Seed | Literal["run"] = "run"
+    data_order: Seed | Literal["run"] = "run"
+    ood_subset: Seed | Literal["run"] = "run"
+
+    def __post_init__(self) -> None:
+        if not self.runs or len(set(self.runs)) < len(self.runs):
+            raise ValueError(f"runs = {list(self.runs)} is not allowed: seeds are needed, each of them once")
+
+
+@dataclass(frozen=True)
+class PlaceConfig(Values):
+    """Where a command reads, writes and computes: nothing here changes a result's meaning."""
+
+    data_root: str | None = None
+    cache: str | None = None  #: of prepared images: $OPENCIL_CACHE, or .opencil-cache in the data root
+    store: Store = "auto"  #: images on the device, or streamed from disk
+    resident_mb: Count = 1024  #: auto streams what is larger
+    workers: Count | None = None  #: threads that decode images
+    threads: Count | None = None  #: that a CPU computes with: as many as torch takes
+    runs: str = "runs"
+    outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs
+    outputs_limit: Whole | str = "2GB"  #: the most that it may hold, in bytes or as 2GB; 0: keep none
+    checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
+    device: str = "auto"
+    pack: Count = 1  #: runs that advance together on one GPU
+    tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
+
+    def __post_init__(self) -> None:
+        for name in ("data_root", "cache", "runs", "outputs", "tensorboard"):
+            if (path := getattr(self, name)) is not None:  # a shell expands ~ outside quotes, a file never
+                home = os.path.expanduser(path)  # noqa: PTH111 - pathlib fails on the home of nobody
+                object.__setattr__(self, name, home)
+        if not self.runs:
+            raise ValueError("runs = '' is not allowed: it should name a folder")
+        try:
+            parse_size(self.outputs_limit)
+        except BadInput as error:
+            raise ValueError(f"outputs_limit: {error}") from None
+
+    @property
+    def outputs_folder(self) -> Path:
+        """Where models' outputs are kept."""
+        return Path(self.outputs) if self.outputs else Path(self.runs) / ".outputs"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole command, resolved. ``cil`` and ``detector`` hold every value of every method, by name."""
+
+    benchmark: BenchmarkConfig
+    cil: dict[str, dict[str, Any]]
+    detector: dict[str, dict[str, Any]]
+    training: Arithmetic = field(default_factory=Arithmetic)
+    seed: SeedConfig = field(default_factory=SeedConfig)
+    place: PlaceConfig = field(default_factory=PlaceConfig)
+    metric: tuple[str, ...] = ()  #: measured beside the standard ones
+    plugins: tuple[str, ...] = ()  #: files and modules that register names: imported before these are read
+
+    def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
+        """The detectors that a CIL method can have."""
+        return self.detectors_for(LEARNERS.entry(method).make.revisits)  # type: ignore[attr-defined]
+
+    def detectors_for(self, revisits: bool) -> dict[str, dict[str, Any]]:
+        """Those of a method that sees old images again, or of one that does not: some draw on them."""
+        return {
+            name: values
+            for name, values in self.detector.items()
+            if revisits or not DETECTORS.entry(name).make.needs_old  # type: ignore[attr-defined]
+        }
+
+    def to_yaml(self) -> str:
+        """The YML that gives this config again."""
+        return dump_yaml(plain(self))
+
+
+SECTIONS = tuple(f.name for f in fields(Config))
+#: The sections that hold methods by name.
+METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
+
+
+def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...] = ()) -> None:
+    if name not in registry.names():
+        raise ValueError(f"{key}: {unknown(registry.kind, name, (*registry.names(), *others))}")
