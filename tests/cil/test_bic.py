@@ -96,6 +96,27 @@ def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
     assert sorted(torch.cat([kept, held_out]).tolist()) == list(range(len(labels)))
 
 
+def test_what_is_held_out_depends_on_the_step_and_the_seed() -> None:
+    """Of the same images: else an exemplar that was held out once would be so at every step."""
+    labels = torch.arange(4).repeat_interleave(20)
+    images = ImageSet("labels", torch.zeros(80, 3, 1, 1, dtype=torch.uint8), labels)
+
+    def held_out(step_number: int, seed: int) -> tuple[int, ...]:
+        class Numbers:
+            """What ``split`` reads of a step and a setting."""
+
+            data_seed, number, old, seen = seed, step_number, 2, 4
+
+        Numbers.images = images
+        task = Task(Numbers, Numbers, Memory(40), None, None, torch.arange(80))  # type: ignore[arg-type]
+        return tuple(BiC().split(task)[1].tolist())
+
+    drawn = [held_out(*at) for at in [(2, 0), (3, 0), (2, 1)]]
+    assert [len(chosen) for chosen in drawn] == [8] * 3, "a tenth of 40 / 2, of each of 4 classes"
+    assert len(set(drawn)) == 3
+    assert held_out(2, 0) == drawn[0]
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_none_or_all_cannot_be_held_out(share: float) -> None:
     with pytest.raises(BadInput, match="held_out"):

@@ -3,14 +3,20 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import opencil
+from opencil.cil.learner import Learner, Task
 from opencil.config import Config
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata
 
@@ -150,3 +156,45 @@ def test_a_damaged_checkpoint_is_named(config: Config, killed: Path, run_all: Ru
     (failed,) = run_all(config)
     assert isinstance(failed, Failed)
     assert str(path) in str(failed.error)
+
+
+def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(
+    tiny: Make, run_all: RunAll, results: Results, tmp_path: Path
+) -> None:
+    """The last update of epoch 2 spoils them while the loss is still a number, so nothing has failed yet."""
+    spoilt: list[bool] = []
+
+    @opencil.register_learner("spoilt")
+    @dataclass(frozen=True)
+    class Spoilt(Learner):
+        """Cross-entropy, and where asked for a 0 whose gradient is not finite."""
+
+        schedule: Schedule = Schedule(epochs=3, lr=0.01)
+
+        def stages(self, task: Task) -> Iterator[Stage]:
+            def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+                nothing = 0 * task.model.head.weight.sum()
+                return F.cross_entropy(task.model(images), labels) + (nothing.sqrt() if spoilt else nothing)
+
+            yield Stage("train", task.model, loss, self.schedule, task.train_plus)
+
+    def config(name: str) -> Config:
+        settings = ["benchmark.classes_per_step=8", "benchmark.batch_size=10000", "cil.spoilt.epochs=3"]
+        return tiny(tmp_path / name, *settings, "place.checkpoint_seconds=0", cil="spoilt", detector="msp")
+
+    epochs = []
+    for event in opencil.execute(config("spoilt")):
+        if isinstance(event, Training):
+            epochs.append(event.progress.epoch)
+            spoilt.append(True)
+    assert isinstance(event, Failed)
+    assert epochs == [1, 2], "the loss shows it in epoch 3"
+    stored = load_file(tmp_path / "spoilt/digits/k8/spoilt/seed0/step01/checkpoint.safetensors")
+    assert stored["position"].tolist() == [0, 1]
+    assert all(torch.isfinite(tensor).all() for tensor in stored.values())
+    spoilt.clear()
+    again = run_all(config("spoilt"))
+    assert isinstance(again[0], Training)
+    assert again[0].progress.epoch == 2
+    assert isinstance(run_all(config("whole"))[-1], Finished)
+    assert results(tmp_path / "spoilt") == results(tmp_path / "whole")

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import opencil
 from opencil.config import Config, dump_yaml
+from opencil.data.stream import Step
 from opencil.runs.plan import Seeds, plan
 
 
@@ -51,3 +53,19 @@ def test_a_record_is_plain_and_knows_no_place(tiny: Callable[..., Config]) -> No
     assert list(record) == ["benchmark", "cil", "training", "seed", "detector"]
     assert yaml.safe_load(dump_yaml(record)) == record
     assert "some-" not in dump_yaml(record)
+
+
+def test_every_ood_set_has_an_order_of_its_own(tiny: Callable[..., Config]) -> None:
+    """Else the same positions of two sets would be seen together, at every step and under every seed."""
+    first, other = plan(tiny(Path("r"), "benchmark.ood_order=permutation", seed=[0, 1]))
+    nothing = torch.empty(0, dtype=torch.int64)
+    steps = [Step((2,) * number, 4, nothing, nothing) for number in (1, 2)]
+    draws = [
+        frozenset(spec.ood_seen(name, 100, steps[0]).tolist())
+        for spec in (first, other)
+        for name in ("letters", "textures")
+    ]
+    assert [len(draw) for draw in draws] == [25] * 4
+    assert len(set(draws)) == 4
+    assert draws[0] < frozenset(first.ood_seen("letters", 100, steps[1]).tolist()), "steps are nested"
+    assert draws[0] == frozenset(first.ood_seen("letters", 100, steps[0]).tolist())

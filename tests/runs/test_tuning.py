@@ -623,3 +623,36 @@ def test_a_checkpoint_that_a_kill_left_beside_its_head_is_removed(
     assert list(tmp_path.rglob("ber.checkpoint.safetensors"))
     run_all(config)
     assert not list(tmp_path.rglob("ber.checkpoint.safetensors"))
+
+
+def test_a_head_that_is_not_finite_never_replaces_a_good_checkpoint(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll, results: Results
+) -> None:
+    """The last update of epoch 2 spoils it while the loss is still a number, so nothing has failed yet."""
+    spoilt: list[bool] = []
+
+    @opencil.register_detector("spoilt")
+    @dataclass
+    class Spoilt(Tuner):
+        """Cross-entropy, and where asked for a 0 whose gradient is not finite."""
+
+        def loss(self, extra: Extra, batch: Batch) -> torch.Tensor:
+            z = extra(batch.current.features)
+            return F.cross_entropy(z, batch.current.labels) + ((0 * z.sum()).sqrt() if spoilt else 0.0)
+
+    def config(runs: Path) -> Config:
+        settings = [*short(["spoilt"], 3), "detector.spoilt.batch_size=100000", "place.checkpoint_seconds=0"]
+        return tiny(runs, *SETTINGS, *settings, detector="spoilt")
+
+    runs, whole = trained(), trained(name="whole")
+    for event in opencil.execute(config(runs)):
+        if isinstance(event, Training) and event.step == 1:
+            spoilt.append(True)
+    assert isinstance(event, Failed)
+    stored = load_file(StepFolder(run_of(runs) / "step01").head_checkpoint("spoilt"))
+    assert stored["position"].tolist() == [0, 1]
+    assert all(torch.isfinite(tensor).all() for tensor in stored.values())
+    spoilt.clear()
+    assert isinstance(run_all(config(runs))[-1], Finished)
+    assert isinstance(run_all(config(whole))[-1], Finished)
+    assert settled(results, run_of(runs)) == settled(results, run_of(whole))
