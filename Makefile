@@ -1,5 +1,7 @@
 # make demo   set up, run the embedded benchmark, show its table and name its page; FLAGS: more for 'opencil run'
-# make test   set up, run the test suite
+# make test   set up, run the test suite, in a random order whose seed it prints; FLAGS: more for pytest
+# make coverage  the same, and which lines and branches of the package no test reaches
+# make mutants  put faults into the code and see that tests notice; FLAGS: --count, --seed, --only
 # make check  set up, lint and type checks
 # make docs   set up, build the documentation as a site; make docs-serve: show it on localhost:8000
 # make browser  install chromium where that is possible: the HTML report is tested in it
@@ -9,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check docs docs-serve browser clean
+.PHONY: demo test coverage mutants check docs docs-serve browser clean
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
 demo: $(VENV)/.installed
@@ -18,7 +20,13 @@ demo: $(VENV)/.installed
 	@echo "open it in a browser: demo/report.html"
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto $(FLAGS)
+
+coverage: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term $(FLAGS)
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutants $(FLAGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
