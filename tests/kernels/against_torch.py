@@ -9,11 +9,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor, nn
 from triton.runtime import interpreter
 
-from opencil.kernels import residual
+from opencil.kernels import convolution, residual
 from opencil.nets import fused, resnet
 
 
@@ -71,6 +72,36 @@ def compare(images: Tensor, training: bool, towards: tuple[int, ...]) -> None:
         else:
             assert one.grad is not None, name
             same(one.grad, other.grad, f"gradient of {name}")
+
+
+@triton.jit
+def _product_of_tf32(a, b, found, side: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, side)[:, None] * side + tl.arange(0, side)[None, :]
+    total = tl.zeros((side, side), dtype=tl.float32)
+    total = convolution._with_product(tl.load(a + place), tl.load(b + place), total, "tf32")
+    tl.store(found + place, total)
+
+
+def compare_tf32(side: int = 16) -> None:
+    """Factors have the nearest ten bits after the first; the interpreter's product is exact otherwise."""
+
+    def nearest(value: Tensor) -> Tensor:
+        exponent = value.double().abs().log2().floor()
+        return ((value.double() / 2**exponent * 2**10).round() / 2**10 * 2**exponent).nan_to_num(0.0)
+
+    a, b, found = torch.randn(side, side), torch.randn(side, side).exp(), torch.empty(side, side)
+    b[0, 0] = 0
+    _product_of_tf32[(1,)](a, b, found, side)
+    expected = nearest(a) @ nearest(b)
+    dropped = a.view(torch.int32).bitwise_and(-0x2000).view(torch.float32)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (dropped.double() - nearest(a)).abs().max() > 1e-4, "dropping bits would pass as well"
+    # The GPU's own NaN has all bits set: adding to them would make it a zero.
+    a[1, 1] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    a[2, 2] = torch.inf
+    _product_of_tf32[(1,)](a, b, found, side)
+    assert found[1].isnan().all()
+    assert found[2].isinf().all()
 
 
 def mend_bfloat16() -> None:
@@ -149,6 +180,8 @@ def keep_little() -> None:
 
 
 if __name__ == "__main__":
+    # Torch's default for convolutions is TF32.
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
     small_tiles()
     odd = torch.randn(2, 3, 7, 5)
     compare(odd, training=True, towards=(0, 2))
@@ -157,6 +190,7 @@ if __name__ == "__main__":
     for training in (True, False):
         see_divergence(training)
     keep_little()
+    compare_tf32()
     mend_bfloat16()
     several = torch.randn(4, 3, 6, 6)
     compare_bfloat16(several, training=True)
