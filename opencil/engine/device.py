@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from opencil.data.precision import widest
 from opencil.errors import BadInput, nearest
@@ -62,17 +63,42 @@ def _refused(name: str, reason: str) -> BadInput:
     )
 
 
+class SideStream:
+    """On a GPU a stream beside the current one, which has what that one was given so far; else nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None
+        if device.type == "cuda":
+            outer = torch.cuda.current_stream(device)
+            self._stream = torch.cuda.Stream(device, outer.priority)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(outer)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block work goes to it; what the stream around the block is given next waits for that."""
+        if self._stream is None:
+            yield
+            return
+        outer = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            yield
+        outer.wait_stream(self._stream)
+
+    def hand_over(self, *tensors: Tensor) -> None:
+        """Let the current stream read tensors that were made here, which are kept until it has."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
     """On a GPU a stream of its own inside the block: a captured step must not run on the default one."""
-    if device.type != "cuda":
+    with SideStream(device).active():
         yield
-        return
-    outer, inner = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    inner.wait_stream(outer)
-    with torch.cuda.stream(inner):
-        yield
-    outer.wait_stream(inner)
 
 
 @contextmanager

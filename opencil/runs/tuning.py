@@ -11,6 +11,7 @@ import torch
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
+from opencil.engine.device import SideStream
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
 from opencil.runs import file_formats
@@ -75,10 +76,13 @@ class _Tuning:
         )
         self._seconds, self._saved = checkpoint_seconds, time.monotonic()
         self._advance = self._run(tuner, source)
+        # A head's iteration is a row of kernels too small for a GPU: those of several heads go side by side.
+        self._side = SideStream(source.device)
 
     def next(self) -> Progress | None:
         """One iteration; None when the head is trained and stored."""
-        return next(self._advance, None)
+        with self._side.active():
+            return next(self._advance, None)
 
     def _run(self, tuner: Tuner, source: ViewSource) -> Iterator[Progress]:
         tuning = Tuning(tuner, source)

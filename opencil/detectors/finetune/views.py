@@ -11,6 +11,7 @@ from opencil.data.foreign import ForeignImages
 from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform, moved
 from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, laid_out
 from opencil.engine.forward import Inputs, linear_head, same_logits
 from opencil.engine.seeding import generator, seeded
@@ -18,6 +19,8 @@ from opencil.errors import BadInput
 
 #: Views that pass through the backbone together, and how many such chunks are kept.
 CHUNK, KEPT = 1024, 3
+#: A GPU takes as many as have so many pixels, if these are more: few are computed before they are launched.
+PIXELS = 4096 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class ViewSource:
         # Tuners with other batches, or epochs behind the others, each go on with a chunk of their own.
         self._choices = lru_cache(maxsize=KEPT)(self._drawn)
         self._chunks = lru_cache(maxsize=KEPT)(self._computed_chunk)
+        # Tuners may advance on streams of their own.
+        self._side = SideStream(self.device)
 
     @property
     def pools(self) -> list[_Pool]:
@@ -152,18 +157,29 @@ class ViewSource:
 
     def _views(self, epoch: int, iteration: int, batch: int) -> list[Views]:
         """An iteration's views, out of a chunk that has been computed or of a new one."""
-        together = max(1, CHUNK // (batch * len(self.pools)))  # iterations in a chunk
+        together = max(1, self._chunk_size // (batch * len(self.pools)))  # iterations in a chunk
         first = iteration // together * together
         last = min(first + together, self.iterations(batch))
         start = (iteration - first) * batch
-        return [views[start : start + batch] for views in self._chunks(epoch, first, last, batch)]
+        chunk = self._chunks(epoch, first, last, batch)
+        self._side.hand_over(*(tensor for views in chunk for tensor in views.tensors))
+        return [views[start : start + batch] for views in chunk]
+
+    @property
+    def _chunk_size(self) -> int:
+        """Views in a chunk. On a CPU, whose rounding may depend on it, they are always as many."""
+        transform = self.inputs.transform
+        if self.device.type != "cuda" or transform is None:
+            return CHUNK
+        return max(CHUNK, PIXELS // transform.crop**2)
 
     def _computed_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
         rows = slice(first * batch, last * batch)
-        return [
-            self._computed(order[rows], draw and draw[rows], batch)
-            for order, draw in self._choices(epoch, batch)
-        ]
+        with self._side.active():
+            return [
+                self._computed(order[rows], draw and draw[rows], batch)
+                for order, draw in self._choices(epoch, batch)
+            ]
 
     def _drawn(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
         """Each pool's order and augmentations of an epoch, drawn on the CPU, for its device."""
@@ -189,8 +205,7 @@ class ViewSource:
         else:
             assert transform is not None
             assert draw is not None
-            parts = enumerate(images.batches(rows, batch))
-            views = torch.cat([transform.train(part, draw[i * batch : (i + 1) * batch]) for i, part in parts])
+            views = transform.train(torch.cat(list(images.batches(rows, len(rows)))), draw)
         return Views(laid_out(views), self.features(views), self.labels[positions])
 
 
