@@ -22,7 +22,6 @@ from opencil.cil.bic import BiC
 from opencil.cil.learner import Task
 from opencil.cli import main
 from opencil.detectors.finetune import augmix, npos
-from opencil.detectors.finetune.augmix_operations import AugMixDraw
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.engine.loop import Stage
 from opencil.validation import NonNegative
@@ -62,11 +61,10 @@ class ReleasedAugMix(augmix.AugMix):
         """AugMix's, with views 1, 2, 2 of the memory in place of clean, 1, 2."""
         if batch.memory is None:
             return super().loss(extra, batch)
-        clean = torch.cat([batch.current.images, batch.memory.images])
-        made = self._augmented(clean.repeat(2, 1, 1, 1), AugMixDraw(*batch.drawn), batch)
+        (made,) = batch.drawn
         z = extra(batch.source.features(made)).unflatten(0, (2, 2, -1))  # [view, part, B, classes]
         of_current = [extra(batch.current.features), z[0, 0], z[1, 0]]
-        total = clean.new_zeros(())
+        total = z.new_zeros(())
         for views, labels in (
             (of_current, batch.current.labels),
             ([z[0, 1], z[1, 1], z[1, 1]], batch.memory.labels),

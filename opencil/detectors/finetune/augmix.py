@@ -19,6 +19,7 @@ from opencil.detectors.finetune.augmix_operations import (
 )
 from opencil.detectors.finetune.mixing import Concentration
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.views import Views, ViewSource
 from opencil.errors import BadInput
 from opencil.registry import Paper, register_detector
 from opencil.validation import Bound, Count, NonNegative, Whole
@@ -77,32 +78,37 @@ class AugMix(Tuner):
         drawn = draw(count, self.width, self.depth, self.severity, self.concentration, self.rule, numbers)
         return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
 
+    def prepared(
+        self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """The augmented views of each iteration, normalised: [iterations, views · parts · batch, 3, H, W]."""
+        count = len(drawn[0])
+        clean = torch.stack([views.images.view(count, -1, *views.images.shape[1:]) for views in parts], dim=1)
+        if clean.shape[3] != 3:
+            raise BadInput(
+                f"AugMix needs images of 3 channels, red, green and blue: these have {clean.shape[3]}"
+            )
+        size = clean.shape[3:]
+        pixels = source.scale.pixels(clean)[:, None].expand(-1, _VIEWS, *clean.shape[1:]).reshape(-1, *size)
+        choices = AugMixDraw(*(tensor.flatten(0, 1) for tensor in drawn)).to(source.device)
+        rows = max(1, _AT_ONCE // (_PER_PIXEL * size[1] * size[2]))
+        made = [
+            source.scale.normalised(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
+            for i in range(0, len(pixels), rows)
+        ]
+        return (torch.cat(made).view(count, -1, *size),)
+
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """CE(x, y) + 12 · JSD(x, x', x''), the current images' plus the memory's."""
-        clean = torch.cat([views.images for views in batch.parts])
-        if clean.shape[1] != 3:
-            raise BadInput(
-                f"AugMix needs images of 3 channels, red, green and blue: these have {clean.shape[1]}"
-            )
-        made = self._augmented(clean.repeat(_VIEWS, 1, 1, 1), AugMixDraw(*batch.drawn), batch)
+        (made,) = batch.drawn
         z = extra(batch.source.features(made))
         augmented = z.view(_VIEWS, len(batch.parts), -1, z.shape[1])
-        total = clean.new_zeros(())
+        total: Tensor = z.new_zeros(())
         for i, views in enumerate(batch.parts):
             z = extra(views.features)
             consistency = divergence(torch.stack([z, *augmented[:, i]]))
             total = total + F.cross_entropy(z, views.labels) + self.weight * consistency
         return total
-
-    def _augmented(self, images: Tensor, choices: AugMixDraw, batch: Batch) -> Tensor:
-        """Views of normalised images, normalised again."""
-        pixels = batch.source.scale.pixels(images)
-        rows = max(1, _AT_ONCE // (_PER_PIXEL * images.shape[2] * images.shape[3]))
-        made = [
-            augmix(pixels[i : i + rows], choices[i : i + rows], self.rule)
-            for i in range(0, len(images), rows)
-        ]
-        return batch.source.scale.normalised(torch.cat(made))
 
 
 def divergence(logits: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """AugMix's image operations (Hendrycks et al. 2020, arXiv 1912.02781), batched on the images' device.
 
 The reference implementation calls Pillow for one image after another. Here every image of a batch has an
-operation of its own, and a batch goes through three computations whatever was drawn: a lookup in tables of
-256 entries, a bilinear warp, and a blend with a grey or a smoothed copy; each image takes the one it needs.
-So shapes are always the same, nothing is read back by the host, and a CUDA graph can hold it all. Roundings
-are Pillow's: values stay whole between operations, and fractions are cut off. Nothing here is a product of
-matrices or a convolution, which autocast would round to bfloat16. Many steps work in place: with new memory
-for every intermediate result, a CPU spends more time on getting pages than on computing.
+operation of its own: the host, which has drawn them, puts images with the same one side by side, and each
+operation computes its own images alone. Roundings are Pillow's: values stay whole between operations, and
+fractions are cut off. Nothing here is a product of matrices or a convolution, which autocast would round to
+bfloat16. Many steps work in place: with new memory for every intermediate result, a CPU spends more time on
+getting pages than on computing.
 
 How strong an operation is at a level is a matter of the rule. ``original`` is the authors' reference; at its
 lowest severity colour, contrast, brightness and sharpness fall to a fifth. ``torchvision`` is what that
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import placed, widest
+from opencil.data.transforms import moved
 from opencil.detectors.finetune.mixing import beta, dirichlet
 from opencil.errors import BadInput
 
@@ -58,9 +58,9 @@ Rule = Literal["torchvision", "original"]
 class AugMixDraw:
     """The random choices for N images, each mixed from ``width`` chains of ``depth`` operations.
 
-    ``operation``, int64 [N, width, depth]: values of ``Operation``. ``level``, float64 [N, width, depth]: how
-    strongly, with a sign that only rotating, shearing and shifting look at. ``weights``, float32 [N, width]:
-    of the chains, with sum 1. ``strength``, float32 [N]: the share of the chains in the mixed image.
+    ``operation``, int64 [N, width, depth], on the CPU: values of ``Operation``. ``level``, float64 [N, width,
+    depth]: how strongly, with a sign that only rotating, shearing and shifting look at. ``weights``, float32
+    [N, width]: of the chains, with sum 1. ``strength``, float32 [N]: the chains' share in the mixed image.
     """
 
     operation: Tensor
@@ -77,8 +77,8 @@ class AugMixDraw:
         return AugMixDraw(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> "AugMixDraw":
-        """The same choices on a device."""
-        return AugMixDraw(*(placed(tensor, device) for tensor in self.tensors))
+        """The same choices on a device, but for the operations, which the host reads."""
+        return AugMixDraw(self.operation, *(placed(tensor, device) for tensor in self.tensors[1:]))
 
 
 def draw(
@@ -134,21 +134,44 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, rule: Rule) -> Ten
     """One operation on each image, which may be another one for every image.
 
     ``images``: whole values 0 … 255 as float32 [N, 3, H, W], which is also what comes out; ``operation``,
-    int64 [N]; ``level``, float64 [N].
+    int64 [N], on the CPU; ``level``, float64 [N], where the images are.
     """
-    gray = _gray(images)
-    strength = _strength(level, rule)
-    values = images.long().flatten(2)
-    tables = _tables(images, gray, _histogram(values), operation, strength)
-    result = tables.gather(2, values).view_as(images)
+    order = operation.argsort(stable=True)
+    counts = torch.bincount(operation, minlength=len(Operation)).tolist()
+    order = moved(order, images.device)
+    level = level[order]
+    done, results = 0, []
+    for kind, group in zip(Operation, torch.split(images[order], counts), strict=True):
+        amount, done = level[done : done + len(group)], done + len(group)
+        results.append(_operated(kind, group, _strength(amount, rule)) if len(group) else group)
+    return torch.empty_like(images).index_copy_(0, order, torch.cat(results))
 
-    kind, factor = operation[:, None, None, None], strength.factor[:, None, None, None]
-    to_gray, to_smooth = kind == Operation.COLOR, kind == Operation.SHARPNESS
-    blended = _blend(torch.where(to_gray, gray, _smooth(images)), images, factor)
-    result = torch.where(to_gray | to_smooth, blended, result)
 
-    moves = (kind == Operation.ROTATE) | ((kind >= Operation.SHEAR_X) & (kind <= Operation.TRANSLATE_Y))
-    return torch.where(moves, _warped(images, operation, strength), result)
+def _operated(kind: Operation, images: Tensor, strength: "_Strength") -> Tensor:
+    """One operation on all images."""
+    factor = strength.factor[:, None, None, None]
+    match kind:
+        case Operation.NOTHING:
+            return images
+        case Operation.AUTOCONTRAST:
+            return _stretched(images)
+        case Operation.EQUALIZE:
+            return _equalized(images)
+        case Operation.POSTERIZE:
+            step = torch.exp2(strength.cleared.float())[:, None, None, None]
+            return (images / step).floor_().mul_(step)
+        case Operation.SOLARIZE:
+            return torch.where(images >= strength.threshold[:, None, None, None], 255 - images, images)
+        case Operation.COLOR:
+            return _blend(_gray(images), images, factor)
+        case Operation.CONTRAST:
+            mean = _gray(images).mean(dim=(2, 3), keepdim=True, dtype=widest(images.device))
+            return _blend((mean + 0.5).floor().float(), images, factor)
+        case Operation.BRIGHTNESS:
+            return _blend(images.new_zeros(()), images, factor)
+        case Operation.SHARPNESS:
+            return _blend(_smooth(images), images, factor)
+    return _warped(images, kind, strength)
 
 
 @dataclass(frozen=True)
@@ -208,48 +231,38 @@ def refused_severity(severity: float, rule: Rule) -> str:
     return ""
 
 
-# --- tables of 256 entries: autocontrast, equalize, posterize, solarize, contrast, brightness ---------------
+# --- each channel by itself: autocontrast and equalize ------------------------------------------------------
 
 
-def _tables(
-    images: Tensor, gray: Tensor, histogram: Tensor, operation: Tensor, strength: _Strength
-) -> Tensor:
-    """What each value becomes, float32 [N, 3, 256]; each value itself for operations that need no table."""
-    kind, factor = operation[:, None, None], strength.factor[:, None, None]
-    values = torch.arange(256, device=images.device)
+def _stretched(images: Tensor) -> Tensor:
+    """Each channel's values over the whole range, unless it has but one.
 
-    # These four treat all channels alike: [N, 1, 256].
-    bits = strength.cleared[:, None, None]
-    table = torch.where(kind == Operation.POSTERIZE, values >> bits << bits, values)
-    solarized = (kind == Operation.SOLARIZE) & (values >= strength.threshold[:, None, None])
-    table = torch.where(solarized, 255 - values, table).float()
-    to_mean, to_black = kind == Operation.CONTRAST, kind == Operation.BRIGHTNESS
-    mean = (gray.mean(dim=(2, 3), dtype=widest(gray.device)) + 0.5).floor().float()[:, :, None]
-    table = torch.where(to_mean | to_black, _blend(mean * to_mean, values.float(), factor), table)
-
-    # And these two each by itself. Pillow stretches in double precision; float32 would be cut off elsewhere.
-    ends = (images.amin(dim=(2, 3)), images.amax(dim=(2, 3)))
-    low, high = (end.to(widest(images.device))[:, :, None] for end in ends)
+    Pillow stretches in double precision; float32 would be cut off elsewhere.
+    """
+    low, high = (
+        end.to(widest(images.device)) for end in (images.amin((2, 3), True), images.amax((2, 3), True))
+    )
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # 255 / … would multiply by a reciprocal
-    stretched = (values * scale).sub_(low * scale).clamp_(0, 255).floor_().float()
-    table = torch.where((kind == Operation.AUTOCONTRAST) & (high > low), stretched, table)
-    # Pixels darker than each value; float32 counts exactly up to 2^24 of them.
+    stretched = (images * scale).sub_(low * scale).clamp_(0, 255).floor_().float()
+    return torch.where(high > low, stretched, images)
+
+
+def _equalized(images: Tensor) -> Tensor:
+    """Each channel's values by the share of pixels that are darker."""
+    values = images.long().flatten(2)
+    # Sums that need no order. Float32 counts exactly up to 2^24 pixels.
+    histogram = torch.zeros(*values.shape[:2], 256, dtype=torch.int32, device=values.device)
+    histogram.scatter_add_(2, values, histogram.new_ones(1).expand_as(values))
     below = histogram.cumsum(dim=2, dtype=torch.float32).sub_(histogram)
-    step = (images.shape[2] * images.shape[3] - histogram.gather(2, high.long())) // 255
-    equalized = below.add_(step // 2).div_(step.clamp(min=1)).floor_().clamp_(max=255)
-    return torch.where((kind == Operation.EQUALIZE) & (step > 0), equalized, table)
-
-
-def _histogram(values: Tensor) -> Tensor:
-    """How often each value occurs in int64 [N, 3, pixels], int32 [N, 3, 256]: sums that need no order."""
-    counts = values.new_zeros(*values.shape[:2], 256, dtype=torch.int32)
-    return counts.scatter_add_(2, values, counts.new_ones(1).expand_as(values))
+    step = (values.shape[2] - histogram.gather(2, values.amax(dim=2, keepdim=True))) // 255
+    table = below.add_(step // 2).div_(step.clamp(min=1)).floor_().clamp_(max=255)
+    return torch.where(step > 0, table.gather(2, values), images.flatten(2)).view_as(images)
 
 
 # --- warps: rotate, shear_x, shear_y, translate_x, translate_y ----------------------------------------------
 
 
-def _warped(images: Tensor, operation: Tensor, strength: _Strength) -> Tensor:
+def _warped(images: Tensor, kind: Operation, strength: _Strength) -> Tensor:
     """Each image seen through its affine map, bilinear, black outside.
 
     A map leads from the centre of a pixel of the result, half a pixel into it, to a place in the image:
@@ -258,13 +271,13 @@ def _warped(images: Tensor, operation: Tensor, strength: _Strength) -> Tensor:
     """
     height, width = images.shape[-2:]
     middle_x, middle_y = width / 2, height / 2
-    angle = strength.degrees.deg2rad() * (operation == Operation.ROTATE)
+    angle = strength.degrees.deg2rad() * (kind is Operation.ROTATE)
     cos, sin = angle.cos(), angle.sin()
-    shift_x = strength.shift(width) * (operation == Operation.TRANSLATE_X)
-    shift_y = strength.shift(height) * (operation == Operation.TRANSLATE_Y)
-    b = strength.shear * (operation == Operation.SHEAR_X) - sin
+    shift_x = strength.shift(width) * (kind is Operation.TRANSLATE_X)
+    shift_y = strength.shift(height) * (kind is Operation.TRANSLATE_Y)
+    b = strength.shear * (kind is Operation.SHEAR_X) - sin
     c = middle_x - cos * middle_x + sin * middle_y + shift_x
-    d = strength.shear * (operation == Operation.SHEAR_Y) + sin
+    d = strength.shear * (kind is Operation.SHEAR_Y) + sin
     f = middle_y - sin * middle_x - cos * middle_y + shift_y
 
     columns = torch.arange(width, device=images.device, dtype=widest(images.device)) + 0.5
@@ -293,7 +306,7 @@ def _before(place: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return pixel.clamp_(-1, size - 1), share  # only places outside the image are moved
 
 
-# --- blends: color and sharpness; contrast and brightness use them in their tables --------------------------
+# --- blends: color, contrast, brightness and sharpness -----------------------------------------------------
 
 
 def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:

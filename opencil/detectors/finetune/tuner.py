@@ -13,7 +13,7 @@ from opencil.detectors.detector import Detector, Reads
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
-from opencil.engine.device import own_stream
+from opencil.engine.device import cpu_threads, own_stream
 from opencil.engine.feed import Feed
 from opencil.engine.forward import Outputs, evaluating
 from opencil.engine.loop import Progress, optimise
@@ -27,8 +27,8 @@ from opencil.validation import Count, Positive
 class Batch:
     """One iteration's views, and what a loss may need beside them.
 
-    ``memory`` is None at the first step. ``drawn`` is what the tuner's ``draw`` gave for this iteration;
-    larger draws come from ``generator``, on the device.
+    ``memory`` is None at the first step. ``drawn`` is what the tuner's ``draw`` gave for this iteration, or
+    what its ``prepared`` made of that; larger draws come from ``generator``, on the device.
     """
 
     current: Views
@@ -83,6 +83,16 @@ class Tuner(Detector):
         An iteration has ``parts`` batches (current, memory) of ``batch`` images.
         """
         return ()
+
+    def prepared(
+        self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """What some iterations need beside their views, on the device: tensors with a row for each iteration.
+
+        ``parts`` are the views of all of them, ``drawn`` their rows of what ``draw`` gave, which is the
+        default. On a GPU this is not captured, so the host may look at what it has drawn.
+        """
+        return tuple(placed(tensor, source.device) for tensor in drawn)
 
     def logits(self, extra: "Extra", features: Tensor) -> Tensor:
         """f's logits of features that are to be scored."""
@@ -188,7 +198,7 @@ class Tuning:
 
 
 class _TuningFeed(Feed):
-    """A source's views with what a tuner draws beside them."""
+    """A source's views with what a tuner prepares beside them."""
 
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self._tuner, self._source = tuner, source
@@ -197,12 +207,17 @@ class _TuningFeed(Feed):
         self.generator = torch.Generator(source.device)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
-        """The views' tensors, then the tuner's draws."""
-        seed = (*self._source.seed, self._tuner.registered_name)
-        numbers = generator(*seed, "draw", number)
-        drawn = self._tuner.draw(self.iterations, self._batch, len(self._source.pools), numbers)
-        drawn = tuple(placed(tensor, self.device) for tensor in drawn)
+        """The views' tensors, then the tuner's."""
+        tuner, source, batch = self._tuner, self._source, self._batch
+        seed = (*source.seed, tuner.registered_name)
+        # Too small for several threads, which would take longer to begin.
+        with cpu_threads(1):
+            drawn = tuner.draw(self.iterations, batch, len(source.pools), generator(*seed, "draw", number))
         assert self.generator is not None
         self.generator.manual_seed(derive(*seed, "device", number))
-        for i, parts in enumerate(self._source.epoch(number, self._batch)):
-            yield (*(t for views in parts for t in views.tensors), *(tensor[i] for tensor in drawn))
+        for first, parts in source.chunks(number, batch):
+            count = len(parts[0].labels) // batch
+            prepared = tuner.prepared(source, parts, tuple(t[first : first + count] for t in drawn))
+            for i in range(count):
+                views = (part[i * batch : (i + 1) * batch] for part in parts)
+                yield (*(t for one in views for t in one.tensors), *(tensor[i] for tensor in prepared))

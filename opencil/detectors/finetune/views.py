@@ -19,7 +19,7 @@ from opencil.errors import BadInput
 
 #: Views that pass through the backbone together, and how many such chunks are kept.
 CHUNK, KEPT = 1024, 3
-#: A GPU takes as many as have so many pixels, if these are more: few are computed before they are launched.
+#: A GPU takes as many as have so many pixels: of small images, few are computed before they are launched.
 PIXELS = 4096 * 32 * 32
 
 
@@ -146,8 +146,17 @@ class ViewSource:
 
     def epoch(self, number: int, batch: int) -> Iterator[list[Views]]:
         """Views of the current images and, where there is one, of the memory, of each iteration."""
-        for i in range(self.iterations(batch)):
-            yield self._views(number, i, batch)
+        for _, parts in self.chunks(number, batch):
+            for start in range(0, len(parts[0].labels), batch):
+                yield [views[start : start + batch] for views in parts]
+
+    def chunks(self, number: int, batch: int) -> Iterator[tuple[int, list[Views]]]:
+        """An epoch's views as they are computed: a first iteration, and those of several from there on."""
+        together, count = max(1, self._chunk_size // (batch * len(self.pools))), self.iterations(batch)
+        for first in range(0, count, together):
+            chunk = self._chunks(number, first, min(first + together, count), batch)
+            self._side.hand_over(*(tensor for views in chunk for tensor in views.tensors))
+            yield first, chunk
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
@@ -155,23 +164,13 @@ class ViewSource:
         with self.arithmetic.active(), self.arithmetic.autocast(self.device):
             return self.inputs.model.features(laid_out(images)).float()
 
-    def _views(self, epoch: int, iteration: int, batch: int) -> list[Views]:
-        """An iteration's views, out of a chunk that has been computed or of a new one."""
-        together = max(1, self._chunk_size // (batch * len(self.pools)))  # iterations in a chunk
-        first = iteration // together * together
-        last = min(first + together, self.iterations(batch))
-        start = (iteration - first) * batch
-        chunk = self._chunks(epoch, first, last, batch)
-        self._side.hand_over(*(tensor for views in chunk for tensor in views.tensors))
-        return [views[start : start + batch] for views in chunk]
-
     @property
     def _chunk_size(self) -> int:
         """Views in a chunk. On a CPU, whose rounding may depend on it, they are always as many."""
         transform = self.inputs.transform
         if self.device.type != "cuda" or transform is None:
             return CHUNK
-        return max(CHUNK, PIXELS // transform.crop**2)
+        return PIXELS // transform.crop**2
 
     def _computed_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
         rows = slice(first * batch, last * batch)

@@ -77,7 +77,7 @@ def make_batch(toy: Toy, normalised: Callable[..., Tensor]) -> Callable[..., Bat
         return Batch(
             parts[0],
             parts[1] if memory else None,
-            tuple(tensor[1] for tensor in drawn),
+            tuple(tensor[0] for tensor in tuner.prepared(source, parts, tuple(t[1:2] for t in drawn))),
             source,
             torch.Generator().manual_seed(2),
         )

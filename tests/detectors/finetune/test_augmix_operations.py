@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opencil.detectors.finetune.augmix_operations import (
     AugMixDraw,
@@ -391,41 +390,12 @@ def test_autocast_does_not_reach_in() -> None:
         assert torch.equal(augmix(images, choices, "original"), expected)
 
 
-class _Watch(TorchDispatchMode):
-    """Fails at a tensor of another device: it would be copied from the host, which a capture forbids."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in (*args, result):
-            assert not isinstance(value, Tensor) or value.device.type == "meta", f"{func} of {value.device}"
-        return result
-
-
-def test_nothing_depends_on_values_that_only_the_device_knows() -> None:
-    meta = torch.device("meta")  # tensors without values: reading one back, or a shape that needs one, fails
-    choices = draw(5, 3, 0, 1.0, 1.0, "original", numbers()).to(meta)
-    images = random_images(5, 8, 8).to(meta)
-    with _Watch():
-        assert augmix(images, choices, "original").shape == (5, 3, 8, 8)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a capture needs a CUDA device")
-def test_a_captured_augmix_is_the_cpus() -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_gpu_it_is_the_cpus() -> None:
+    images, choices = random_images(64, 32, 32), draw(64, 3, 0, 10.0, 1.0, "original", numbers())
     device = torch.device("cuda")
-    images = [random_images(64, 32, 32, seed) for seed in range(2)]
-    choices = [draw(64, 3, 0, 10.0, 1.0, "original", numbers(seed)) for seed in range(2)]
-    inputs, given = images[0].to(device), choices[0].to(device)
-    augmix(inputs, given, "original")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = augmix(inputs, given, "original")
-    inputs.copy_(images[1])
-    for static, new in zip(vars(given).values(), vars(choices[1]).values(), strict=True):
-        static.copy_(new)
-    graph.replay()
-    difference = (output.cpu() - augmix(images[1], choices[1], "original")).abs()
+    found = augmix(images.to(device), choices.to(device), "original").cpu()
+    difference = (found - augmix(images, choices, "original")).abs()
     assert (difference > 1e-3).double().mean() < 2e-3
 
 
