@@ -2,6 +2,7 @@
 # make test   set up, run the test suite, in a random order whose seed it prints; FLAGS: more for pytest
 # make coverage  the same, and which lines and branches of the package no test reaches
 # make mutants  put faults into the code and see that tests notice; FLAGS: --count, --seed, --only
+# make siege  kill runs, fill disks, damage files; COUNT kills (200) and SEED (1); what it comes to is in siege.log
 # make check  set up, lint and type checks
 # make docs   set up, build the documentation as a site; make docs-serve: show it on localhost:8000
 # make browser  install chromium where that is possible: the HTML report is tested in it
@@ -9,9 +10,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+COUNT  ?= 200
+SEED   ?= 1
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test coverage mutants check docs docs-serve browser clean
+.PHONY: demo test coverage mutants siege check docs docs-serve browser clean
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
 demo: $(VENV)/.installed
@@ -27,6 +30,9 @@ coverage: $(VENV)/.installed-dev
 
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutants $(FLAGS)
+
+siege: $(VENV)/.installed-test
+	$(BIN)/python -m tests.siege --count $(COUNT) --seed $(SEED)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,41 @@
+"""A short siege; ``make siege`` is the long one, and docs/reliability.md has its log."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.siege import crowd, grounds, kills, writers
+from tests.siege.grounds import Camp
+
+
+@pytest.fixture(scope="module")
+def camp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Camp]:
+    with grounds.camp(tmp_path_factory.mktemp("siege")) as pitched:
+        yield pitched
+
+
+def test_what_is_disturbed_goes_on_as_if_nothing_had_happened(camp: Camp) -> None:
+    """Kills, three processes at once, and kills of a writer: one start of everything serves them all."""
+    siege = kills.Kills(camp, grounds=kills.GROUNDS[:1])
+    assert siege.trial(random.Random("short")) is None
+    assert siege.signals.total(), "somebody was disturbed"
+    grid, alone = ["run", *kills.GROUNDS[0], *grounds.SHORT], siege.references[0].stored
+    assert crowd.trial(camp, alone, random.Random(1), grid, processes=3) is None
+    preparing = writers.preparing(camp)
+    preparing.undisturbed(camp)
+    wrong, _ = preparing.trial(camp, random.Random("short"))
+    assert wrong is None
+
+
+def test_two_stores_are_told_apart_by_any_byte_but_times(tmp_path: Path) -> None:
+    for name, seconds, rows in (("a", 1, b"rows"), ("b", 2, b"rows"), ("c", 1, b"rowt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step.json").write_text(f'{{"steps": 2, "seconds": {{"training": {seconds}}}}}')
+        (tmp_path / name / "accuracy.parquet").write_bytes(rows)
+    a, b, c = (grounds.results(tmp_path / name) for name in "abc")
+    assert grounds.differences(a, b) == []
+    assert grounds.differences(a, c) == ["accuracy.parquet"]
+    del c["step.json"]
+    assert grounds.differences(a, c) == ["accuracy.parquet", "step.json"]
