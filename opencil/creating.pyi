@@ -20,14 +20,27 @@ from opencil.detectors.finetune.regmix import RegMix
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.vos import VOS
 from opencil.detectors.posthoc.energy import Energy
+from opencil.detectors.posthoc.entropy import Entropy
 from opencil.detectors.posthoc.gen import GEN
+from opencil.detectors.posthoc.gradnorm import GradNorm
 from opencil.detectors.posthoc.klm import KLM
+from opencil.detectors.posthoc.knn import KNN
+from opencil.detectors.posthoc.logitgap import LogitGap
+from opencil.detectors.posthoc.lts import LTS
+from opencil.detectors.posthoc.mahalanobis import Mahalanobis
 from opencil.detectors.posthoc.maxlogit import MaxLogit
 from opencil.detectors.posthoc.msp import MSP
+from opencil.detectors.posthoc.neco import NECO
 from opencil.detectors.posthoc.nnguide import NNGuide
 from opencil.detectors.posthoc.odin import ODIN
+from opencil.detectors.posthoc.openmax import OpenMax
+from opencil.detectors.posthoc.pnml import PNML
 from opencil.detectors.posthoc.react import ReAct
 from opencil.detectors.posthoc.relation import Relation
+from opencil.detectors.posthoc.relative_mahalanobis import RelativeMahalanobis
+from opencil.detectors.posthoc.she import SHE
+from opencil.detectors.posthoc.tempscale import TempScale
+from opencil.detectors.posthoc.tpl import TPL
 
 @overload
 def create_detector(
@@ -74,6 +87,10 @@ def create_detector(
     """Negative free energy of the logits: T · logsumexp(z / T)."""
 
 @overload
+def create_detector(name: Literal["entropy"]) -> Entropy:
+    """Negative entropy of the prediction: Σ p log p."""
+
+@overload
 def create_detector(
     name: Literal["gen"],
     *,
@@ -84,11 +101,37 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["gradnorm"],
+    *,
+    temperature: float = 1.0,
+) -> GradNorm:
+    """Size of the head's gradient towards an even prediction: Σ|φ| · Σ|C softmax(z / T) − 1| / T."""
+
+@overload
+def create_detector(
     name: Literal["klm"],
     *,
     setup: Literal["train+", "memory"] = "memory",
 ) -> KLM:
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
+
+@overload
+def create_detector(
+    name: Literal["knn"],
+    *,
+    neighbours: int = 10,
+    setup: Literal["train+", "memory"] = "memory",
+) -> KNN:
+    """Negative squared distance to the K-th nearest of the set-up features, all of length 1."""
+
+@overload
+def create_detector(
+    name: Literal["logitgap"],
+    *,
+    share: float = 0.2,
+    most: int = 88,
+) -> LogitGap:
+    """Largest logit minus the mean of the N next ones."""
 
 @overload
 def create_detector(
@@ -103,12 +146,38 @@ def create_detector(
     """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
 
 @overload
+def create_detector(
+    name: Literal["lts"],
+    *,
+    share: float = 0.05,
+) -> LTS:
+    """Energy of logits that are scaled by (Σφ⁺ / sum of its largest)²."""
+
+@overload
+def create_detector(
+    name: Literal["mahalanobis"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> Mahalanobis:
+    """Negative squared distance to the nearest class mean, by one covariance of all classes."""
+
+@overload
 def create_detector(name: Literal["maxlogit"]) -> MaxLogit:
     """Largest logit: max z."""
 
 @overload
 def create_detector(name: Literal["msp"]) -> MSP:
     """Largest softmax probability: max softmax(z)."""
+
+@overload
+def create_detector(
+    name: Literal["neco"],
+    *,
+    variance: float = 0.9,
+    max_logit: bool = False,
+    setup: Literal["train+", "memory"] = "memory",
+) -> NECO:
+    """Share of a standardised feature's length that lies along the first principal axes."""
 
 @overload
 def create_detector(
@@ -158,6 +227,24 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["openmax"],
+    *,
+    tail: int = 20,
+    alpha: int = 3,
+    setup: Literal["train+", "memory"] = "memory",
+) -> OpenMax:
+    """Odds of the known against an unknown class, which takes from the largest logits what is far away."""
+
+@overload
+def create_detector(
+    name: Literal["pnml"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> PNML:
+    """Negative regret of the head: how much it would gain by one more image, whatever its label."""
+
+@overload
+def create_detector(
     name: Literal["react"],
     *,
     percentile: float = 90.0,
@@ -190,6 +277,22 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["relative-mahalanobis"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> RelativeMahalanobis:
+    """Distance to a Gaussian of all features minus that to the nearest class: what classes explain."""
+
+@overload
+def create_detector(
+    name: Literal["she"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> SHE:
+    """Inner product with the predicted class's pattern, the mean feature of its rightly predicted images."""
+
+@overload
+def create_detector(
     name: Literal["t2fnorm"],
     *,
     schedule: Mapping[str, Any] = ...,
@@ -200,6 +303,23 @@ def create_detector(
     scored: Literal["raw", "scaled"] = "raw",
 ) -> T2FNorm:
     """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
+
+@overload
+def create_detector(
+    name: Literal["tempscale"],
+    *,
+    setup: Literal["train+", "memory"] = "memory",
+) -> TempScale:
+    """Largest log softmax(z / T), at the temperature under which the set-up's labels are likeliest."""
+
+@overload
+def create_detector(
+    name: Literal["tpl"],
+    *,
+    neighbours: int = 5,
+    setup: Literal["train+", "memory"] = "memory",
+) -> TPL:
+    """Best task by nearness to its classes, distance from other tasks' memory, and its largest logit."""
 
 @overload
 def create_detector(

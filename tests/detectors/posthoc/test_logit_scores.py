@@ -1,4 +1,4 @@
-"""MSP, MaxLogit and Energy against references that go sample by sample, in float64."""
+"""Scores of logits alone against references that go sample by sample, in float64."""
 
 import math
 from typing import Any
@@ -28,7 +28,24 @@ def naive_energy(z: Row, temperature: float = 1.0) -> float:
     return top + temperature * math.log(math.fsum(math.exp((v - top) / temperature) for v in z))
 
 
-REFERENCES = {"msp": naive_msp, "maxlogit": naive_maxlogit, "energy": naive_energy}
+def naive_entropy(z: Row) -> float:
+    total = naive_energy(z)
+    return math.fsum(math.exp(v - total) * (v - total) for v in z)
+
+
+def naive_logitgap(z: Row) -> float:
+    largest, *others = sorted(z, reverse=True)
+    count = min(max(1, math.ceil(len(z) / 5)), 88, len(others))
+    return largest - math.fsum(others[:count]) / count if count else 0.0
+
+
+REFERENCES = {
+    "msp": naive_msp,
+    "maxlogit": naive_maxlogit,
+    "energy": naive_energy,
+    "entropy": naive_entropy,
+    "logitgap": naive_logitgap,
+}
 
 
 def scored(name: str, rows: list[Row], **values: Any) -> list[float]:
@@ -37,7 +54,7 @@ def scored(name: str, rows: list[Row], **values: Any) -> list[float]:
 
 def matrices(limit: float) -> st.SearchStrategy[list[Row]]:
     value = st.floats(-limit, limit, width=32)
-    return st.integers(1, 6).flatmap(
+    return st.integers(1, 13).flatmap(
         lambda classes: st.lists(st.lists(value, min_size=classes, max_size=classes), min_size=1, max_size=5)
     )
 
@@ -59,7 +76,13 @@ def test_energy_has_a_temperature(rows: list[Row], temperature: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "score"),
-    [("msp", 0.75), ("maxlogit", math.log(3)), ("energy", math.log(4))],
+    [
+        ("msp", 0.75),
+        ("maxlogit", math.log(3)),
+        ("energy", math.log(4)),
+        ("entropy", 0.75 * math.log(0.75) + 0.25 * math.log(0.25)),
+        ("logitgap", math.log(3)),
+    ],
 )
 def test_scores_by_hand(name: str, score: float) -> None:
     assert scored(name, [[0.0, math.log(3)]]) == pytest.approx([score], rel=1e-6)

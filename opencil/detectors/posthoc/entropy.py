@@ -1,0 +1,35 @@
+"""Entropy of the prediction."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.detector import LogitDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "entropy",
+    paper=Paper(
+        "Entropy Maximization and Meta Classification for Out-of-Distribution Detection in Semantic "
+        "Segmentation",
+        2021,
+        "2012.06575",
+    ),
+)
+@dataclass
+class Entropy(LogitDetector):
+    """Negative entropy of the prediction: Σ p log p."""
+
+    equation: ClassVar[str] = r"S(x) = \sum_c p_c \log p_c"
+    differs: ClassVar[str] = (
+        "The paper scores pixels, and trains a network for it; here it is the score alone."
+    )
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Σ p log p, [N]."""
+        entropy: Tensor = torch.special.entr(outputs.logits.softmax(dim=1)).sum(dim=1)
+        return -entropy

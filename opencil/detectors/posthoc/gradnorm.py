@@ -1,0 +1,41 @@
+"""GradNorm, without a gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from opencil.detectors.detector import Detector, Reads
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Positive
+
+
+@register_detector(
+    "gradnorm",
+    paper=Paper(
+        "On the Importance of Gradients for Detecting Distributional Shifts in the Wild", 2021, "2110.00218"
+    ),
+)
+@dataclass
+class GradNorm(Detector):
+    """Size of the head's gradient towards an even prediction: Σ|φ| · Σ|C softmax(z / T) − 1| / T."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = \left\| \nabla_W \sum_c -\log \text{softmax}(z / T)_c \right\|_1 "
+        r"= \frac{1}{T} \sum_d |\varphi_d| \cdot \sum_c |C \, \text{softmax}(z / T)_c - 1|"
+    )
+    differs: ClassVar[str] = (
+        "The paper's code and OpenOOD go backward for one sample after the other; of a linear head the "
+        "gradient is a product of two vectors, so its norm is one of two sums."
+    )
+
+    temperature: Positive = 1.0
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Σ|φ| · Σ|C p − 1| / T, [N]."""
+        p = (outputs.logits / self.temperature).softmax(dim=1)
+        uneven = (p.shape[1] * p - 1).abs().sum(dim=1)
+        return outputs.features.abs().sum(dim=1) * uneven / self.temperature

@@ -1,0 +1,39 @@
+"""LogitGap: how far the largest logit stands out."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from opencil.detectors.detector import LogitDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Bound, Count
+
+
+@register_detector(
+    "logitgap",
+    paper=Paper(
+        "Revisiting Logit Distributions for Reliable Out-of-Distribution Detection", 2025, "2510.20134"
+    ),
+)
+@dataclass
+class LogitGap(LogitDetector):
+    """Largest logit minus the mean of the N next ones."""
+
+    equation: ClassVar[str] = r"S(x) = z_{(1)} - \frac{1}{N} \sum_{i=2}^{N+1} z_{(i)}"
+    differs: ClassVar[str] = (
+        "The authors' scripts name N for each dataset: 5 of 10 classes, 10 of 20, 20 of 100, 88 of 1,000. "
+        "Here classes grow from step to step, so N is a share of them: a fifth, at most 88."
+    )
+
+    share: Annotated[float, Bound(gt=0, le=1)] = 0.2  #: of the classes, N
+    most: Count = 88  #: logits, whatever the share
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """z₍₁₎ − mean of the next N, at least one of them; 0 where there is a single class, [N]."""
+        classes = outputs.logits.shape[1]
+        others = min(max(1, math.ceil(self.share * classes)), self.most, classes - 1)
+        largest = outputs.logits.topk(1 + others, dim=1).values
+        return largest[:, 0] - largest[:, min(1, others) :].mean(dim=1)

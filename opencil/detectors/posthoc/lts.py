@@ -1,0 +1,40 @@
+"""LTS: logits scaled by how even the features are."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.detector import Detector, Reads
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+from opencil.validation import Bound
+
+
+@register_detector("lts", paper=Paper("Logit Scaling for Out-of-Distribution Detection", 2024, "2409.01175"))
+@dataclass
+class LTS(Detector):
+    """Energy of logits that are scaled by (Σφ⁺ / sum of its largest)²."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = \log \sum_c e^{s \, z_c} \\ "
+        r"s = \left( \frac{\sum_d \max(0, \varphi_d)}"
+        r"{\sum_{d \in \text{largest}} \max(0, \varphi_d)} \right)^2"
+    )
+    differs: ClassVar[str] = (
+        "The number of features is rounded as in the authors' code, to at least one; features that are all 0 "
+        "leave the logits as they are."
+    )
+
+    share: Annotated[float, Bound(gt=0, le=1)] = 0.05  #: of the features, the largest
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """logsumexp(s z), [N]."""
+        positive = outputs.features.clamp(min=0)
+        width = positive.shape[1]
+        largest = positive.topk(max(1, width - round(width * (1 - self.share))), dim=1).values.sum(dim=1)
+        scale = torch.where(largest > 0, positive.sum(dim=1) / largest, 1.0).square()
+        return (scale[:, None] * outputs.logits).logsumexp(dim=1)

@@ -1,0 +1,46 @@
+"""Mahalanobis distance to the nearest class."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.moments import Gaussians
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "mahalanobis",
+    paper=Paper(
+        "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks",
+        2018,
+        "1807.03888",
+    ),
+)
+@dataclass
+class Mahalanobis(SetUpDetector):
+    """Negative squared distance to the nearest class mean, by one covariance of all classes."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = -\min_c (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \\ "
+        r"\Sigma = \text{mean} \, (\varphi_j - \mu_{y_j})(\varphi_j - \mu_{y_j})^\top"
+    )
+    differs: ClassVar[str] = (
+        "The paper weighs several layers and moves the images, by OOD data; this is the last layer alone, as "
+        "OpenOOD's MDS is. The inverse is a pseudo-inverse: directions in which set-up features do not vary "
+        "count for nothing."
+    )
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        """A mean for each class that the set-up has, and one covariance."""
+        assert outputs.labels is not None
+        self._classes = Gaussians.of(outputs.features, outputs.labels)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """−min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c), [N]."""
+        return -self._classes.nearest(outputs.features)

@@ -1,0 +1,60 @@
+"""pNML: regret of a learner that knew the label."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.data.precision import placed
+from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.moments import in_chunks, products_of, whitening
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "pnml",
+    paper=Paper(
+        "Single Layer Predictive Normalized Maximum Likelihood for Out-of-Distribution Detection",
+        2021,
+        "2110.09246",
+    ),
+)
+@dataclass
+class PNML(SetUpDetector):
+    """Negative regret of the head: how much it would gain by one more image, whatever its label."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = -\log_C \sum_c \frac{p_c}{p_c + (1 - p_c) p_c^{\kappa}}, \quad "
+        r"p = \text{softmax} \, h(\hat{\varphi}) \\ "
+        r"\kappa = \frac{q}{1 + q}, \quad q = \hat{\varphi}^\top "
+        r"\left( \textstyle\sum_j \hat{\varphi}_j \hat{\varphi}_j^\top \right)^{+} \hat{\varphi}, "
+        r"\quad \hat{\varphi} = \tfrac{\varphi}{\|\varphi\|}"
+    )
+    differs: ClassVar[str] = (
+        "As in the authors' code, probabilities are those that the head gives to features of length 1, not "
+        "those of the model's logits."
+    )
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        """The pseudo-inverse of Σ φ̂φ̂ᵀ, as a product."""
+        self._whitening = whitening(products_of(F.normalize(outputs.features, dim=1)))
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """−log_C Σ p / (p + (1 − p) p^κ), [N]; in logarithms, since p may be 0 or 1 to float32's rounding."""
+        assert outputs.classify is not None
+        unit = F.normalize(outputs.features, dim=1)
+        found = []
+        for rows, logits in in_chunks(unit, outputs.classify(unit).float()):
+            q = (rows @ self._whitening).square().sum(dim=1, keepdim=True)
+            log_p = logits.double().log_softmax(dim=1)
+            # p / (p + (1 − p) p^κ) is the sigmoid of log p^(1 − κ) − log(1 − p), and 1 − κ is 1 / (1 + q).
+            log_rest = torch.log(-torch.expm1(log_p))
+            found.append(torch.sigmoid(log_p / (1 + q) - log_rest).sum(dim=1).log())
+        regret = placed(torch.cat(found), unit.device)
+        return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)

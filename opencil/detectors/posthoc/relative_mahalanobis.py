@@ -1,0 +1,41 @@
+"""Relative Mahalanobis distance."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.moments import Gaussians
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "relative-mahalanobis",
+    paper=Paper("A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", 2021, "2106.09022"),
+)
+@dataclass
+class RelativeMahalanobis(SetUpDetector):
+    """Distance to a Gaussian of all features minus that to the nearest class: what classes explain."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = d_0(\varphi) - \min_c d_c(\varphi) \\ "
+        r"d_c = (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \quad "
+        r"d_0 = (\varphi - \mu_0)^\top \Sigma_0^{+} (\varphi - \mu_0)"
+    )
+    differs: ClassVar[str] = "The inverses are pseudo-inverses, as those of `mahalanobis`."
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        """The classes' Gaussians, and one of all features."""
+        assert outputs.labels is not None
+        self._classes = Gaussians.of(outputs.features, outputs.labels)
+        self._all = Gaussians.of(outputs.features, torch.zeros_like(outputs.labels))
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """d₀ − min_c d_c, [N]."""
+        return self._all.nearest(outputs.features) - self._classes.nearest(outputs.features)

@@ -1,0 +1,111 @@
+"""TPL: the likelihood of a task, against that of all others."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.data.precision import placed, widened
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.moments import Gaussians, checked_labels
+from opencil.engine.forward import Outputs
+from opencil.errors import BadInput
+from opencil.registry import Paper, register_detector
+from opencil.validation import Count
+
+#: A squared distance below which an image lies at its class's mean, as the only one of a class does.
+_AT_MEAN = 1e-6
+
+
+@register_detector(
+    "tpl",
+    paper=Paper("Class Incremental Learning via Likelihood Ratio Based Task Prediction", 2024, "2309.15048"),
+)
+@dataclass
+class TPL(SetUpDetector):
+    """Best task by nearness to its classes, distance from other tasks' memory, and its largest logit."""
+
+    family: ClassVar[str] = "continual"
+    equation: ClassVar[str] = (
+        r"S(x) = \max_t \, (a_t s_t + b_t), \quad s_t = -\log ( e^{-(i_t + o_t)} + e^{-m_t} ) \\ "
+        r"i_t \propto \max_{c \in t} 1 / d_c(\varphi), \quad m_t \propto \max_{c \in t} z_c \\ "
+        r"o_t = \| \hat{\varphi} - \hat{\varphi}_j \|^2 , \quad "
+        r"j \text{ the } K \text{-th nearest of the memory of other tasks}"
+    )
+    differs: ClassVar[str] = (
+        "Adapted: the paper has a network with a mask for each task, trained with replay as a class of its "
+        "own, and predicts the task; here one backbone serves all, and the best task's score is the "
+        "sample's. d_c is a squared Mahalanobis distance by one covariance a task; i_t and m_t are divided "
+        "by their means over the task's set-up images (of m_t the absolute values), a_t and b_t fitted on "
+        "all of them by 100 steps of SGD on the CE over tasks, as in the authors' code. The first step has "
+        "one task: o_t is 0."
+    )
+
+    neighbours: Count = 5  #: K
+
+    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Gaussians and features of each task that has images, the scales of its scores, and a_t and b_t."""
+        features, classes = outputs.features, outputs.logits.shape[1]
+        labels = checked_labels(outputs.labels, classes)
+        tasks = torch.ones_like(labels[:1]).expand(classes) if outputs.tasks is None else outputs.tasks
+        if len(tasks) != classes:
+            raise BadInput(f"tasks are of {len(tasks)} classes: there are logits of {classes}")
+        tasks = tasks.to(labels.device)
+        present, own = torch.unique(tasks[labels], return_inverse=True)
+        self._columns = tasks == present[:, None]
+        self._gaussians = [Gaussians.of(features[own == t], labels[own == t]) for t in range(len(present))]
+        self._banks = [F.normalize(features[own == t], dim=1) for t in range(len(present))]
+        near, out, largest = self._parts(outputs)
+        member = F.one_hot(own, len(present)).to(near)
+        apart = member * (near < 1 / _AT_MEAN)
+        apart = torch.where(apart.sum(dim=0) > 0, apart, member)
+        self._scales = [
+            ((part * weights).sum(dim=0) / weights.sum(dim=0)).clamp(min=_AT_MEAN)
+            for part, weights in ((near, apart), (largest.abs(), member))
+        ]
+        self._slope, self._shift = _calibrated(self._composed(near, out, largest), member)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """max_t (a_t s_t + b_t), [N]."""
+        return (self._slope * self._composed(*self._parts(outputs)) + self._shift).amax(dim=1)
+
+    def _composed(self, near: Tensor, out: Tensor, largest: Tensor) -> Tensor:
+        """s_t, [N, T]."""
+        return -torch.logaddexp(-(near / self._scales[0] + out), -largest / self._scales[1])
+
+    def _parts(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+        """1 / d to the nearest class of each task, o_t, and its largest logit, [N, T] each."""
+        features = outputs.features
+        near = [1 / gaussians.nearest(features).clamp(min=_AT_MEAN) for gaussians in self._gaussians]
+        rows = rows_at_a_time(2 * sum(map(len, self._banks)) * features.element_size())
+        out = torch.cat([self._distances(f) for f in torch.split(F.normalize(features, dim=1), rows)])
+        largest = [outputs.logits[:, columns].amax(dim=1) for columns in self._columns]
+        return torch.stack(near, dim=1).float(), out, torch.stack(largest, dim=1)
+
+    def _distances(self, unit: Tensor) -> Tensor:
+        """Squared distance of each to the K-th nearest feature of the tasks other than t, [n, T]."""
+        if len(self._banks) == 1:
+            return torch.zeros_like(unit[:, :1])
+        each = [(unit @ bank.T).topk(min(self.neighbours, len(bank)), dim=1).values for bank in self._banks]
+        found = []
+        for t in range(len(each)):
+            others = torch.cat([*each[:t], *each[t + 1 :]], dim=1)
+            found.append(others.topk(min(self.neighbours, others.shape[1]), dim=1).values[:, -1])
+        return 2 - 2 * torch.stack(found, dim=1)
+
+
+def _calibrated(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and shift of each task's scores [T] after 100 steps of SGD on the CE over tasks."""
+    wide, target = widened(scores), widened(member)
+    slope, shift = torch.ones_like(wide[0]), torch.zeros_like(wide[0])
+    speed = torch.zeros(2, len(slope)).to(wide)
+    for _ in range(100):
+        wrong = ((slope * wide + shift).softmax(dim=1) - target) / len(wide)
+        speed = 0.8 * speed + torch.stack([(wrong * wide).sum(dim=0), wrong.sum(dim=0)])
+        slope, shift = slope - 0.01 * speed[0], shift - 0.01 * speed[1]
+    return placed(slope, scores.device).float(), placed(shift, scores.device).float()

@@ -1,0 +1,393 @@
+"""Scores by neighbours, class statistics and shares of features, against references written from formulas."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_softmax, logsumexp, softmax
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler, normalize
+from torch import Tensor, nn
+
+import opencil
+from opencil import BadInput, Outputs, create_detector
+from opencil.detectors import chunks
+from opencil.registry import DETECTORS
+
+Array = np.ndarray[Any, Any]
+CLASSES, WIDTH = 6, 16
+TASKS = torch.tensor([1, 1, 2, 2, 3, 3])
+
+
+@pytest.fixture(scope="module")
+def head() -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def make(head: nn.Linear) -> Callable[..., Outputs]:
+    """Outputs of features around a mean for each class; the last class has but two images."""
+    random = torch.Generator().manual_seed(1)
+    means = 2 * torch.rand(CLASSES, WIDTH, generator=random)
+    mixed = torch.randn(WIDTH, WIDTH, generator=random) / 4
+    with torch.no_grad():
+        head.weight.copy_(3 * (means - means.mean(dim=0)))
+
+    def outputs(count: int, seed: int, strength: float = 1.0) -> Outputs:
+        random = torch.Generator().manual_seed(seed)
+        labels = torch.arange(count) % (CLASSES - 1)
+        labels[:2] = CLASSES - 1
+        noise = torch.randn(count, WIDTH, generator=random) @ mixed
+        features = (strength * means[labels] + noise).relu()
+        return Outputs(features, head(features), labels, head, tasks=TASKS)
+
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def setup(make: Callable[..., Outputs]) -> Outputs:
+    return make(120, 2)
+
+
+@pytest.fixture(scope="module")
+def test(make: Callable[..., Outputs]) -> Outputs:
+    return make(40, 3)
+
+
+def wide(tensor: Tensor | None) -> Array:
+    assert tensor is not None
+    return tensor.numpy().astype(np.float64 if tensor.is_floating_point() else np.int64)
+
+
+def close(found: Tensor, expected: Any) -> None:
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.double().numpy(), np.asarray(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("neighbours", [1, 10, 120])
+def test_knn(setup: Outputs, test: Outputs, neighbours: int) -> None:
+    unit = [normalize(wide(outputs.features)) for outputs in (setup, test)]
+    far, _ = NearestNeighbors(n_neighbors=neighbours, algorithm="brute").fit(unit[0]).kneighbors(unit[1])
+    close(create_detector("knn", neighbours=neighbours).fit(setup).score(test), -(far[:, -1] ** 2))
+
+
+def test_knn_of_a_feature_without_direction_and_of_too_few(setup: Outputs) -> None:
+    detector = create_detector("knn").fit(setup.features)
+    assert detector.score(torch.zeros(1, WIDTH)).tolist() == [-2.0]
+    with pytest.raises(BadInput, match="KNN needs at least 10 samples to be set up on: 9 are not enough"):
+        create_detector("knn").fit(setup.features[:9])
+
+
+def gaussian(features: Array, labels: Array) -> tuple[list[Array], Array]:
+    """Means of the classes, and the precision of features around them."""
+    means = [features[labels == c].mean(axis=0) for c in np.unique(labels)]
+    centred = np.concatenate(
+        [features[labels == c] - m for c, m in zip(np.unique(labels), means, strict=True)]
+    )
+    return means, np.asarray(EmpiricalCovariance(assume_centered=True).fit(centred).precision_)
+
+
+def distance(x: Array, mean: Array, precision: Array) -> float:
+    return float((x - mean) @ precision @ (x - mean))
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
+def test_mahalanobis(setup: Outputs, test: Outputs, name: str) -> None:
+    features = wide(setup.features)
+    means, precision = gaussian(features, wide(setup.labels))
+    background, flat = gaussian(features, np.zeros(len(features)))
+    expected = []
+    for x in wide(test.features):
+        own = min(distance(x, mean, precision) for mean in means)
+        expected.append((distance(x, background[0], flat) if name.startswith("relative") else 0) - own)
+    close(create_detector(name).fit(setup.features, labels=setup.labels).score(test.features), expected)
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
+def test_what_features_repeat_counts_once(setup: Outputs, test: Outputs, name: str) -> None:
+    """A scaled copy of four features, and one that is always 3: distances are as without them."""
+
+    def more(outputs: Outputs) -> Tensor:
+        f = outputs.features
+        return torch.cat([f, 0.5 * f[:, :4], torch.full((len(f), 1), 3.0)], dim=1)
+
+    def scores(setup_features: Tensor, features: Tensor) -> Tensor:
+        return create_detector(name).fit(setup_features, labels=setup.labels).score(features)
+
+    plain = scores(setup.features, test.features)
+    torch.testing.assert_close(scores(more(setup), more(test)), plain, rtol=1e-4, atol=1e-4)
+
+
+def test_she(setup: Outputs, test: Outputs) -> None:
+    features, labels, predicted = wide(setup.features), wide(setup.labels), wide(setup.logits).argmax(axis=1)
+    labels = labels.copy()
+    labels[labels == 4] = 3  # no image of class 4 is left
+    predicted = np.where(labels == 2, 0, predicted)  # and none of class 2 is predicted rightly
+    logits = torch.nn.functional.one_hot(torch.tensor(predicted), CLASSES).float()
+    expected = []
+    for x, z in zip(wide(test.features), wide(test.logits), strict=True):
+        c = z.argmax()
+        right = features[(labels == c) & (predicted == c)]
+        mine = features[labels == c]
+        pattern = next(part for part in (right, mine, features) if len(part)).mean(axis=0)
+        expected.append(x @ pattern)
+    assert {2, 4} <= set(wide(test.logits).argmax(axis=1))
+    close(create_detector("she").fit(setup.features, logits, torch.tensor(labels)).score(test), expected)
+
+
+@pytest.mark.parametrize("variance", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("max_logit", [False, True])
+def test_neco(setup: Outputs, test: Outputs, variance: float, max_logit: bool) -> None:
+    scaler = StandardScaler().fit(wide(setup.features))
+    axes = PCA().fit(scaler.transform(wide(setup.features)))
+    held = np.cumsum(axes.explained_variance_ratio_)
+    count = next((i + 1 for i, share in enumerate(held) if share >= variance - 1e-9), WIDTH)
+    assert (count < WIDTH) == (variance < 1)
+    x = scaler.transform(wide(test.features))
+    expected = np.linalg.norm(axes.transform(x)[:, :count], axis=1) / np.linalg.norm(x, axis=1)
+    expected = expected * (wide(test.logits).max(axis=1) if max_logit else 1)
+    close(create_detector("neco", variance=variance, max_logit=max_logit).fit(setup).score(test), expected)
+
+
+def test_pnml(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
+    x, unit = normalize(wide(setup.features)), normalize(wide(test.features))
+    inverse = np.linalg.pinv(x) @ np.linalg.pinv(x).T
+    weight, bias = wide(head.weight), wide(head.bias)
+    expected = []
+    for f in unit:
+        p, q = softmax(weight @ f + bias), f @ inverse @ f
+        expected.append(-np.log(np.sum(p / (p + (1 - p) * p ** (q / (1 + q))))) / np.log(CLASSES))
+    close(create_detector("pnml").fit(setup.features).score(test.features, classify=head), expected)
+
+
+def test_pnml_of_a_single_class_is_0(setup: Outputs) -> None:
+    detector = create_detector("pnml").fit(setup.features, classify=lambda f: f[:, :1])
+    assert detector.score(setup.features).tolist() == [0.0] * len(setup)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+def test_lts(test: Outputs, share: float) -> None:
+    expected = []
+    for f, z in zip(wide(test.features - 0.2), wide(test.logits), strict=True):
+        positive = np.sort(np.maximum(f, 0))[::-1]
+        largest = positive[: max(1, WIDTH - round(WIDTH * (1 - share)))]
+        expected.append(logsumexp((positive.sum() / largest.sum()) ** 2 * z))
+    close(create_detector("lts", share=share).score(test.features - 0.2, test.logits), expected)
+
+
+def test_lts_leaves_logits_of_features_of_0_as_they_are(test: Outputs) -> None:
+    score = create_detector("lts").score(torch.zeros_like(test.features), test.logits)
+    torch.testing.assert_close(score, test.logits.logsumexp(dim=1))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_gradnorm_is_that_of_a_gradient(test: Outputs, head: nn.Linear, temperature: float) -> None:
+    expected = []
+    for f in test.features.double():
+        weight = head.weight.double().clone().requires_grad_()
+        z = (weight @ f + head.bias.double()) / temperature
+        (-z.log_softmax(dim=0).sum()).backward()  # type: ignore[no-untyped-call]
+        assert weight.grad is not None
+        expected.append(float(weight.grad.abs().sum()))
+    close(create_detector("gradnorm", temperature=temperature).score(test), expected)
+
+
+def test_tempscale(setup: Outputs, test: Outputs) -> None:
+    logits, labels = wide(setup.logits), wide(setup.labels).copy()
+    labels[::7] = 0  # some that are wrong, so that there is a best temperature
+
+    def loss(temperature: float) -> float:
+        return float(-log_softmax(logits / temperature, axis=1)[np.arange(len(labels)), labels].mean())
+
+    best = minimize_scalar(loss, bounds=(0.1, 10), method="bounded", options={"xatol": 1e-10}).x
+    assert 0.2 < best < 9
+    detector = create_detector("tempscale").fit(logits=setup.logits, labels=torch.tensor(labels))
+    close(detector.score(logits=test.logits), log_softmax(wide(test.logits) / best, axis=1).max(axis=1))
+
+
+def test_tempscale_stays_finite_where_every_image_is_right() -> None:
+    logits = 5 * torch.eye(4)
+    detector = create_detector("tempscale").fit(logits=logits, labels=torch.arange(4))
+    expected = log_softmax(wide(logits) / 0.1, axis=1).max(axis=1)
+    close(detector.score(logits=logits), expected)
+
+
+@pytest.mark.parametrize(("tail", "alpha"), [(20, 3), (5, 10)])
+def test_openmax(setup: Outputs, test: Outputs, tail: int, alpha: int) -> None:
+    logits, labels = wide(setup.logits), wide(setup.labels)
+    right = logits.argmax(axis=1) == labels
+    assert 0 < right.sum() < len(right)
+    models: dict[int, tuple[Array, float, float, float]] = {}
+    for c in range(CLASSES):
+        mine = logits[(labels == c) & right] if (right & (labels == c)).any() else logits[labels == c]
+        mean = mine.mean(axis=0)
+        far = np.sort(np.linalg.norm(mine - mean, axis=1))[-tail:]
+        x = far - far[0] + 1e4
+        if np.ptp(x) < 1e-9:
+            models[c] = mean, far[0], math.exp(20), 1e4
+            continue
+
+        def slope(k: float, x: Array = x) -> float:
+            power = np.exp(k * np.log(x / x.max()))
+            return float((power * np.log(x)).sum() / power.sum() - 1 / k - np.log(x).mean())
+
+        k = brentq(slope, 1, 1e8, xtol=1e-9, rtol=1e-14)
+        models[c] = mean, far[0], k, x.max() * np.mean((x / x.max()) ** k) ** (1 / k)
+    expected = []
+    for z in wide(test.logits):
+        revised, taken = z.copy(), 0.0
+        for rank, c in enumerate(np.argsort(-z)[:alpha]):
+            mean, smallest, k, scale = models[c]
+            far = np.linalg.norm(z - mean) - smallest + 1e4
+            with np.errstate(over="ignore"):
+                share = (alpha - rank) / alpha * (1 - np.exp(-np.exp(k * np.log(far / scale))))
+            revised[c], taken = z[c] * (1 - share), taken + z[c] * share
+        expected.append(logsumexp(revised) - taken)
+        unknown = np.exp(taken) / (np.exp(revised).sum() + np.exp(taken))
+        assert 1 / (1 + np.exp(expected[-1])) == pytest.approx(unknown, rel=1e-9), "log-odds of the known"
+    detector = create_detector("openmax", tail=tail, alpha=alpha).fit(setup)
+    close(detector.score(test), expected)
+
+
+def test_openmaxs_distribution_is_the_likeliest() -> None:
+    from scipy.stats import weibull_min
+
+    from opencil.detectors.posthoc.openmax import _weibull
+
+    values = weibull_min.rvs(3.0, scale=2.0, size=(4, 50), random_state=0)
+    values[3, 10:] = np.nan
+    shapes, scales = _weibull(torch.tensor(values).log())
+    for row, shape, scale in zip(values, shapes.tolist(), scales.exp().tolist(), strict=True):
+        row = row[~np.isnan(row)]
+        fitted, _, size = weibull_min.fit(row, floc=0)
+        assert (shape, scale) == pytest.approx((fitted, size), rel=1e-3)
+        assert (
+            weibull_min.logpdf(row, shape, 0, scale).sum()
+            >= weibull_min.logpdf(row, fitted, 0, size).sum() - 1e-9
+        )
+
+
+def naive_tpl(setup: Outputs, test: Outputs, tasks: Array) -> Array:
+    """Task by task, as the paper says it, with torch's own SGD."""
+    features, logits, labels = wide(setup.features), wide(setup.logits), wide(setup.labels)
+    own, unit = tasks[labels], normalize(features)
+
+    def parts(f: Array, z: Array, t: int) -> tuple[Array, Array, Array]:
+        means, precision = gaussian(features[own == t], labels[own == t])
+        near = np.array([max(20 / max(distance(x, mean, precision), 1e-6) for mean in means) for x in f])
+        out = np.zeros(len(f))
+        if len(np.unique(own)) > 1:
+            others = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(unit[own != t])
+            out = others.kneighbors(normalize(f))[0][:, -1] ** 2
+        return near, out, z[:, tasks == t].max(axis=1)
+
+    def scores(f: Array, z: Array) -> Array:
+        found = []
+        for t in np.unique(own):
+            near, out, largest = parts(f, z, t)
+            mine, _, theirs = parts(features[own == t], logits[own == t], t)
+            e = np.stack([near / mine.mean() + out, largest / np.abs(theirs).mean()])
+            found.append(-logsumexp(-e, axis=0))
+        return np.stack(found, axis=1)
+
+    inside, target = (
+        torch.tensor(scores(features, logits)),
+        torch.tensor(np.searchsorted(np.unique(own), own)),
+    )
+    slope = torch.ones(inside.shape[1], dtype=torch.float64, requires_grad=True)
+    shift = torch.zeros(inside.shape[1], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.SGD([slope, shift], lr=0.01, momentum=0.8)
+    for _ in range(100):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(slope * inside + shift, target).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    outside = scores(wide(test.features), wide(test.logits))
+    return np.asarray((slope.detach().numpy() * outside + shift.detach().numpy()).max(axis=1))
+
+
+@pytest.mark.parametrize("tasks", [TASKS, torch.ones(CLASSES, dtype=torch.int64)], ids=["three", "one"])
+def test_tpl(setup: Outputs, test: Outputs, tasks: Tensor) -> None:
+    close(
+        create_detector("tpl")
+        .fit(Outputs(setup.features, setup.logits, setup.labels, tasks=tasks))
+        .score(test),
+        naive_tpl(setup, test, wide(tasks)),
+    )
+
+
+def test_tpl_without_tasks_has_one_and_refuses_those_of_other_classes(setup: Outputs, test: Outputs) -> None:
+    ones = Outputs(setup.features, setup.logits, setup.labels, tasks=torch.ones(CLASSES, dtype=torch.int64))
+    plain = create_detector("tpl").fit(setup.features, setup.logits, setup.labels)
+    assert torch.equal(plain.score(test), create_detector("tpl").fit(ones).score(test))
+    assert not torch.equal(plain.score(test), create_detector("tpl").fit(setup).score(test))
+    with pytest.raises(BadInput, match="tasks are of 3 classes: there are logits of 6"):
+        create_detector("tpl").fit(Outputs(setup.features, setup.logits, setup.labels, tasks=TASKS[:3]))
+
+
+#: Post-hoc detectors that read tensors alone.
+PLAIN = [
+    name
+    for name in [*opencil.list_detectors("post-hoc"), "tpl"]
+    if not {"images", "layers"} & (DETECTORS.create(name).reads | DETECTORS.create(name).reads_to_set_up)
+]
+
+
+def odd_setups(head: nn.Linear) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Features, logits and labels that a step of a run may end in."""
+    random = torch.Generator().manual_seed(5)
+    few, many = torch.rand(CLASSES, WIDTH, generator=random), torch.rand(240, WIDTH, generator=random)
+    same, labels = many[:1].expand(240, -1), torch.arange(240) % CLASSES
+    wrong = (head(many).argmax(dim=1) + 1) % CLASSES
+    return {
+        "one image a class": (few, head(few), torch.arange(CLASSES)),
+        "features that are all the same": (same, head(same), labels),
+        "features of 0": (torch.zeros_like(many), head(torch.zeros_like(many)), labels),
+        "one direction": (many[:, :1] * many[:1], head(many[:, :1] * many[:1]), labels),
+        "a single class": (many, head(many), torch.full((240,), 3)),
+        "nothing predicted rightly": (many, head(many), wrong),
+        "dead features": (many * (torch.arange(WIDTH) < 3), head(many), labels),
+        "large values": (1e6 * many, 1e4 * head(many), labels),
+    }
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_odd_setups_give_finite_scores(name: str, head: nn.Linear, test: Outputs) -> None:
+    few = {"neighbours": 3} if "neighbours" in opencil.validation.names_of(DETECTORS.entry(name).make) else {}
+    for what, (features, logits, labels) in odd_setups(head).items():
+        detector = create_detector(name, **few)
+        detector.fit(Outputs(features, logits, labels, head, tasks=TASKS))
+        for rows in (slice(None), slice(1)):  # refused where one is not finite
+            scores = detector.score(test.features[rows], test.logits[rows], classify=head)
+            assert len(scores) == len(test.logits[rows]), what
+
+
+@pytest.mark.parametrize("name", ["she", "tempscale", "openmax", "tpl"])
+@pytest.mark.parametrize("label", [-1, CLASSES])
+def test_labels_without_a_logit_are_refused(name: str, label: int, setup: Outputs) -> None:
+    assert setup.labels is not None
+    labels = setup.labels.clone()
+    labels[3] = label
+    with pytest.raises(BadInput, match=rf"labels are .*{label}.*: there are logits of classes 0 to 5"):
+        create_detector(name).fit(setup.features, setup.logits, labels)
+    with pytest.raises(BadInput, match=r"labels are torch\.float32 \[120\]: whole numbers \[N\] are needed"):
+        create_detector(name).fit(setup.features, setup.logits, labels.float())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["knn", "mahalanobis", "relative-mahalanobis", "she", "neco", "pnml", "tempscale", "openmax", "tpl"],
+)
+def test_chunks_change_nothing(
+    name: str, setup: Outputs, test: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = create_detector(name).fit(setup).score(test)
+    monkeypatch.setattr(chunks, "BUDGET", 5000)  # a row or a few at a time
+    torch.testing.assert_close(create_detector(name).fit(setup).score(test), whole, rtol=1e-5, atol=1e-5)
