@@ -129,7 +129,7 @@ def measure(root: Path, out: Path) -> None:
     with timed("statistics"):
         made += statistics_tables(study)
     with timed("figures, PNG and SVG"):
-        drawn = list(figures(study.rows))
+        drawn = list(figures(study))
         for figure in drawn:
             figure.save(out / "figures")
     with timed("HTML page"):

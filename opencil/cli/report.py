@@ -12,7 +12,7 @@ from opencil.cli import completion
 from opencil.cli.completion import one_of, some_of
 from opencil.cli.flags import names
 from opencil.cli.guard import guarded, problems
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, OpenCILError, unknown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures.drawing import Figure
@@ -134,7 +134,7 @@ def report(
         one = len(study.runs) == 1
         raise BadInput(
             f"{'the run has no' if one else f'none of the {len(study.runs)} runs has a'} finished step yet: "
-            "there is nothing to show"
+            "there is nothing to show" + "".join(f"\n  {problem}" for problem in study.problems)
         )
     html = None if watch else html
     drawn = _drawn(study, choice) if html or figures or out else []
@@ -153,13 +153,20 @@ def report(
     if out:
         write_report(study, out, drawn, baseline, extra)
         say(f"report: {out}")
+    if study.problems:
+        raise left_out(study)
+
+
+def left_out(study: "Study") -> OpenCILError:
+    """The error, when all is shown that there is, for what could not be."""
+    return OpenCILError("\n  ".join(["damaged or lost, so left out of all that is shown:", *study.problems]))
 
 
 def _drawn(study: "Study", detectors: list[str]) -> "list[Figure]":
     from opencil.report.figures.chosen import Choice
     from opencil.report.figures.drawing import figures
 
-    return list(figures(study.rows, Choice(tuple(detectors))))
+    return list(figures(study, Choice(tuple(detectors))))
 
 
 def _kinds(text: str | None) -> "list[Kind]":
@@ -189,4 +196,4 @@ def show(screen: Console, tables: "list[Table]") -> None:
             drawn = part.rich()
             width = max(wide.measure(drawn).maximum, screen.width)
             Console(width=width).print(*[""] * (j > 0), drawn, sep="\n")
-        screen.print("\n".join(table.notes), highlight=False, markup=False)
+        screen.print("\n".join(table.remarks), highlight=False, markup=False)

@@ -83,7 +83,7 @@ def carry_out(
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:
         show(screen, summaries(study))
-    for sentence in outdated(study.runs):
+    for sentence in [*outdated(study.runs), *study.problems]:
         say(sentence)
     if failures:
         raise OpenCILError(

@@ -213,7 +213,7 @@ def _side_by_side(outcome: Outcome, cells: pd.DataFrame, pairs: list[_Pair], dat
         *data,
         *(metric_of(m).sentence for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)])),
     ]
-    return Table("", "", columns, [Block([accuracy]), *blocks], notes)
+    return Table("", "", columns, [Block([accuracy]), *blocks], notes, outcome.missing())
 
 
 def _three(values: Mapping[Any, Any]) -> list[Cell]:
@@ -298,7 +298,7 @@ def _agreement(
             f"Largest difference: {at}, {worst['ours']:.2f} against {worst['paper']:.2f} in the paper."
         )
     title = f"{outcome.title}: agreement with the paper"
-    return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data])
+    return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data], outcome.missing())
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ def _contradictions(outcome: Outcome, cells: pd.DataFrame) -> Table | None:
         "these miss it by more than 0.05. They are not counted in the comparison."
     ]
     title = f"{outcome.title}: where the paper contradicts itself"
-    return Table(f"contradictions-{outcome.name}", title, columns, [Block(lines)], notes)
+    return Table(f"contradictions-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())
 
 
 def _number(value: float | None) -> float | None:

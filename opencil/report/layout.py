@@ -88,19 +88,29 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells in blocks of lines, under a title and over notes; ``name`` tells it from others."""
+    """Cells in blocks of lines, under a title and over notes; ``name`` tells it from others.
+
+    ``missing`` are sentences on what its numbers lack: runs that are not finished, damaged or lost. They
+    stand before the notes, and in a column of their own where there are no notes, as in CSV.
+    """
 
     name: str
     title: str
     columns: list[Column]
     blocks: list[Block]
     notes: list[str]
+    missing: list[str] = field(default_factory=list)
     numbered: bool = True  #: on a terminal, ranks are numbers behind the values, not type alone
 
     @property
     def lines(self) -> list[list[Cell]]:
         """All lines, those of averages too."""
         return [line for block in self.blocks for line in [*block.lines, *block.foot]]
+
+    @property
+    def remarks(self) -> list[str]:
+        """All that is said below it: what is missing, then the notes."""
+        return [*self.missing, *self.notes]
 
     @property
     def file(self) -> str:
@@ -180,7 +190,7 @@ class Table:
         with page.capture() as drawn:
             page.print(self.rich())
         lines = [line.rstrip() for line in drawn.get().rstrip().splitlines()]
-        return "\n".join([self.title, *lines, *self.notes])
+        return "\n".join([self.title, *lines, *self.remarks])
 
     # --- HTML --------------------------------------------------------------------------------------
 
@@ -200,7 +210,7 @@ class Table:
                 shown = (_html_cell(cell, c.label) for cell, c in zip(cells, self.columns, strict=True))
                 lines.append(f"<tr>{''.join(shown)}</tr>")
             lines.append("</tbody>")
-        notes = "<br>".join(map(escape, self.notes))
+        notes = "<br>".join(map(escape, self.remarks))
         return "\n".join([*lines, "</table>", f"<p><small>{notes}</small></p>"])
 
     _repr_html_ = html
@@ -217,7 +227,7 @@ class Table:
             lines += [[_markdown_cell(cell) for cell in cells] for cells in block.lines]
             lines += [[f"*{text}*" if text else "" for text in map(_markdown_cell, c)] for c in block.foot]
         drawn = ["| " + " | ".join(cells) + " |" for cells in lines]
-        notes = [f"- {_markdown(note)}" for note in self.notes]
+        notes = [f"- {_markdown(note)}" for note in self.remarks]
         return "\n".join([f"## {_markdown(self.title)}", "", *drawn, "", *notes, ""])
 
     # --- CSV ---------------------------------------------------------------------------------------
@@ -233,6 +243,7 @@ class Table:
         for column, std in zip(self.columns, deviates, strict=True):
             heading = _csv(column.heading)
             header += [heading, f"{heading} std"] if std else [heading]
+        header += ["missing"] if self.missing else []
         rows = [header]
         for block in self.blocks:
             for cells in [*block.lines, *block.foot]:
@@ -240,7 +251,8 @@ class Table:
                 for cell, std in zip(cells, deviates, strict=True):
                     row.append(_csv_cell(cell))
                     row += ["" if cell.std is None else f"{cell.std:.6g}"] if std else []
-                rows.append(row)
+                # On every line, so that whoever takes some of them takes it too.
+                rows.append([*row, _csv(" ".join(self.missing))] if self.missing else row)
         file = io.StringIO()
         # A name with a carriage return is quoted only where lines end with one.
         csv.writer(file, lineterminator="\r\n").writerows(rows)
@@ -257,7 +269,7 @@ class Table:
             lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}"]
             lines += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
             if part is parts[-1]:
-                notes = " ".join(map(_latex, self.styled().notes))
+                notes = " ".join(map(_latex, self.styled().remarks))
                 lines += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
             floats.append("\n".join([*lines, r"\end{table}", ""]))
         return "\n".join(floats)

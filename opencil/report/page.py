@@ -84,6 +84,7 @@ def page(
         "dark": DARK,
         "latex": LATEX,
         "runs": [_record(run, i) for i, run in enumerate(runs)],
+        "problems": study.problems,
         "configs": [dump_yaml(run["config"]) for run in runs],
         "differences": list(differences),
         "refresh": refresh,
@@ -135,7 +136,8 @@ def _json(data: object) -> str:
 
 
 def _record(run: RunRecord, config: int) -> dict[str, Any]:
-    shown = ("benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment")
+    shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment"}
+    shown |= {"failed", "left_out"}
     return {key: value for key, value in run.items() if key in shown} | {"config": config}
 
 
@@ -167,6 +169,7 @@ def _sheet(table: Table) -> dict[str, Any]:
         "columns": [{"text": column.heading, "label": column.label} for column in table.columns],
         "lines": lines,
         "notes": table.notes,
+        "missing": table.missing,
     }
 
 
@@ -177,7 +180,7 @@ def _sheet_cell(cell: Cell) -> str | dict[str, Any]:
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
-    width, height = (round(96 * side) for side in figure.picture.get_size_inches())
+    width, height = (round(96 * side) for side in figure.size)
     return {
         **asdict(figure.about),
         "svg": _shorter(figure.svg),

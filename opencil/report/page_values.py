@@ -89,6 +89,7 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
             for name, distance in sets.items()
         ],
         "notes": [*counted.uneven(), *counted.mixture()] if counted else [],
+        "missing": counted.missing(averaged=True) if counted else [],
         "values": values,
         "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
     }

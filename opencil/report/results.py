@@ -1,6 +1,6 @@
 """What a set of runs has come to: for each benchmark and k, the averages of its finished runs."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -12,7 +12,7 @@ import pandas as pd
 from opencil.data.roles import OOD_ROLES
 from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
-from opencil.study.records import RunRecord
+from opencil.study.records import RunRecord, setting_of
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
 from opencil.validation import flat
@@ -67,6 +67,7 @@ class Outcome:
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
     behind: list[Behind]
     runs: list[RunRecord]
+    unread: list[str]  #: runs of it, or perhaps of it, of which nothing could be read
 
     @property
     def title(self) -> str:
@@ -115,14 +116,14 @@ class Outcome:
         return here[pd.MultiIndex.from_frame(here[_METHOD]).isin(whole)]
 
     def basis(self) -> list[str]:
-        """Notes on what was averaged, and on what is missing."""
+        """Notes on what was averaged; what is missing is told by every table apart."""
         seeds = max((a.seeds for a in self.averages.values()), default=0)
         over_seeds = f"then over {count(seeds, 'seed')}" + " (± standard deviation)" * (seeds > 1)
         splits = {d: [name for name, far in self.averaged.items() if far == d] for d in OOD_ROLES}
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
         over_steps = f"then over {count(self.steps, 'step')}"
         notes = [f"Percent: mean over OOD datasets ({named or 'none'}), {over_steps}, {over_seeds}."]
-        notes += [*self.uneven(), *self.missing(), *self.mixture()]
+        notes += [*self.uneven(), *self.mixture()]
         fewer = self._fewer_seeds(seeds)
         if fewer:
             notes.append(f"Over fewer seeds, so with care: {'; '.join(fewer)}.")
@@ -134,10 +135,21 @@ class Outcome:
         note = "OOD datasets that only some runs have, so not in near, far and all"
         return [f"{note}: {'; '.join(parts)}."] if parts else []
 
-    def missing(self) -> list[str]:
-        """A note on what is not finished, if anything is not."""
-        parts = self.unfinished()
-        return [f"Not finished, so not counted: {'; '.join(parts)}."] if parts else []
+    def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
+        """Sentences on what is not finished, damaged, lost or failed: whatever is made of it should say so.
+
+        ``averaged``: what is not finished is in the averages all the same. ``of`` are the CIL methods that
+        are shown (default: all).
+        """
+        runs = [run for run in self.runs if of is None or run["cil"] in of]
+        lost = [f"{_run(run)} ({', '.join(files)})" for run in runs if (files := run.get("left_out"))]
+        for name in self.unread:
+            if of is None or setting_of(name) is None or name.split("/")[-2] in of:
+                lost.append(f"{name} (all of it)")
+        failed = [f"{_run(run)} ({run['failed']})" for run in runs if "failed" in run]
+        unfinished = "Unfinished, so not comparable" if averaged else "Not finished, so not counted"
+        sentences = {unfinished: self.unfinished(of), "Damaged or lost, so left out": lost, "Failed": failed}
+        return [f"{what}: {'; '.join(parts)}." for what, parts in sentences.items() if parts]
 
     def mixture(self) -> list[str]:
         """A note on runs that count as seeds of one method but were made under different configs."""
@@ -164,15 +176,16 @@ class Outcome:
                 notes.append(f"Rows were made by several {what}: {', '.join(sorted(values))}.")
         return notes
 
-    def unfinished(self) -> list[str]:
-        """How far each run and detector that is not finished has come, in words."""
+    def unfinished(self, of: Collection[str] | None = None) -> list[str]:
+        """How far each run and detector that is not finished has come, in words; of some CIL methods."""
 
         def place(b: Behind) -> tuple[str, int, int]:
             return b.cil, b.seed, b.steps
 
         order = {name: i for i, name in enumerate([*self.cil, *self.detectors])}
         ordered = sorted(
-            self.behind, key=lambda b: (order[b.cil], b.seed, b.steps, order.get(b.detector, -1))
+            (b for b in self.behind if of is None or b.cil in of),
+            key=lambda b: (order[b.cil], b.seed, b.steps, order.get(b.detector, -1)),
         )
         whole = count(self.steps, "step")
         return [
@@ -210,12 +223,15 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Outcome]:
             k,
             shown[(shown["benchmark"] == name) & (shown["k"] == k)],
             [run for run in study.runs if (run["benchmark"], run["k"]) == (name, k)],
+            [run for run in study.left_out if setting_of(run) in (None, (name, k))],
         )
         for name, k in settings_of(shown)
     ]
 
 
-def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord]) -> Outcome:
+def _results(
+    benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord], unread: list[str]
+) -> Outcome:
     measured = of_datasets(rows)
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     datasets = sort_datasets(benchmark, dict(distances))
@@ -253,7 +269,12 @@ def _results(benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRec
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
         behind=behind,
         runs=runs,
+        unread=unread,
     )
+
+
+def _run(run: RunRecord) -> str:
+    return f"{run['cil']} seed {run['seed']}"
 
 
 def partial_datasets(rows: pd.DataFrame) -> dict[str, list[str]]:

@@ -194,12 +194,12 @@ def _table(
         * (baseline not in (None, reference)),
         *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
         *[f"Variants of a CIL model are not counted beside it: {', '.join(uncounted)}."] * bool(uncounted),
-        *outcome.missing(),
         *outcome.mixture(),
         metric_of(metric).sentence,
     ]
     title = f"{outcome.title}: detectors ranked by {metric_of(metric).column}"
-    return Table(f"statistics-{metric}-{outcome.name}", title, columns, [Block(lines)], notes)
+    name = f"statistics-{metric}-{outcome.name}"
+    return Table(name, title, columns, [Block(lines)], notes, outcome.missing())
 
 
 def _letters(groups: list[int], count: int) -> str:

@@ -1,5 +1,7 @@
 """Ours beside a survey of class-incremental learning: accuracies, average, last and per step."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from opencil.errors import BadInput
@@ -52,7 +54,8 @@ def not_in_survey(study: Study) -> BadInput:
 def _models(study: Study) -> list[Outcome]:
     """What the runs' models have come to; whether detectors are finished is no matter here."""
     records: list[RunRecord] = [{**run, "detectors": {}} for run in study.runs]
-    return results(Study(study.rows[study.rows["detector"] == ""], records), _METRICS)
+    models = replace(study, rows=study.rows[study.rows["detector"] == ""], runs=records)
+    return results(models, _METRICS)
 
 
 def _theirs(outcome: Outcome) -> pd.DataFrame:
@@ -110,4 +113,4 @@ def _table(outcome: Outcome, lines: list[list[Cell]], others: list[str]) -> Tabl
     ]
     notes += [f"Not compared: {', '.join(others)}."] if others else []
     title = f"{outcome.title}: accuracy, ours beside the survey's"
-    return Table(f"survey-{outcome.name}", title, columns, [Block(lines)], [*notes, *outcome.missing()])
+    return Table(f"survey-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())

@@ -114,7 +114,14 @@ def ablation_tables(outcome: Outcome) -> list[Table]:
             notes = [*outcome.basis(), *values, MARKS, *(metric_of(m).sentence for m in _MAIN)]
             title = f"{outcome.title}, {cil}: ablation of {own}"
             made.append(
-                Table(f"ablation-{own}-{cil}-{outcome.name}", title, _columns(columns), [Block(lines)], notes)
+                Table(
+                    f"ablation-{own}-{cil}-{outcome.name}",
+                    title,
+                    _columns(columns),
+                    [Block(lines)],
+                    notes,
+                    outcome.missing(of=[cil]),
+                )
             )
     return made
 
@@ -165,13 +172,15 @@ def _by_family(outcome: Outcome, name: str, title: str, columns: dict[Column, Ke
     bottom = [Block([_average("Average (All)", outcome, plain, keys)])] if len(blocks) > 1 else []
     notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(labelled, outcome.detectors))]
     # All columns are of one method: its accuracy has no place on top.
-    if any(column.group != cil for column, (cil, _, _) in columns.items()):
+    alone = any(column.group != cil for column, (cil, _, _) in columns.items())
+    if alone:
         top = []
         notes.append(f"Average accuracy of {keys[0][0]}: {_cell(outcome.accuracy(keys[0][0])).text}.")
     notes += [
         metric_of(metric).sentence for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]
     ]
-    return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes)
+    missing = outcome.missing(of=[keys[0][0]] if alone else None)
+    return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes, missing)
 
 
 def _columns(columns: dict[Column, Key]) -> list[Column]:
@@ -236,20 +245,24 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
     made = []
     for outcome in results(study, metrics=["auc"]):
         key = (outcome.benchmark, outcome.k)
-        made.append(
-            _models(f"accuracy-{outcome.name}", f"{outcome.title}: accuracy", models[key], outcome.mixture())
-        )
+        missing = outcome.missing(averaged=True)
+        if key in models:
+            title = f"{outcome.title}: accuracy"
+            accuracy = _models(f"accuracy-{outcome.name}", title, models[key], outcome.mixture())
+            made.append(replace(accuracy, missing=missing))
         if outcome.datasets:
             notes = [
                 *outcome.mixture(),
                 *_uneven(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])]),
             ]
             title = f"{outcome.title}: OOD detection"
-            made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes))
+            summary = _summary(f"summary-{outcome.name}", title, averages[key], metrics, notes)
+            made.append(replace(summary, missing=missing))
             here = averages[key]["metric"]
             if of_shift := [name for name in shifted if (here == name).any()]:
                 title = f"{outcome.title}: OOD detection under covariate shift"
-                made.append(_summary(f"shifted-{outcome.name}", title, averages[key], of_shift, notes))
+                summary = _summary(f"shifted-{outcome.name}", title, averages[key], of_shift, notes)
+                made.append(replace(summary, missing=missing))
     return made
 
 
@@ -278,7 +291,7 @@ def _models(name: str, title: str, averages: pd.DataFrame, mixture: list[str]) -
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
     columns = [Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics]
     measured = [record.sentence for record in records.values() if record.function]
-    notes = [_CONTINUAL, *_behind(averages.groupby(["cil"])[["steps", "seeds"]].min()), *measured, *mixture]
+    notes = [_CONTINUAL, *_fewer_seeds(averages.groupby("cil")["seeds"].min()), *measured, *mixture]
     return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 
@@ -319,26 +332,25 @@ def _summary(name: str, title: str, averages: pd.DataFrame, metrics: list[str], 
 
 
 def _basis(averages: pd.DataFrame) -> str:
-    """What was averaged; and which methods have not come as far as others, so that they do not compare."""
+    """What was averaged; and which methods have fewer seeds than others, so that they compare badly."""
     counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
     steps, seeds = counts.max()
     text = (
         f"Percent: mean over the datasets of a split, then over {count(steps, 'step')}, "
         f"then over {count(seeds, 'seed')}{' (± standard deviation)' * (seeds > 1)}."
     )
-    return " ".join([text, *_behind(counts)])
+    return " ".join([text, *_fewer_seeds(counts["seeds"].drop("", level="detector", errors="ignore"))])
 
 
-def _behind(counts: pd.DataFrame) -> list[str]:
-    """A note on methods with fewer steps or seeds than others, if there are any."""
-    steps, seeds = counts.max()
-    behind = counts[(counts["steps"] < steps) | (counts["seeds"] < seeds)]
+def _fewer_seeds(seeds: "pd.Series[int]") -> list[str]:
+    """A note on methods with fewer seeds than others, if there are any."""
+    most = seeds.max()
     parts = [
-        f"{name if isinstance(name, str) else ' '.join(filter(None, name))} "
-        f"({count(row['steps'], 'step')}, {count(row['seeds'], 'seed')})"
-        for name, row in behind.to_dict("index").items()
+        f"{' '.join(filter(None, name if isinstance(name, tuple) else [str(name)]))} ({number} of {most})"
+        for name, number in seeds.items()
+        if number < most
     ]
-    return [f"Unfinished, so not comparable: {', '.join(parts)}."] if parts else []
+    return [f"Over fewer seeds, so with care: {', '.join(parts)}."] if parts else []
 
 
 def _spread(row: Mapping[Any, Any]) -> Cell:

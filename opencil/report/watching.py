@@ -37,7 +37,7 @@ def watch(
             say("stopping: one last page")
             study, problem = _read_again(read, study)
             ending = problem or "stopped watching"
-        write_page(study, path, figures(study.rows, Choice(tuple(detectors))))
+        write_page(study, path, figures(study, Choice(tuple(detectors))))
     except BaseException:
         with contextlib.suppress(OSError, OpenCILError):
             write_page(study, path)
@@ -60,4 +60,5 @@ def progress(study: Study) -> str:
     steps = sum(run["steps"] or 0 for run in study.runs)
     evaluated = sum(sum(run["detectors"].values()) for run in study.runs)
     wanted = sum(len(run["detectors"]) * (run["steps"] or 0) for run in study.runs)
-    return f"{done} of {steps} steps trained, {evaluated} of {wanted} evaluations"
+    lost = f", damaged or lost: {'; '.join(study.problems)}" if study.problems else ""
+    return f"{done} of {steps} steps trained, {evaluated} of {wanted} evaluations{lost}"

@@ -1,6 +1,7 @@
 """What a folder of runs holds, as a study: the rows of all runs with a record of each."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,43 +10,108 @@ from typing import Any
 import pandas as pd
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput
+from opencil.errors import BadInput, OpenCILError
 from opencil.registry import DATASETS
 from opencil.runs import file_formats
+from opencil.runs.failures import in_words
 from opencil.runs.plan import in_todays_terms
 from opencil.runs.store import RunFolder, StepFolder, find_runs
-from opencil.study.records import IDENTITY, USABLE, Identity, Made, RunRecord, trouble
+from opencil.study.records import IDENTITY, USABLE, Identity, Made, RunRecord, one_line, setting_of, trouble
 from opencil.study.rows import plain_k, read_tables
-from opencil.study.study import ROWS, RUNS, Study, read_published, showable_rows, together, unusable
+from opencil.study.study import (
+    ROWS,
+    RUNS,
+    Study,
+    published_below,
+    read_published,
+    showable_rows,
+    together,
+    unusable,
+)
 
 
 def read_study(path: str | Path, *more: str | Path) -> Study:
     """The study of all runs below a folder, or of published ones; of several folders together.
 
-    Runs that are not finished, or not even begun, are there with what they have.
+    Runs that are not finished, or not even begun, are there with what they have. What is damaged or lost is
+    left out, and the study says so; unless nothing else is there, which is an error.
     """
     paths = [Path(one) for one in (path, *more)]
-    return together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
+    study = together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
+    if study.left_out and not study.runs:
+        raise OpenCILError("; ".join(study.problems))
+    return study
 
 
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
-    """What the runs in some folders have of some detectors; those that have finished no step are left out."""
-    begun = [folder for folder in folders if any(folder.glob("step*/step.json"))]
-    if not begun:
-        return Study(read_tables([], file_formats.damaged))
-    study = read_study(*begun)
-    return replace(study, rows=study.rows[study.rows["detector"].isin(["", *detectors])])
+    """What the runs in some folders have of some detectors; those that have not begun are left out."""
+    nothing = Study(read_tables([], file_formats.damaged))
+    begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
+    parts = [nothing, *(_read_folder(RunFolder(folder)) for folder in begun)]
+    study = together(parts, ", ".join(map(str, begun)))
+    wanted = ["", *detectors]
+    runs: list[RunRecord] = [
+        {**run, "detectors": {name: n for name, n in run["detectors"].items() if name in wanted}}
+        for run in study.runs
+    ]
+    return replace(study, rows=study.rows[study.rows["detector"].isin(wanted)], runs=runs)
 
 
 def _read(root: Path) -> list[Study]:
-    if found := find_runs(root):
-        records, tables = zip(*(_read_run(folder) for folder in found), strict=True)
-        return [Study(showable_rows(pd.concat(tables, ignore_index=True), root), list(records))]
-    if published := read_published(root):
-        return [replace(study, runs=[_understood(run) for run in study.runs]) for study in published]
+    found, unlisted = find_runs(root), _unlisted(root)
+    studies = [_read_folder(folder) for folder in found]
+    if not found:
+        studies = [_read_published(folder) for folder in published_below(root)]
+    if unlisted:
+        studies.append(Study(read_tables([], file_formats.damaged), left_out=unlisted))
+    if studies:
+        return studies
     raise BadInput(
         f"there are no runs below {root}, nor published ones ({ROWS}, {RUNS}): 'opencil run' makes some"
     )
+
+
+def _unlisted(root: Path) -> dict[str, str]:
+    """The folders at or below one that cannot be looked into, and why: there may be runs in them."""
+    errors: list[OSError] = []
+    for _ in os.walk(root, onerror=errors.append):
+        pass
+    return {_name(Path(error.filename)): f"it cannot be looked into ({error.strerror})" for error in errors}
+
+
+def _read_published(folder: Path) -> Study:
+    try:
+        study = read_published(folder)
+        return replace(study, runs=[_understood(run) for run in study.runs])
+    except (OpenCILError, OSError) as error:
+        return _without(folder, error)
+
+
+def _read_folder(folder: RunFolder) -> Study:
+    """The study of one run; one that cannot be read at all is named by it, as its folder is."""
+    try:
+        record, rows = _read_run(folder)
+        return Study(rows, [record])
+    except Exception as error:  # whatever lies in a folder: the others are shown all the same
+        return _without(folder.path, error)
+
+
+def _without(folder: Path, error: Exception) -> Study:
+    why = _seen_from(folder, in_words(error))
+    return Study(read_tables([], file_formats.damaged), left_out={_name(folder): why})
+
+
+def _seen_from(folder: Path, text: str) -> str:
+    """What is said of a run's files, by their places in its folder: where that lies is nobody's matter."""
+    if (name := _name(folder)) != str(folder):
+        text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), name)
+    return one_line(text)
+
+
+def _name(path: Path) -> str:
+    """The name of the run that a folder should have, or the folder as it was given."""
+    parts = path.resolve().parts[-4:]
+    return "/".join(parts) if len(parts) == 4 and setting_of("/".join(parts)) else str(path)
 
 
 def _understood(run: RunRecord) -> RunRecord:
@@ -57,9 +123,11 @@ def _understood(run: RunRecord) -> RunRecord:
 
 
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
-    config, steps = folder.stored(), folder.trained()
-    infos = [step.info() for step in steps]
-    rows = read_tables([path for step in steps for path in step.tables()], file_formats.damaged)
+    config, left_out = folder.stored(), _Lost(folder.path)
+    steps = _steps(folder, left_out)
+    infos = list(steps.values())
+    tables = [path for step in steps for path in step.tables()]
+    rows = _rows(tables, left_out)
     of_rows = rows[list(IDENTITY)].drop_duplicates()
     if len(of_rows) > 1:
         raise file_formats.damaged(folder.path / "step01", "its rows are of several runs")
@@ -68,8 +136,9 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         k, seed = plain_k(k), int(seed)
     else:
         benchmark, k, cil, seed = _identity(config, folder.path)
-    evaluated = [path.stem for step in steps for path in step.tables()[1:]]
+    evaluated = [p.stem for step in steps for p in step.tables()[1:] if p not in left_out.paths]
     names = dict.fromkeys([*config.get("detector", {}), *evaluated])
+    environment, data = (left_out.json(folder.path / name) for name in ("environment.json", "data.json"))
     record = RunRecord(
         benchmark=benchmark,
         k=k,
@@ -80,13 +149,72 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         seconds=[info.get("seconds", {}) for info in infos],
         detectors={name: evaluated.count(name) for name in names},
         config=config,
-        environment=_json(folder.path / "environment.json"),
-        made=_made(steps, infos),
-        data=_json(folder.path / "data.json").get("datasets", []),
+        environment=environment,
+        made=_made(list(steps), infos),
+        data=data.get("datasets", []),
     )
+    if failed := folder.failed():
+        record["failed"] = one_line(failed)
+    if left_out.why:
+        record["left_out"] = left_out.why
     if problem := trouble(record):
         raise unusable(folder.path, problem)
-    return record, rows
+    return record, showable_rows(rows, folder.path)
+
+
+class _Lost:
+    """The files of a run that are damaged or lost, by their place in its folder, and why."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.why: dict[str, str] = {}
+        self.paths: set[Path] = set()
+
+    def note(self, path: Path, error: object) -> None:
+        """Note a file and what is wrong with it; places in the folder are told from there."""
+        place = path.relative_to(self._folder)
+        self.why[place.as_posix()] = _seen_from(self._folder, str(error)).removeprefix(f"{place} ")
+        self.paths.add(path)
+
+    def json(self, path: Path) -> dict[str, Any]:
+        """What a file of notes has: nothing where it is not there, or damaged."""
+        try:
+            return file_formats.read_json(path) if path.exists() else {}
+        except (OpenCILError, OSError) as error:
+            self.note(path, error)
+            return {}
+
+
+def _steps(folder: RunFolder, left_out: _Lost) -> dict[StepFolder, dict[str, Any]]:
+    """The trained steps with what is noted of each; a step that has lost its notes is left out."""
+    trained: dict[StepFolder, dict[str, Any]] = {}
+    for step in folder.trained():
+        try:
+            trained[step] = step.info()
+        except (OpenCILError, OSError) as error:
+            left_out.note(step.path / "step.json", error)
+    last = max((step.number for step in trained), default=0)
+    there = {step.number for step in folder.trained()}
+    # Detectors are evaluated, and a next step is trained, only where a step has its notes.
+    tables = folder.path.glob("step*/detectors/*.parquet")
+    evaluated = {StepFolder(table.parent.parent).number for table in tables}
+    for number in sorted((set(range(1, last)) | evaluated) - there):
+        left_out.note(folder.step(number).path / "step.json", "is missing")
+    return trained
+
+
+def _rows(tables: list[Path], left_out: _Lost) -> pd.DataFrame:
+    """The rows of all tables that can be read."""
+    try:
+        return read_tables(tables, file_formats.damaged)
+    except (OpenCILError, OSError):  # one by one, to know which: it takes longer
+        whole = []
+        for path in tables:
+            try:
+                whole.append(read_tables([path], file_formats.damaged))
+            except (OpenCILError, OSError) as error:
+                left_out.note(path, error)
+        return pd.concat([read_tables([], file_formats.damaged), *whole], ignore_index=True)
 
 
 def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
@@ -136,7 +264,3 @@ def expected_steps(config: dict[str, Any]) -> int | None:
     name = benchmark.get("id")
     classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None
     return len(StepSizes.parse(benchmark["classes_per_step"][0]).of(classes)) if classes else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return file_formats.read_json(path) if path.exists() else {}

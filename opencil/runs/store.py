@@ -18,6 +18,7 @@
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -183,6 +184,15 @@ class RunFolder:
         """The file of an unforeseen error's traceback."""
         return self.path / "error.txt"
 
+    def failed(self) -> str:
+        """What an unforeseen error said that ended the last attempt; empty where none did."""
+        try:
+            lines = self.error.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            return ""
+        named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
+        return named[-1] if named else "an error"
+
     def step(self, number: int) -> StepFolder:
         """The folder of a step, counted from 1."""
         return StepFolder(self.path / f"step{number:02d}")
@@ -325,13 +335,12 @@ class RunFolder:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """The runs at or below a folder, those too that have no finished step yet."""
+    """The runs at or below a folder, those too that have no finished step, or have lost what says so."""
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
     begun = {p.parent for p in root.rglob("environment.json") if (p.parent / "config.yml").exists()}
-    return [
-        RunFolder(path) for path in sorted(begun | {p.parent.parent for p in root.rglob("step*/step.json")})
-    ]
+    stored = [path for name in ("step.json", "*.safetensors") for path in root.rglob(f"step*/{name}")]
+    return [RunFolder(path) for path in sorted(begun | {path.parent.parent for path in stored})]
 
 
 def plugins_noted(root: Path, problem: str) -> str:

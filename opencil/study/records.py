@@ -1,6 +1,7 @@
 """The record of a run: which it is, how far it has come, what it was made with; and what makes one usable."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, NotRequired, TypedDict
@@ -43,6 +44,8 @@ class RunRecord(TypedDict):
     environment: dict[str, Any]  #: versions and device of the last call
     made: NotRequired[list[Made]]  #: what made which rows; absent where the run did not note that
     data: list[dict[str, Any]]  #: what images it read; empty where the run did not note that
+    failed: NotRequired[str]  #: what its last attempt ended in, where that was an error
+    left_out: NotRequired[dict[str, str]]  #: its files that are damaged or lost, so without rows, and why
 
 
 def identity(run: RunRecord) -> Identity:
@@ -53,6 +56,17 @@ def identity(run: RunRecord) -> Identity:
 def name_of(benchmark: str, k: int | str, cil: str, seed: int) -> str:
     """A run's identity in words, and its folder below that of all runs."""
     return f"{benchmark}/k{k}/{cil}/seed{seed}"
+
+
+def setting_of(name: str) -> tuple[str, int | str] | None:
+    """The benchmark and k of a run's name, or of its folder; None where it is no such name."""
+    match = re.search(r"(?:^|/)([^/]+)/k([^/]+)/[^/]+/seed\d+$", name)
+    return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
+
+
+def one_line(text: object) -> str:
+    """A text that can be shown, on one line: what stands in its way becomes a blank."""
+    return " ".join("".join(c if showable(c) else " " for c in str(text)).split())
 
 
 def trouble(run: object) -> str:
@@ -135,6 +149,8 @@ USABLE: dict[str, Callable[[Any], bool]] = {
     "environment": _environment,
     "data": lambda value: _list(value, _dataset),
     "made": lambda value: value is ... or _list(value, _made),
+    "failed": lambda value: value is ... or _text(value),
+    "left_out": lambda value: value is ... or _mapping(value, _text),
 }
 
 

@@ -25,10 +25,26 @@ _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
 
 @dataclass(frozen=True)
 class Study:
-    """Rows, and a record of each run that they come from or will come from."""
+    """Rows, and a record of each run that they come from or will come from.
+
+    ``left_out`` are those of which nothing could be read, by name or folder, and why; what of the others is
+    damaged or lost, their records say.
+    """
 
     rows: pd.DataFrame
     runs: list[RunRecord] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for all that is damaged or lost, so that no rows come of it."""
+        whole = [f"{run}: {why}" for run, why in self.left_out.items()]
+        parts = [
+            f"{name_of(*identity(run))}: {file} {why}"
+            for run in self.runs
+            for file, why in run.get("left_out", {}).items()
+        ]
+        return [*whole, *parts]
 
     @property
     def finished(self) -> bool:
@@ -49,22 +65,24 @@ def together(studies: Iterable[Study], places: str) -> Study:
             f"run {name_of(*twice[0])} is there {counts[twice[0]]} times below {places}: report such folders "
             "apart, or their rows would count as one run's"
         )
-    return Study(pd.concat([study.rows for study in parts], ignore_index=True), runs)
+    left_out = {run: why for study in parts for run, why in study.left_out.items()}
+    return Study(pd.concat([study.rows for study in parts], ignore_index=True), runs, left_out)
 
 
 def write_study(study: Study, folder: Path) -> None:
     """Write a study so that ``read_study`` gives it back, each of its two files whole or absent."""
     write_rows(folder / ROWS, study.rows)
-    write_json(folder / RUNS, {"format": _FORMAT, "runs": study.runs})
+    left_out = {"left_out": study.left_out} if study.left_out else {}
+    write_json(folder / RUNS, {"format": _FORMAT, "runs": study.runs, **left_out})
 
 
-def read_published(root: Path) -> list[Study]:
-    """Every published study at or below a folder."""
-    found = sorted(path.parent for path in root.rglob(RUNS) if (path.parent / ROWS).exists())
-    return [_read_published(folder) for folder in found]
+def published_below(root: Path) -> list[Path]:
+    """Every folder at or below one that has a published study, or one of its two files."""
+    return sorted({path.parent for name in (RUNS, ROWS) for path in root.rglob(name)})
 
 
-def _read_published(folder: Path) -> Study:
+def read_published(folder: Path) -> Study:
+    """The study that is published in a folder."""
     rows = read_tables([folder / ROWS], unusable)
     path = folder / RUNS
     content = read_json(path, unusable)
@@ -74,12 +92,17 @@ def _read_published(folder: Path) -> Study:
     for run in runs:
         if problem := trouble(run):
             raise unusable(path, problem)
+    left_out = content.get("left_out", {})
+    if not isinstance(left_out, dict) or not all(
+        isinstance(text, str) and showable(text) for pair in left_out.items() for text in pair
+    ):
+        raise unusable(path, "what it says was left out is no mapping of texts")
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
     if strange := set(named) - set(map(identity, runs)):
         raise unusable(
             path, f"the rows have a run {name_of(*min(strange, key=str))} that is not among its runs"
         )
-    return Study(showable_rows(rows, folder / ROWS), runs)
+    return Study(showable_rows(rows, folder / ROWS), runs, left_out)
 
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:

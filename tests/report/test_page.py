@@ -172,7 +172,7 @@ def test_runs_and_their_configs(made_up: Rows) -> None:
 
 def test_figures_are_in_the_page(made_up: Rows) -> None:
     rows = made_up(seeds=(0,), steps=2)
-    drawn = list(figures(rows))
+    drawn = list(figures(Study(rows)))
     found = content(page(Study(rows, [run()]), figures=drawn))["figures"]
     assert [(f["name"], f["cil"], f["caption"]) for f in found] == [
         (f.about.name, f.about.cil, f.about.caption) for f in drawn
@@ -194,7 +194,7 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
     rows.loc[rows["metric"] == "ap", "metric"] = EVIL
     runs = [run(benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config={EVIL: EVIL}, environment={EVIL: EVIL})]
     plain = page(Study(made_up(), [run()]))
-    evil = page(Study(rows, runs), figures=figures(rows), differences=[EVIL], title=EVIL)
+    evil = page(Study(rows, runs), figures=figures(Study(rows)), differences=[EVIL], title=EVIL)
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     data = content(evil)
     assert data["groups"][0]["benchmark"] == EVIL
@@ -203,7 +203,7 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:
-    text = page(Study(made_up(), [run()]), figures=figures(made_up(seeds=(0,), steps=2)))
+    text = page(Study(made_up(), [run()]), figures=figures(Study(made_up(seeds=(0,), steps=2))))
     elements = Elements(text).found
     assert not [(tag, a) for tag, a in elements if "src" in a or (tag == "link") or "onclick" in a]
     assert {a["href"] for tag, a in elements if tag == "a"} <= {
@@ -240,6 +240,6 @@ def whole_study() -> pd.DataFrame:
 def test_a_whole_study_is_less_than_5_megabytes(whole_study: pd.DataFrame) -> None:
     config = {f"key{i}": "value" for i in range(200)}
     runs = [run(cil=cil, seed=s, config=config) for cil in whole_study["cil"].unique() for s in range(3)]
-    text = page(Study(whole_study, runs), figures=figures(whole_study))
+    text = page(Study(whole_study, runs), figures=figures(Study(whole_study)))
     assert len(content(text)["figures"]) == 2 + 4 * 5
     assert len(text.encode()) < 5_000_000

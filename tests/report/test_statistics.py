@@ -206,7 +206,7 @@ def test_only_what_is_finished_counts(made_up: Rows, record: Record) -> None:
         table, *_ = statistics_tables(Study(late, runs))
         plain, *_ = statistics_tables(Study(rows[(rows["seed"] < 2) & (rows["detector"] != "gen")]))
         assert table.blocks == plain.blocks
-        (note,) = [note for note in table.notes if note.startswith("Not finished")]
+        (note,) = table.missing
         assert "icarl seed 0, 1 of 4 steps (gen)" in note
         assert "icarl seed 2, 2 of 4 steps (msp, energy)" in note
     assert statistics_tables(Study(rows, [record(steps=9)])) == []

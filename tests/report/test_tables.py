@@ -266,7 +266,7 @@ def test_unfinished_cells_are_dashes_and_named(made_up: Rows) -> None:
     assert line(table, "energy")["wa AUC↑"] != "–"
     assert line(table, "Average")["wa AUC↑"] == "–", "over fewer detectors it would not compare"
     assert line(table, "Average")["icarl AUC↑"] != "–"
-    assert "Not finished, so not counted: wa seed 0, 2 of 4 steps (msp)." in table.notes
+    assert "Not finished, so not counted: wa seed 0, 2 of 4 steps (msp)." in table.missing
 
 
 def test_an_unfinished_seed_does_not_count(made_up: Rows) -> None:
@@ -274,7 +274,7 @@ def test_an_unfinished_seed_does_not_count(made_up: Rows) -> None:
     late = rows[(rows["seed"] < 2) | (rows["step"] < 2)]
     (table,), (without,) = tables("main", Study(late)), tables("main", Study(rows[rows["seed"] < 2]))
     assert texts(table) == texts(without)
-    assert any("icarl seed 2, 1 of 4 steps (all detectors)" in note for note in table.notes)
+    assert any("icarl seed 2, 1 of 4 steps (all detectors)" in note for note in table.missing)
 
 
 def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
@@ -285,7 +285,7 @@ def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
     assert {cell for cells in texts(table) for cell in cells[1:]} == {"–", ""}
     assert [cells[0] for cells in texts(table)] == ["CIL accuracy", "msp", "energy", "gen", "Average"]
     assert headings(table)[3:] == ["wa AUC↑", "wa FPR↓"]
-    (note,) = [note for note in table.notes if note.startswith("Not finished")]
+    (note,) = table.missing
     assert "icarl seed 0, 0 of 4 steps (gen)" in note
     assert "icarl seed 0, 2 of 4 steps (msp, energy)" in note
     assert "wa seed 0, 0 of 4 steps (all detectors)" in note
@@ -294,7 +294,7 @@ def test_what_is_planned_is_a_dash(made_up: Rows, record: Record) -> None:
 def test_one_step_is_one_step(made_up: Rows, record: Record) -> None:
     runs = [record(steps=1, detectors={"msp": 1, "energy": 1, "gen": 0})]
     (table,) = tables("main", Study(made_up(seeds=(0,), steps=1), runs))
-    assert "Not finished, so not counted: icarl seed 0, 0 of 1 step (gen)." in table.notes
+    assert "Not finished, so not counted: icarl seed 0, 0 of 1 step (gen)." in table.missing
 
 
 def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> None:
@@ -303,7 +303,7 @@ def test_a_step_without_one_of_the_datasets_is_not_finished(made_up: Rows) -> No
         "main", Study(rows[~((rows["ood"] == "f1") & (rows["step"] == 3) & (rows["detector"] == "msp"))])
     )
     assert line(table, "msp")["icarl AUC↑"] == "–"
-    assert any("3 of 4 steps (msp)" in note for note in table.notes)
+    assert any("3 of 4 steps (msp)" in note for note in table.missing)
 
 
 def test_a_run_with_one_more_dataset_leaves_the_others_finished(made_up: Rows) -> None:
@@ -311,7 +311,7 @@ def test_a_run_with_one_more_dataset_leaves_the_others_finished(made_up: Rows) -
     rows = pd.concat([made_up(), more])
     (table,), (without,) = tables("main", Study(rows)), tables("main", Study(rows[rows["ood"] != "zoo"]))
     assert texts(table) == texts(without), "averages are over what all have"
-    assert not any("Not finished" in note for note in table.notes)
+    assert not table.missing
     assert "(near: n1; far: f1, f2, f3)" in table.notes[0]
     assert table.notes[1] == (
         "OOD datasets that only some runs have, so not in near, far and all: zoo (wa seed 0)."
@@ -493,7 +493,7 @@ def test_a_summary_over_uneven_datasets_says_so(made_up: Rows) -> None:
 
 def test_finished_methods_are_not_called_unfinished(made_up: Rows) -> None:
     table = detection(pd.concat([made_up(), made_up(cil="wa")]))
-    assert "Unfinished" not in table.notes[0]
+    assert not table.missing
     assert "4 steps" in table.notes[0]
     assert "3 seeds (± standard deviation)" in table.notes[0]
 
@@ -502,15 +502,15 @@ def test_unfinished_methods_are_named(made_up: Rows) -> None:
     rows = pd.concat([made_up(), made_up(cil="wa", steps=2), made_up(cil="bic", seeds=(0, 1))])
     table = detection(rows)
     assert "then over 4 steps, then over 3 seeds" in table.notes[0]
-    for name in ("wa msp (2 steps, 3 seeds)", "wa energy (2 steps", "bic msp (4 steps, 2 seeds)"):
-        assert name in table.notes[0]
-    assert "icarl" not in table.notes[0]
+    assert table.notes[0].endswith("Over fewer seeds, so with care: bic energy (2 of 3), bic msp (2 of 3).")
+    behind = "; ".join(f"wa seed {seed}, 2 of 4 steps (all detectors)" for seed in range(3))
+    assert table.missing == [f"Unfinished, so not comparable: {behind}."]
 
 
 def test_one_seed_that_is_behind_makes_a_method_unfinished(made_up: Rows) -> None:
     rows = made_up()
     late = rows[~((rows["seed"] == 2) & (rows["step"] > 1) & (rows["detector"] == "msp"))]
-    assert "Unfinished, so not comparable: icarl msp (1 step, 3 seeds)." in detection(late).notes[0]
+    assert detection(late).missing == ["Unfinished, so not comparable: icarl seed 2, 1 of 4 steps (msp)."]
 
 
 def test_a_summary_that_does_not_fit_is_cut_by_metric(made_up: Rows) -> None:
@@ -569,7 +569,8 @@ def test_a_single_step_has_no_column_of_forgetting(made_up: Rows) -> None:
 
 def test_an_unfinished_method_is_named_below_the_accuracy_table(made_up: Rows) -> None:
     table = models(pd.concat([made_up(), made_up(cil="wa", steps=2, seeds=(0, 1))]))
-    assert table.notes[1:] == ["Unfinished, so not comparable: wa (2 steps, 2 seeds)."]
+    assert table.notes[1:] == ["Over fewer seeds, so with care: wa (2 of 3)."]
+    assert table.missing[0].startswith("Unfinished, so not comparable: wa seed 0, 2 of 4 steps (")
     assert len(models(made_up()).notes) == 1
 
 

@@ -59,7 +59,7 @@ def test_they_stand_in_one_table_and_in_the_figures(runs: Path) -> None:
     assert [line[0].text for line in accuracy.lines] == LABELLED
     assert [line[0].text for line in detection.lines][::2] == LABELLED
     assert not any("differ in more than their seeds" in note for note in detection.notes)
-    shown = {content.about.cil for content in contents(study.rows)}
+    shown = {content.about.cil for content in contents(study)}
     assert set(LABELLED) <= shown
 
 

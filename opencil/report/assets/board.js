@@ -105,12 +105,14 @@ function showBoard(view, board) {
   const all = view.group.cils.length * view.group.detectors.length;
   $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
   const notes = [oneSeed(view.seeds.length), ...view.group.notes].filter(Boolean);
-  $("notes").replaceChildren(...notes.map((text) => el("li", {}, text)));
+  const { missing } = view.group;
+  $("notes").replaceChildren(...[...missing, ...notes].map((text) => el("li", {}, text)));
   $("board-saving").replaceChildren(saving(() => ({
     name: `leaderboard-${view.group.benchmark}-k${view.group.k}`,
     title: `${view.group.benchmark}, ${view.group.k} classes per step: ${label(view.metric)}`,
     columns: board.columns.map((column) => ({ text: column.text, label: column.names })),
     lines: board.found.map((line) => board.columns.map((column) => column.saved(line))),
     notes: [`${basis(view)}.`, ...notes, definition(view.metric)],
+    missing,
   })));
 }

@@ -59,6 +59,7 @@ function showMatrix(view) {
       ...members.filter(({ open }) => open).flatMap((part) => part.rows.map((r) => [r.name, ...r.cells])),
     ],
     notes: [`${basis(view)}.`, ...[oneSeed(view.seeds.length)].filter(Boolean), definition(metric)],
+    missing: view.group.missing,
   })));
 }
 function matrixRow({ name, cells }) {

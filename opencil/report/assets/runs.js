@@ -4,8 +4,16 @@ const runName = (run) => `${run.benchmark}/k${run.k}/${run.cil}/seed${run.seed}`
 const evaluated = (run) => Object.values(run.detectors).reduce((sum, n) => sum + n, 0);
 const wanted = (run) => Object.keys(run.detectors).length * (run.steps || 0);
 const isDone = (run) => run.steps !== null && run.trained === run.steps && evaluated(run) >= wanted(run);
-const stateOf = (run) => (isDone(run) ? "done" : run.trained || evaluated(run) ? "going" : "waiting");
-const STATES = { done: "done", going: "under way", waiting: "no step yet" };
+const files = (run) => Object.keys(run.left_out ?? {});
+function stateOf(run) {
+  if (files(run).length) return "damaged";
+  if (isDone(run)) return "done";
+  if (run.failed) return "failed";
+  return run.trained || evaluated(run) ? "going" : "waiting";
+}
+const STATES = {
+  done: "done", going: "under way", waiting: "no step yet", failed: "failed", damaged: "damaged",
+};
 function meter(done, all) {
   const bar = el("i");
   bar.style.width = `${all ? (100 * done) / all : 0}%`;
@@ -31,6 +39,7 @@ function showRuns() {
     el("span", {}, `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: `, parts),
     el("span", { class: "hint" }, `${trained} · ${evaluations}`),
     ...refreshing(),
+    ...data.problems.map((text) => el("p", { class: "problem" }, `Damaged or lost, so left out: ${text}`)),
   );
   const rows = data.runs.map((run) => {
     const names = Object.keys(run.detectors);
@@ -46,7 +55,7 @@ function showRuns() {
       el("td", { class: `state-${stateOf(run)}` }, STATES[stateOf(run)]),
       el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
       el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
-      el("td", { class: "free" }, left || "–"),
+      el("td", { class: "free" }, lacks(run, left) || "–"),
       el("td", { class: "number", title: spent || null }, seconds ? duration(seconds) : "–"),
       el("td", {}, String(run.environment.device ?? "–")),
     );
@@ -63,6 +72,8 @@ function showRuns() {
     }),
   );
 }
+const lacks = (run, left) =>
+  [left, files(run).length ? `damaged or lost: ${files(run).join(", ")}` : "", run.failed].filter(Boolean).join("; ");
 function refreshing() {
   if (!data.refresh) return [];
   let timer = setTimeout(() => location.reload(), 1000 * data.refresh);

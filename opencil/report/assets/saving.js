@@ -1,4 +1,4 @@
-// Tables as files. A sheet is { name, title, columns: [{ text, label }], lines: [[cell]], notes }: `label`
+// Tables as files. A sheet is { name, title, columns: [{ text, label }], lines: [[cell]], notes, missing }: `label`
 // columns have names, others numbers; a cell is a text, or { mean, std, rank }, whose rank 1 to 3 is marked.
 
 function csv(sheet) {
@@ -14,6 +14,10 @@ function csv(sheet) {
     if (typeof one === "string") return spreads[i] ? [name(one), ""] : [name(one)];
     return spreads[i] ? [number(one.mean), number(one.std)] : [number(one.mean)];
   }));
+  if (sheet.missing.length) { // on every line, so that whoever takes some of them takes it too
+    head.push("missing");
+    for (const line of lines) line.push(name(sheet.missing.join(" ")));
+  }
   return [head, ...lines].map((line) => `${line.map(quoted).join(",")}\n`).join("");
 }
 
@@ -31,7 +35,7 @@ function latex(sheet) {
     `\\begin{tabular}{${sheet.columns.map((column) => (column.label ? "l" : "r")).join("")}}`, "\\hline",
     row(sheet.columns.map((column) => escaped(column.text))), "\\hline",
     ...sheet.lines.map((line) => row(line.map(shown))), "\\hline", "\\end{tabular}",
-    ...sheet.notes.map((note) => `\\par{\\footnotesize ${escaped(note)}}`), "\\end{table}", "",
+    ...[...sheet.missing, ...sheet.notes].map((note) => `\\par{\\footnotesize ${escaped(note)}}`), "\\end{table}", "",
   ].join("\n");
 }
 const textOf = (one) => {

@@ -16,7 +16,7 @@ function showTables() {
     return el(
       "details", { open: i === 0 }, el("summary", {}, sheet.title),
       el("div", { class: "card" }, saving(() => sheet), scrolling(scroll)),
-      el("ul", { class: "note" }, sheet.notes.map((note) => el("li", {}, note))),
+      el("ul", { class: "note" }, [...sheet.missing, ...sheet.notes].map((note) => el("li", {}, note))),
     );
   }));
 }

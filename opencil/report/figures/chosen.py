@@ -9,7 +9,9 @@ from opencil.atomic_files import file_name
 from opencil.errors import unknown
 from opencil.report.averages import over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+from opencil.report.results import Outcome, results
 from opencil.study.rows import settings_of
+from opencil.study.study import Study
 
 #: What figures show first where nothing is chosen: the softmax baseline, the score that all fine-tuned heads
 #: share, the detector of the paper's Fig. 3a, and the paper's own method.
@@ -74,6 +76,7 @@ class About:
     title: str
     heading: str
     caption: str
+    missing: str  #: what it lacks: runs that are not finished, damaged or lost; written below it too
 
 
 @dataclass(frozen=True)
@@ -123,21 +126,25 @@ class Points:
 Content = Curves | Grid | Panels | Points
 
 
-def contents(rows: pd.DataFrame, choice: Choice | None = None) -> Iterator[Content]:
-    """What every figure shows that the rows can fill: per benchmark and k, then CIL model."""
-    choice = choice or Choice()
+def contents(study: Study, choice: Choice | None = None) -> Iterator[Content]:
+    """What every figure shows that a study's rows can fill: per benchmark and k, then CIL model."""
+    choice, rows = choice or Choice(), study.rows
     choice.check(rows)
+    outcomes = {(one.benchmark, one.k): one for one in results(study, metrics=["auc"])}
     parts = dict(list(rows.groupby(["benchmark", "k"])))
     for benchmark, k in settings_of(rows):
         part = parts[benchmark, k]
-        yield from filter(None, _Group(benchmark, k, part, choice.completed(part)).contents())
+        group = _Group(benchmark, k, part, choice.completed(part), outcomes.get((benchmark, k)))
+        yield from filter(None, group.contents())
 
 
 class _Group:
     """The figures of one benchmark and k; each is None where the rows have nothing to show in it."""
 
-    def __init__(self, benchmark: str, k: int | str, rows: pd.DataFrame, choice: Choice) -> None:
-        self.benchmark, self.k, self.choice = benchmark, k, choice
+    def __init__(
+        self, benchmark: str, k: int | str, rows: pd.DataFrame, choice: Choice, outcome: Outcome | None
+    ) -> None:
+        self.benchmark, self.k, self.choice, self.outcome = benchmark, k, choice, outcome
         self.cils = [cil for cil in sort_cil(rows["cil"].unique()) if cil != choice.reference]
         steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
@@ -164,9 +171,12 @@ class _Group:
             yield self.old_and_new(cil)
 
     def about(self, kind: str, cil: str, title: str, heading: str, caption: str) -> About:
-        """What a figure of this group says of itself."""
+        """What a figure of this group says of itself, and what the runs that it is of lack."""
         name = "-".join(filter(None, (f"{self.benchmark}-k{self.k}", kind, cil)))
-        return About(file_name(name), self.benchmark, self.k, cil, title, heading, caption)
+        of = [cil, self.choice.reference] if cil else None
+        missing = " ".join(self.outcome.missing(averaged=True, of=of)) if self.outcome else ""
+        caption = " ".join(filter(None, (caption, missing)))
+        return About(file_name(name), self.benchmark, self.k, cil, title, heading, caption, missing)
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
         """Mean, deviation and band in percent, indexed by step; a band ends where percents do."""
@@ -291,7 +301,7 @@ class _Group:
         values = {cil: 100 * auc[auc["cil"] == cil].set_index("detector")["mean"] for cil in cils}
         caption = (
             "Accuracy of each CIL model and AUC of each detector on it, both averaged over steps and seeds; "
-            f"the best detector of each is named.{_unfinished(auc)}"
+            "the best detector of each is named."
         )
         return Points(
             self.about("accuracy-auc", "", title, title, caption),
@@ -338,12 +348,3 @@ def _deviation(found: pd.DataFrame) -> str:
     if seeds == 1:
         return " One seed."
     return f" Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
-
-
-def _unfinished(averages: pd.DataFrame) -> str:
-    """Which models have not come as far as others, so that they do not compare."""
-    steps = averages.groupby("cil")["steps"].min()
-    behind = [
-        f"{cil} ({count} of {steps.max()} steps)" for cil, count in steps.items() if count < steps.max()
-    ]
-    return f" Unfinished, so not comparable: {', '.join(behind)}." if behind else ""

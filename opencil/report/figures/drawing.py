@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
@@ -18,6 +19,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from opencil.atomic_files import write, write_text
 from opencil.report.figures.chosen import (
@@ -43,9 +45,13 @@ from opencil.report.figures.parts import (
     value_ticks,
     whole_ticks,
 )
+from opencil.study.study import Study
 
 _TITLE = 40  # letters that fit above a column
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
+#: Inches that a letter and a line take of what is written below a figure.
+_LETTER, _LINE = 0.05, 0.12
+_SMALL: Look = {"fontsize": 6, "color": "#555555"}
 _DPI = 200  # dots per inch of a PNG: sharp on paper in a column's width; SVG is there for more
 #: Lines on another model: dashed, with hollow markers.
 _COMPARED: Look = {"linestyle": DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
@@ -76,26 +82,50 @@ _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it says of itself, and its picture."""
+    """One figure: what it says of itself, and its picture, with what is missing on it written below."""
 
     about: About
     picture: Picture
 
     @cached_property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches, with what is written below."""
+        width, height = self.picture.get_size_inches()
+        return float(width), float(height) + _LINE * len(self._below)
+
+    @cached_property
+    def _below(self) -> list[str]:
+        """What is missing, in lines as wide as the picture."""
+        return wrap(self.about.missing, int(self.picture.get_size_inches()[0] / _LETTER))
+
+    def _save(self, file: Any, **values: Any) -> None:
+        if self._below:  # outside the picture, whose own parts have their places
+            width, height = self.size
+            values["bbox_inches"] = Bbox.from_bounds(0, -_LINE * len(self._below), width, height)
+        with matplotlib.rc_context(_STYLE):
+            inches = self.picture.dpi_scale_trans
+            places = [(0.05, -_LINE * (i + 0.8)) for i in range(len(self._below))]
+            written = [
+                self.picture.text(*place, line, **_SMALL, transform=inches)
+                for place, line in zip(places, self._below, strict=True)
+            ]
+            self.picture.savefig(file, **values)
+            for one in written:
+                one.remove()
+
+    @cached_property
     def svg(self) -> str:
         """The figure as SVG; letters are outlines, so that it looks the same everywhere."""
         text = io.StringIO()
-        with matplotlib.rc_context(_STYLE):
-            self.picture.savefig(text, format="svg", metadata={"Date": None})
+        self._save(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
     def save(self, folder: Path) -> list[Path]:
         """Write an SVG, and a PNG of 200 dots per inch; their paths."""
 
         def png(path: Path) -> None:
-            with matplotlib.rc_context(_STYLE):
-                metadata, quickly = {"Software": None}, {"compress_level": 1}
-                self.picture.savefig(path, format="png", dpi=_DPI, metadata=metadata, pil_kwargs=quickly)
+            metadata, quickly = {"Software": None}, {"compress_level": 1}
+            self._save(path, format="png", dpi=_DPI, metadata=metadata, pil_kwargs=quickly)
 
         paths = [folder / f"{self.about.name}.svg", folder / f"{self.about.name}.png"]
         write_text(paths[0], self.svg)
@@ -103,9 +133,9 @@ class Figure:
         return paths
 
 
-def figures(rows: pd.DataFrame, choice: Choice | None = None) -> Iterator[Figure]:
-    """Every figure that the rows can fill, drawn as it is asked for: per benchmark and k, then CIL model."""
-    for content in contents(rows, choice):
+def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
+    """Every figure that a study can fill, drawn as it is asked for: per benchmark and k, then CIL model."""
+    for content in contents(study, choice):
         with matplotlib.rc_context(_STYLE):
             picture = _drawn(content)
         yield Figure(content.about, picture)

@@ -49,7 +49,7 @@ def test_axe_finds_nothing(show: Callable[..., Any], study: Study, width: int, t
         study.runs,
         width,
         f"#theme={theme}&variants=yes&detector=ber&detector=ber%40nter&detector=gen",
-        figures=list(figures(some))[:2],
+        figures=list(figures(Study(some)))[:2],
         tables=statistics_tables(study),
         differences=["something differs"],
     )

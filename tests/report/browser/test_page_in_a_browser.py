@@ -57,7 +57,7 @@ def written(write: Callable[..., Path]) -> Path:
 @pytest.fixture
 def pictured(write: Callable[..., Path], rows: pd.DataFrame) -> Path:
     """The page, with the figures of one CIL model."""
-    return write(figures=figures(rows[(rows["k"] == 10) & (rows["cil"] == "icarl")]))
+    return write(figures=figures(Study(rows[(rows["k"] == 10) & (rows["cil"] == "icarl")])))
 
 
 def number(cell: str) -> float:
@@ -328,7 +328,7 @@ def test_figures_of_one_name_are_told_apart(show: Callable[..., Any], made_up: R
     rows = made_up(seeds=(0,), steps=2)
     drawn = [
         replace(figure, about=replace(figure.about, name="the same"))
-        for figure in figures(rows)
+        for figure in figures(Study(rows))
         if not figure.about.cil
     ]
     browser = show(rows, [record()], figures=drawn)

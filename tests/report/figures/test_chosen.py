@@ -7,12 +7,13 @@ import pytest
 
 from opencil import BadInput
 from opencil.report.figures.chosen import About, Choice, contents
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 
 
 def chosen(rows: pd.DataFrame) -> dict[str, About]:
-    return {content.about.name: content.about for content in contents(rows)}
+    return {content.about.name: content.about for content in contents(Study(rows))}
 
 
 def test_every_figure_of_every_model(rows: pd.DataFrame) -> None:
@@ -45,7 +46,11 @@ def test_seeds_that_are_not_as_far_are_counted(rows: pd.DataFrame) -> None:
 
 def test_a_model_that_is_not_finished_is_named(rows: pd.DataFrame) -> None:
     partial = rows[~((rows["cil"] == "wa") & (rows["step"] > 3))]
-    assert "not comparable: wa (3 of 4 steps)" in chosen(partial)["b-k2-accuracy-auc"].caption
+    of_all = chosen(partial)["b-k2-accuracy-auc"]
+    assert "not comparable: wa seed 0, 3 of 4 steps (all detectors); wa seed 1" in of_all.missing
+    assert of_all.caption.endswith(of_all.missing)
+    assert chosen(partial)["b-k2-fig1a-wa"].missing == of_all.missing
+    assert chosen(partial)["b-k2-fig1a-icarl"].missing == "", "nothing of it is missing"
     assert "not comparable" not in chosen(rows)["b-k2-accuracy-auc"].caption
 
 
@@ -59,4 +64,4 @@ def test_the_paper_s_detectors_come_first(made_up: Rows) -> None:
 @pytest.mark.parametrize("choice", [Choice(("enrgy",)), Choice(detector="enrgy"), Choice(confidence="enrgy")])
 def test_a_detector_that_no_row_has_is_refused(rows: pd.DataFrame, choice: Choice) -> None:
     with pytest.raises(BadInput, match=r"'enrgy' is unknown.*did you mean 'energy'"):
-        list(contents(rows, choice))
+        list(contents(Study(rows), choice))

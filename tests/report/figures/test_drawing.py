@@ -21,6 +21,7 @@ from PIL import Image
 from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import Figure, figures
 from opencil.report.figures.parts import apart
+from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
@@ -28,7 +29,7 @@ FOUR = ("msp", "energy", "odin", "gen")  # the representative ones, then others 
 
 
 def drawn(rows: pd.DataFrame, choice: Choice | None = None) -> dict[str, Figure]:
-    return {figure.about.name: figure for figure in figures(rows, choice)}
+    return {figure.about.name: figure for figure in figures(Study(rows), choice)}
 
 
 def panel(figure: Figure, number: int = 0) -> Axes:
@@ -212,7 +213,7 @@ def test_detectors_can_be_chosen(rows: pd.DataFrame) -> None:
 def test_files_are_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_path: Path) -> None:
     rows = rows[rows["cil"] == "icarl"]
     first, again = (
-        [path.read_bytes() for figure in figures(part) for path in figure.save(tmp_path / name)]
+        [path.read_bytes() for figure in figures(Study(part)) for path in figure.save(tmp_path / name)]
         for part, name in ((rows, "a"), (rows.sample(frac=1, random_state=1), "b"))
     )
     assert first == again
@@ -229,12 +230,12 @@ def test_files_are_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_pa
 def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
     evil = ("</script><img src=x onerror=alert(1)>" + 200 * "long", "$\\frac{$")
     rows = made_up(cil="../../up", detectors=evil)
-    for figure in figures(rows):
+    for figure in figures(Study(rows)):
         for path in figure.save(tmp_path / "here"):
             assert path.parent == tmp_path / "here"
             assert path.exists()
         assert "<img" not in figure.svg
-    (first,) = [figure for figure in figures(rows) if "fig1a" in figure.about.name]
+    (first,) = [figure for figure in figures(Study(rows)) if "fig1a" in figure.about.name]
     assert {"</script><img src=x…", "$\\frac{$"} <= texts(first)
     assert list(tmp_path.iterdir()) == [tmp_path / "here"]
 
@@ -242,7 +243,7 @@ def test_a_hostile_name_is_a_name(made_up: Rows, tmp_path: Path) -> None:
 def test_names_that_are_alike_have_files_of_their_own(made_up: Rows) -> None:
     names = ("a b", "a_b", "a/b", "config-a")
     rows = pd.concat([made_up(cil=cil, seeds=(0,), steps=2) for cil in names])
-    found = [figure.about.name for figure in figures(rows)]
+    found = [figure.about.name for figure in figures(Study(rows))]
     assert len(set(found)) == len(found) == 2 + 5 * len(names)
     assert {"b-k2-fig1b-a_b", "b-k2-fig1b-config-a"} <= set(found)
 
@@ -262,7 +263,9 @@ def test_no_text_leaves_its_figure(made_up: Rows, least: float, score: float) ->
     parts = [made_up(cil=cil, seeds=(0, 1), steps=12, entropy=i) for i, cil in enumerate(cils)]
     rows = pd.concat([*parts[:2], *[part[part["metric"].isin(["auc", "accuracy"])] for part in parts[2:]]])
     spread = np.where(rows["metric"] == "confidence", score, 1 - least) * rows["value"]
-    for figure in figures(rows.assign(value=np.where(rows["metric"] == "confidence", 0, least) + spread)):
+    for figure in figures(
+        Study(rows.assign(value=np.where(rows["metric"] == "confidence", 0, least) + spread))
+    ):
         canvas = FigureCanvasAgg(figure.picture)
         canvas.draw()
         width, height = canvas.get_width_height()
