@@ -1,15 +1,15 @@
 """ReAct: rectified activations."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
-from opencil.validation import Bound
 
 
 @register_detector(
@@ -25,7 +25,7 @@ class ReAct(SetUpDetector):
         r"q = \text{percentile of all set-up features}"
     )
 
-    percentile: Annotated[float, Bound(ge=0, le=100)] = 90.0
+    percentile: Percentile = 90.0
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
@@ -36,5 +36,4 @@ class ReAct(SetUpDetector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         """logsumexp(h(min(φ, q))), [N]."""
-        assert outputs.classify is not None
-        return outputs.classify(outputs.features.clamp(max=self._limit)).float().logsumexp(dim=1)
+        return shaped_energy(outputs, lambda features: features.clamp(max=self._limit))
