@@ -92,7 +92,10 @@ class Detector(Values, ABC):
 
     def widths(self, outputs: Outputs) -> dict[str, int]:
         """Columns of features and logits that it can score after a set-up on ``outputs``."""
-        return _widths(outputs)
+        found = _widths(outputs)
+        if "logits" not in found and "linear" in self.reads_to_set_up:
+            found["logits"] = len(outputs.linear()[1])
+        return found
 
     @torch.no_grad()
     def fit(
@@ -243,8 +246,9 @@ class Detector(Values, ABC):
 
 
 def _widths(outputs: Outputs) -> dict[str, int]:
-    """Columns of what was given; 0 for what was not."""
-    return {"features": outputs.features.shape[1], "logits": outputs.logits.shape[1]}
+    """Columns of what was given."""
+    columns = {"features": outputs.features.shape[1], "logits": outputs.logits.shape[1]}
+    return {name: width for name, width in columns.items() if width}
 
 
 @dataclass

@@ -1,0 +1,67 @@
+"""fDBD: feature distance to decision boundaries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from opencil.data.precision import reachable, widened
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.engine.forward import Outputs
+from opencil.registry import Paper, register_detector
+
+_TINY = 1e-12
+
+
+@register_detector(
+    "fdbd", paper=Paper("Fast Decision Boundary based Out-of-Distribution Detector", 2024, "2312.11536")
+)
+@dataclass
+class FDBD(SetUpDetector):
+    """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
+
+    equation: ClassVar[str] = (
+        r"S(x) = \frac{1}{(C - 1) \| \varphi - \bar\varphi \|} "
+        r"\sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\| w_{\hat y} - w_c \|} \\ "
+        r"\bar\varphi = \text{mean of set-up features}"
+    )
+    differs: ClassVar[str] = (
+        "OpenOOD chooses on OOD images whether to divide by the distance, as the paper does, or by the "
+        "feature's own norm: `@norm`. Classes of equal weights have no boundary, and add nothing."
+    )
+
+    divided_by: Literal["distance", "norm"] = "distance"
+
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **SetUpDetector.named,
+        "norm": {"divided_by": "norm"},
+    }
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        """The mean feature [D], and 1 / ‖w_a − w_b‖ [C, C]."""
+        features, weight = outputs.features, widened(outputs.linear()[0])
+        apart = torch.stack([(weight - row).norm(dim=1) for row in weight])
+        nearness = torch.where(apart > 0, 1 / apart, 0.0)
+        mean = reachable(features).mean(dim=0, dtype=torch.float64)
+        self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean))
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
+        features, logits = outputs.features, outputs.logits
+        rows = rows_at_a_time(4 * (features.shape[1] + logits.shape[1]) * features.element_size())
+        parts = zip(torch.split(features, rows), torch.split(logits, rows), strict=True)
+        return torch.cat([self._score(f, z) for f, z in parts])
+
+    def _score(self, features: Tensor, logits: Tensor) -> Tensor:
+        highest, predicted = logits.max(dim=1, keepdim=True)
+        distances = (highest - logits) * self._nearness[predicted[:, 0]]
+        scale = features - self._mean if self.divided_by == "distance" else features
+        others = max(1, logits.shape[1] - 1)
+        score: Tensor = distances.sum(dim=1) / others / scale.norm(dim=1).clamp(min=_TINY)
+        return score
