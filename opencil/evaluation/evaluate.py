@@ -1,6 +1,7 @@
 """Detectors on any model, without a run: one forward pass, then every detector and every metric."""
 
 import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,9 @@ def evaluate(
     of images or of (image, label), DataLoaders and other iterables of batches, which are read batch by batch.
     ``test`` is in-distribution; its labels come with the images or as ``labels``. ``setup`` holds training
     images, for the detectors that need them; their labels likewise come with them or as ``setup_labels``.
-    ``detectors`` are names, groups of them such as ``paper``, or detectors (default: all there are), or a
-    mapping from names of your own.
+    ``detectors`` are names, groups of them such as ``paper``, or detectors, or a mapping from names of your
+    own. By default they are all there are, less those that read maps which the model does not have: a warning
+    names them.
     ``tasks`` gives the task, counted from 1, that each class came with; it adds the figures of old against
     new classes. ``shifted`` maps names to images of the same classes under a covariate shift; it adds the
     figures of shifted ID, and where these come with labels their accuracy. ``metrics`` are measured beside
@@ -114,14 +116,16 @@ def evaluate(
     }
     wanted = chosen_metrics(metrics or ())
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
-    rows = [
-        (name, measurement)
-        for name, detector in chosen.items()
-        for measurement in [
-            *of_model,
-            *measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted),
-        ]
-    ]
+    rows = []
+    for name, detector in chosen.items():
+        try:
+            found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
+        except BadInput as refusal:
+            if detectors is not None or "layers" not in detector.reads | detector.reads_to_set_up:
+                raise
+            warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
+            continue
+        rows += [(name, measurement) for measurement in [*of_model, *found]]
     columns = ["detector", "ood", "task", "metric", "value"]
     return pd.DataFrame(
         [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns
@@ -203,17 +207,16 @@ def _readable(
 ) -> None:
     """Refuse images that cannot be read as often, or in the order, as detectors do, before any is read."""
     again = [name for name, one in chosen.items() if not {"images", "layers"}.isdisjoint(one.reads)]
-    once = next((one.name for one in scored if isinstance(one, ForeignImages) and not one.again), None)
-    if again and once:
-        raise BadInput(
-            f"{', '.join(again)} read images again, and {once} is an iterator, which gives them once: give a "
-            "list of batches, a DataLoader or a Dataset, or name other detectors"
-        )
-    training = [
-        name
-        for name, one in chosen.items()
-        if not one.ready and not {"images", "layers"}.isdisjoint(one.reads_to_set_up)
-    ]
+    unready = {name: one.reads_to_set_up for name, one in chosen.items() if not one.ready}
+    training = [name for name, reads in unready.items() if "images" in reads]
+    looking = [name for name, reads in unready.items() if "layers" in reads]
+    for names, sets in ((again, scored), (looking, [setup])):
+        once = next((one.name for one in sets if isinstance(one, ForeignImages) and not one.again), None)
+        if names and once:
+            raise BadInput(
+                f"{', '.join(names)} read images again, and {once} is an iterator, which gives them once: "
+                "give a list of batches, a DataLoader or a Dataset, or name other detectors"
+            )
     if training and isinstance(setup, ForeignImages) and not setup.by_index:
         raise BadInput(
             f"{', '.join(training)} train on set-up images in an order of their own, and setup is an "

@@ -49,14 +49,17 @@ class _Network(nn.Module):
             self.head.weight.copy_(4 * (means - 0.8 * means.mean(dim=0)))
             self.head.bias.zero_()
         self.filters = torch.randn(8, 3, 3, 3, generator=random) / 5
+        self.spread = torch.randn(3 * _SIDE * _SIDE, 2 * _WIDTH, generator=random) / 2
 
     def features(self, images: Tensor) -> Tensor:
         """f [B, D] ≥ 0."""
         return F.relu(self.norm(self.layer(images.flatten(1))))
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Of two stages: what filters see in the images, and the features as maps of one pixel."""
-        return [F.relu(F.conv2d(images, self.filters, padding=1)), self.features(images)[:, :, None, None]]
+        """Of two stages: what filters see in the images, and four pixels whose mean are the features."""
+        apart = (images.flatten(1) @ self.spread).view(-1, _WIDTH, 2)
+        last = self.features(images)[:, :, None] + torch.cat([apart, -apart], dim=2)
+        return [F.relu(F.conv2d(images, self.filters, padding=1)), last.view(-1, _WIDTH, 2, 2)]
 
     def classify(self, features: Tensor) -> Tensor:
         """z [B, C]."""

@@ -39,6 +39,9 @@ class Stranger(nn.Module):
         self.seen += len(images)
         return self.body(images.flatten(1)).relu()
 
+    def maps(self, images: Tensor) -> list[Tensor]:
+        return [self.features(images)[:, :, None, None]]
+
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
 
@@ -92,9 +95,25 @@ def test_values_are_those_of_the_detectors_and_metrics_by_hand() -> None:
 
 def test_one_pass_serves_all_detectors_that_read_outputs() -> None:
     model = Stranger()
-    names = [n for n in opencil.list_detectors() if "images" not in DETECTORS.create(n).reads_to_set_up]
+    made = {name: DETECTORS.create(name) for name in opencil.list_detectors()}
+    names = [n for n, d in made.items() if not {"images", "layers"} & (d.reads | d.reads_to_set_up)]
     evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=names)
     assert model.seen == 40 + 30 + 25 + 400
+
+
+def test_what_nobody_named_and_a_model_has_no_maps_for_is_left_out_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Blind(Stranger):
+        maps = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(DETECTORS, "names", lambda: ["gram", "msp", "rankfeat", "vim"])
+    with pytest.warns(UserWarning, match=r"^(gram|rankfeat) is left out: Blind has no maps of its") as told:
+        table = evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
+    assert len(told) == 2
+    assert list(table["detector"].unique()) == ["msp", "vim"]
+    with pytest.raises(BadInput, match="Blind has no maps of its stages"):
+        evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gram"])
 
 
 def test_setup_images_are_not_read_where_no_detector_needs_them() -> None:
@@ -113,7 +132,7 @@ def test_the_model_is_left_as_it_is() -> None:
 
 # --- images from elsewhere -------------------------------------------------------------------------
 
-SLOW = ["augmix", "ber", "npos", "regmix", "t2fnorm", "vos"]
+SLOW = ["augmix", "ber", "more", "npos", "oe", "regmix", "t2fnorm", "vos"]
 QUICK = [name for name in opencil.list_detectors() if name not in SLOW]  #: logitnorm stands for the tuners
 
 
