@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from opencil.cil.learner import Setting
@@ -283,6 +284,7 @@ class Run:
             old,
             seed=(self.spec.seeds.data_order, "tune", step.number),
             arithmetic=self.spec.training,
+            tasks=torch.tensor(step.task_of_class),
         )
 
     def detector(self, name: str, number: int) -> Detector:

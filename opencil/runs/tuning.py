@@ -114,7 +114,7 @@ def _identity(tuner: Tuner, source: ViewSource, weights: str) -> dict[str, str]:
 
 def read_head(tuner: Tuner, source: ViewSource, path: Path) -> None:
     """Give a tuner the head that is stored for it."""
-    head = source.extra_head()
+    head = tuner.head(source)
     try:
         head.load_state_dict(file_formats.read_tensors(path), strict=True)
     except RuntimeError as error:

@@ -198,6 +198,32 @@ def test_the_command_adds_detectors_to_a_run(
     assert settled(results, run_of(runs)) == after
 
 
+def test_a_head_of_another_shape_is_stored_and_read(
+    trained: Callable[..., Path], tiny: Make, run_all: RunAll
+) -> None:
+    """MORE's has an output for each task beside the classes'; which class is whose is the stream's."""
+    runs = trained()
+    config = tiny(runs, *SETTINGS, *short(["more"], 1), detector="more")
+    assert isinstance(run_all(config)[-1], Finished)
+    stored = load_file(run_of(runs) / "step02" / "heads" / "more.safetensors")
+    assert {name: list(t.shape) for name, t in stored.items()} == {
+        "classes.weight": [8, 64],
+        "classes.bias": [8],
+        "other.weight": [2, 64],
+        "other.bias": [2],
+    }
+    assert stored["other.weight"].any()
+    rows = opencil.read_rows(runs)
+    unevaluated(run_of(runs), "more")
+    events = run_all(config)
+    assert isinstance(events[-1], Finished)
+    assert not [e for e in events if isinstance(e, Training)]
+    again = opencil.read_rows(runs)
+    assert again["value"].tolist() == rows["value"].tolist()
+    detector = opencil.open_run(run_of(runs)).detector("more", 2)
+    assert detector._extra.head.member.sum(dim=0).tolist() == [4, 4]
+
+
 @pytest.mark.parametrize(("name", "tau"), [("logitnorm", 1.0), ("t2fnorm", 1.0), ("t2fnorm", 0.1)])
 def test_rows_are_those_of_the_stored_head(
     trained: Callable[..., Path], tiny: Make, run_all: RunAll, name: str, tau: float

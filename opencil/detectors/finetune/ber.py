@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.finetune.energy_margins import EnergyTuner
-from opencil.detectors.finetune.mixing import Concentration, beta
+from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mixtures
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.registry import Paper, register_detector
 from opencil.validation import Fraction
@@ -43,9 +43,8 @@ class BER(EnergyTuner):
     share: Fraction = 0.002  #: λ of a new image in a memory image
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Each iteration's b; which of the possible partners each image gets, in [0, 1)."""
-        weights = beta(self.concentration, (iterations,), numbers)
-        return weights, torch.rand(iterations, batch, generator=numbers)
+        """What mixing two new images takes."""
+        return draw_mixtures(self.concentration, iterations, batch, numbers)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""
@@ -53,9 +52,7 @@ class BER(EnergyTuner):
         z = extra(x.features)
         total = F.cross_entropy(z, x.labels)
         if self.nter:
-            weight, chance = batch.drawn
-            partner, possible = other_class(x.labels, chance)
-            mixed = weight * x.images + (1 - weight) * x.images[partner]
+            mixed, possible = mixtures(batch)
             outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
             total = total + self.alpha * (self.hinge_in(extra, x.features, z) + outside)
         if m is None:
@@ -66,13 +63,3 @@ class BER(EnergyTuner):
         features = batch.source.features(mixed)
         z = extra(features)
         return total + F.cross_entropy(z, m.labels) + self.alpha * self.hinge_in(extra, features, z)
-
-
-def other_class(labels: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
-    """A partner of another class for each image [B], and whether there are any; ``chance`` [B] picks it."""
-    other = labels[:, None] != labels[None, :]
-    count = other.sum(dim=1)
-    wanted = (chance * count).long().clamp(max=(count - 1).clamp(min=0))  # float rounding may reach the count
-    # The first column at which so many partners have been passed.
-    partner = (other.cumsum(dim=1) > wanted[:, None]).int().argmax(dim=1)
-    return partner, other.any()

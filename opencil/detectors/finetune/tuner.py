@@ -99,9 +99,13 @@ class Tuner(Detector):
         z: Tensor = extra(features)
         return z
 
+    def head(self, source: ViewSource) -> nn.Module:
+        """f as it is before it is trained: a copy of the model's head, its first matrix [classes, D]."""
+        return source.extra_head()
+
     def extra(self, source: ViewSource) -> "Extra":
         """What is trained: f, and whatever the method keeps beside it."""
-        head = source.extra_head()
+        head = self.head(source)
         classes, _ = head_size(head)
         if source.labels.max() >= classes:
             raise BadInput(f"labels reach {int(source.labels.max())}: the model knows 0 to {classes - 1}")
@@ -122,7 +126,7 @@ class Tuner(Detector):
             raise BadInput(f"tasks are of {len(tasks)} classes: labels reach {int(labels.max())}")
         old = None if tasks is None else (tasks < tasks.max())[labels]
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
-            tuning = Tuning(self, ViewSource(inputs, labels, old))
+            tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
             for _ in tuning.advance():
                 pass
         self.use(tuning.extra.head)

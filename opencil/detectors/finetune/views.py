@@ -54,7 +54,8 @@ class ViewSource:
     ``old`` marks the images of old classes, bool [N]: they are the memory, all others the current images. An
     iteration takes as many of the one as of the other; an epoch is one pass over the current ones. All tuners
     of a step see the same views, so they can share a source: for those that advance together each view is
-    made, and passed through the backbone, once.
+    made, and passed through the backbone, once. ``tasks`` [classes] is the task that each class came with,
+    where that is known.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class ViewSource:
         old: Tensor | None = None,
         seed: tuple[int | str, ...] = (0,),
         arithmetic: Arithmetic = FULL,
+        tasks: Tensor | None = None,
     ) -> None:
-        self.inputs, self.seed, self.arithmetic = inputs, seed, arithmetic
+        self.inputs, self.seed, self.arithmetic, self.tasks = inputs, seed, arithmetic, tasks
         self.device = inputs.images.device
         if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or labels.min() < 0:
             raise BadInput(

@@ -68,7 +68,7 @@ def make_batch(toy: Toy, normalised: Callable[..., Tensor]) -> Callable[..., Bat
         images, old = normalised(12), torch.arange(12) >= 6
         if not memory:
             images, labels, old = images[:6], labels[:6], old[:6]
-        source = ViewSource(Inputs(toy, images, TRANSFORM), labels, old)
+        source = ViewSource(Inputs(toy, images, TRANSFORM), labels, old, tasks=torch.tensor([1, 1, 2, 2]))
         with torch.no_grad():
             views = Views(images, toy.features(images), labels)
         toy.asked.clear()

@@ -1,4 +1,4 @@
-"""Each of the seven losses against its formula, image by image, in Python's own numbers."""
+"""Each of the nine losses against its formula, image by image, in Python's own numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from opencil.detectors.finetune import augmix as augmix_module
 from opencil.detectors.finetune.augmix import AugMix, divergence
 from opencil.detectors.finetune.augmix_operations import AugMixDraw, Rule, augmix
-from opencil.detectors.finetune.ber import BER, other_class
+from opencil.detectors.finetune.ber import BER
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.detectors.finetune.mixing import other_class
+from opencil.detectors.finetune.more import MORE, TaskHead
 from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.oe import OE
 from opencil.detectors.finetune.regmix import RegMix
 from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.t2fnorm import T2FNorm
@@ -25,6 +28,7 @@ from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import Views
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput
 from opencil.registry import DETECTORS
 
 Rows = list[list[float]]
@@ -512,6 +516,130 @@ def test_ber_draws_one_b_a_batch_from_beta_1_1() -> None:
     assert float(narrow.var()) == pytest.approx(1 / (4 * 101), rel=0.1)
 
 
+# --- OE, on BER's mixtures ---------------------------------------------------------------------------------
+
+
+@with_and_without
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_oe(make_batch: MakeBatch, toy: Any, memory: bool, weight: float) -> None:
+    """CE of both parts, and w times the mixtures' cross-entropy from the uniform prediction."""
+    tuner = OE(weight=weight)
+    batch = make_batch(tuner, memory)
+    extra = other_head(tuner, batch)
+    value = found(tuner, extra, batch)
+    (mixed,) = asked_mixtures(toy, 1)
+    x = batch.current
+    assert all(x.labels[i] != x.labels[j] for i, j in pairs(mixed, x.images, x.images, float(batch.drawn[0])))
+    expected = sum(ce(linear(extra.head, rows(v.features)), v.labels.tolist()) for v in parts(batch))
+    undecided = [-mean([math.log(p) for p in softmax(z)]) for z in linear(extra.head, features(toy, mixed))]
+    assert value == pytest.approx(expected + weight * mean(undecided), rel=1e-4)
+
+
+def test_oe_has_the_mixtures_of_ber(make_batch: MakeBatch, toy: Any) -> None:
+    made = []
+    for tuner in (OE(), BER(oter=False)):
+        batch = make_batch(tuner)
+        found(tuner, tuner.extra(batch.source), batch)
+        made += asked_mixtures(toy, 1)
+    assert torch.equal(*made)
+
+
+def test_oe_of_a_single_class_is_cross_entropy(make_batch: MakeBatch) -> None:
+    tuner = OE()
+    batch = make_batch(tuner, memory=False, current=[3] * 6)
+    extra = other_head(tuner, batch)
+    expected = ce(linear(extra.head, rows(batch.current.features)), [3] * 6)
+    assert found(tuner, extra, batch) == pytest.approx(expected, rel=1e-4)
+
+
+# --- MORE --------------------------------------------------------------------------------------------------
+
+
+def task_logits(extra: Extra, of: Tensor, tasks: Sequence[int]) -> dict[int, Rows]:
+    """Of each task, each sample's logits of its classes and, last, of other."""
+    head = extra.head
+    assert isinstance(head, TaskHead)
+    z, other = linear(head.classes, rows(of)), linear(head.other, rows(of))
+    return {
+        t: [
+            [v[c] for c in range(len(tasks)) if tasks[c] == t] + [o[t - 1]]
+            for v, o in zip(z, other, strict=True)
+        ]
+        for t in sorted(set(tasks))
+    }
+
+
+@with_and_without
+def test_more(make_batch: MakeBatch, memory: bool) -> None:
+    """For each task CE over its classes and other, which all images of other tasks are; mean over tasks."""
+    tuner, tasks = MORE(), [1, 1, 2, 2]
+    batch = make_batch(tuner, memory)
+    extra, expected = other_head(tuner, batch), 0.0
+    for views in parts(batch):
+        labels = views.labels.tolist()
+        for t, logits in task_logits(extra, views.features, tasks).items():
+            own = [c for c in range(4) if tasks[c] == t]
+            expected += ce(logits, [own.index(y) if y in own else len(own) for y in labels]) / 2
+    assert found(tuner, extra, batch) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["more", "more@class"])
+def test_more_scores_by_its_surest_task(make_batch: MakeBatch, name: str) -> None:
+    """By the largest 1 − p of other over tasks, in log odds, or by the largest log p of a class."""
+    tuner = DETECTORS.create(name)
+    batch = make_batch(tuner)
+    extra = other_head(tuner, batch)
+    tuner.use(extra.head)
+    expected = []
+    by_task = task_logits(extra, batch.current.features, [1, 1, 2, 2])
+    for sample in zip(*by_task.values(), strict=True):
+        p = [softmax(z) for z in sample]
+        if name == "more":
+            expected.append(max(math.log((1 - q[-1]) / q[-1]) for q in p))
+        else:
+            expected.append(max(math.log(v) for q in p for v in q[:-1]))
+    assert tuner.score(batch.current.features).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_more_begins_as_the_model_with_no_other(make_batch: MakeBatch, toy: Any) -> None:
+    tuner = MORE()
+    batch = make_batch(tuner)
+    head = tuner.extra(batch.source).head
+    assert isinstance(head, TaskHead)
+    assert torch.equal(head(batch.current.features), toy.classify(batch.current.features))
+    assert not head.other.weight.any()
+    assert head.member.tolist() == [[True, False]] * 2 + [[False, True]] * 2
+    batch.source.tasks = None  # nobody says: one task
+    assert tuner.extra(batch.source).head.member.tolist() == [[True]] * 4
+    batch.source.tasks = torch.tensor([1, 2, 2])
+    with pytest.raises(BadInput, match="tasks are of 3 classes: the model's head has 4"):
+        tuner.extra(batch.source)
+
+
+def test_more_tells_tasks_apart(make_batch: MakeBatch) -> None:
+    """Trained on its images, a task is far surer of its own than of another's."""
+    tuner = MORE()
+    batch = make_batch(tuner)
+    extra = tuner.extra(batch.source)
+    head = extra.head
+    assert isinstance(head, TaskHead)
+    assert batch.memory is not None
+
+    def gap() -> float:
+        """Log odds of images in their own task, less those in the other."""
+        z = [head.by_task(views.features) for views in (batch.memory, batch.current)]
+        (a, b), (c, d) = ((known - other).mean(dim=0).tolist() for _, other, known in z)
+        return a - b + d - c
+
+    before = gap()
+    optimiser = torch.optim.SGD(extra.parameters(), lr=0.5)
+    for _ in range(60):
+        optimiser.zero_grad()
+        tuner.loss(extra, batch).backward()
+        optimiser.step()
+    assert gap() > before + 3
+
+
 # --- VOS, NPOS ---------------------------------------------------------------------------------------------
 
 NPOS_VALUES = {"neighbours": 1, "boundary": 3, "chosen": 1, "perturbations": 4, "kept": 2}
@@ -587,11 +715,11 @@ def test_outliers_can_skip_what_comes_after_the_linear_layer(
     assert found(tuner, extra, batch) == pytest.approx(expected, rel=1e-4)
 
 
-# --- all seven ---------------------------------------------------------------------------------------------
+# --- all nine ----------------------------------------------------------------------------------------------
 
 
 def test_values_are_those_of_the_methods_sheet() -> None:
-    """And there are seven of them."""
+    """And there are seven of the paper's, and two more."""
     energy = {"alpha": 0.1, "margins": "fixed", "margin_in": -27.0, "margin_out": -5.0}
     augmix_values = {
         "weight": 12.0,
@@ -610,6 +738,8 @@ def test_values_are_those_of_the_methods_sheet() -> None:
         "vos": {**energy, "queue": 1000, "outliers_by": "head", "samples": 10_000, "ridge": 1e-4},
         "npos": {**energy, "queue": 1000, "outliers_by": "head", **npos, "distances": "directions"},
         "ber": {**energy, "nter": True, "oter": True, "concentration": 1.0, "share": 0.002},
+        "oe": {"weight": 0.5, "concentration": 1.0},
+        "more": {"scored": "task"},
     }
     tuners = {name: DETECTORS.create(name) for name in DETECTORS.names()}
     tuners = {name: tuner for name, tuner in tuners.items() if isinstance(tuner, Tuner)}

@@ -1,0 +1,103 @@
+"""MORE: in each task's head an output for all other tasks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.views import ViewSource, head_size
+from opencil.engine.forward import Outputs
+from opencil.engine.seeding import seeded
+from opencil.errors import BadInput
+from opencil.registry import Paper, register_detector
+
+
+@register_detector(
+    "more",
+    paper=Paper(
+        "A Multi-Head Model for Continual Learning via Out-of-Distribution Replay", 2022, "2208.09734"
+    ),
+)
+@dataclass
+class MORE(Tuner):
+    """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
+
+    equation: ClassVar[str] = (
+        r"L = \frac{1}{T} \sum_t \text{CE}(z^t, y^t) \text{ of new images and of memory} \\ "
+        r"z^t = \text{logits of the classes of task } t \text{ and of other}, \quad "
+        r"y^t = y \text{ in task } t, \text{ else other} \\ "
+        r"S(x) = \max_t \log \frac{1 - p^t_{\text{other}}}{p^t_{\text{other}}}"
+    )
+    differs: ClassVar[str] = (
+        "Adapted: the authors of MORE, and of ROW after it, train a backbone with masks for every task; here "
+        "all tasks share the model's, and rows of classes begin as the model's own. They score by the "
+        "largest probability of a class, `@class`, times a coefficient of Mahalanobis distances."
+    )
+
+    scored: Literal["task", "class"] = "task"  #: by 1 − p of other, or by p of a class
+
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {**Tuner.named, "class": {"scored": "class"}}
+
+    def head(self, source: ViewSource) -> nn.Module:
+        """The model's head, and beside it an output for each task, at first 0."""
+        return TaskHead(source.extra_head(), source.tasks)
+
+    def loss(self, extra: Extra, batch: Batch) -> Tensor:
+        """Mean over tasks of CE(z^t, y^t), the current images' plus the memory's."""
+        head = extra.head
+        assert isinstance(head, TaskHead)
+        total = batch.current.features.new_zeros(())
+        for views in batch.parts:
+            z, other, known = head.by_task(views.features)
+            own = head.member[views.labels]
+            target = torch.where(own, z.gather(1, views.labels[:, None]), other)
+            total = total + (torch.logaddexp(known, other) - target).mean()
+        return total
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
+        head = self._extra.head
+        assert isinstance(head, TaskHead)
+        rows = rows_at_a_time(3 * head.member.numel() * 4)
+        return torch.cat([self._score(head, part) for part in torch.split(outputs.features, rows)])
+
+    def _score(self, head: "TaskHead", features: Tensor) -> Tensor:
+        z, other, known = head.by_task(features)
+        if self.scored == "task":
+            return (known - other).amax(dim=1)
+        within = z[:, :, None] - torch.logaddexp(known, other)[:, None]
+        return within.masked_fill(~head.member, -torch.inf).amax(dim=(1, 2))
+
+
+class TaskHead(nn.Module):
+    """Logits of the classes, and of "other" for each task; ``member`` [C, T]: which task a class is of."""
+
+    def __init__(self, head: nn.Module, tasks: Tensor | None) -> None:
+        super().__init__()
+        classes, width = head_size(head)
+        tasks = torch.ones(classes) if tasks is None else tasks.cpu()
+        if len(tasks) != classes:
+            raise BadInput(f"tasks are of {len(tasks)} classes: the model's head has {classes}")
+        self.classes = head
+        member = tasks[:, None] == torch.unique(tasks)
+        with seeded(0):  # what it is initialised with is not kept, and a user's random state is
+            self.other = nn.Linear(width, member.shape[1])
+        nn.init.zeros_(self.other.weight)
+        nn.init.zeros_(self.other.bias)
+        self.register_buffer("member", member, persistent=False)
+        self.member: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of the classes, [B, C]."""
+        logits: Tensor = self.classes(features)
+        return logits
+
+    def by_task(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of classes [B, C]; of each task that of "other" and the logsumexp of its classes, [B, T]."""
+        z = self(features)
+        known = z[:, :, None].masked_fill(~self.member, -torch.inf).logsumexp(dim=1)
+        return z, self.other(features), known
