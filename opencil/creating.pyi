@@ -15,14 +15,20 @@ from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.augmix import AugMix
 from opencil.detectors.finetune.ber import BER
 from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.detectors.finetune.more import MORE
 from opencil.detectors.finetune.npos import NPOS
+from opencil.detectors.finetune.oe import OE
 from opencil.detectors.finetune.regmix import RegMix
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.vos import VOS
+from opencil.detectors.posthoc.ash import ASH
+from opencil.detectors.posthoc.dice import DICE
 from opencil.detectors.posthoc.energy import Energy
 from opencil.detectors.posthoc.entropy import Entropy
+from opencil.detectors.posthoc.fdbd import FDBD
 from opencil.detectors.posthoc.gen import GEN
 from opencil.detectors.posthoc.gradnorm import GradNorm
+from opencil.detectors.posthoc.gram import Gram
 from opencil.detectors.posthoc.klm import KLM
 from opencil.detectors.posthoc.knn import KNN
 from opencil.detectors.posthoc.logitgap import LogitGap
@@ -30,17 +36,32 @@ from opencil.detectors.posthoc.lts import LTS
 from opencil.detectors.posthoc.mahalanobis import Mahalanobis
 from opencil.detectors.posthoc.maxlogit import MaxLogit
 from opencil.detectors.posthoc.msp import MSP
+from opencil.detectors.posthoc.nci import NCI
 from opencil.detectors.posthoc.neco import NECO
 from opencil.detectors.posthoc.nnguide import NNGuide
 from opencil.detectors.posthoc.odin import ODIN
 from opencil.detectors.posthoc.openmax import OpenMax
 from opencil.detectors.posthoc.pnml import PNML
+from opencil.detectors.posthoc.rankfeat import RankFeat
 from opencil.detectors.posthoc.react import ReAct
 from opencil.detectors.posthoc.relation import Relation
 from opencil.detectors.posthoc.relative_mahalanobis import RelativeMahalanobis
+from opencil.detectors.posthoc.residual import Residual
+from opencil.detectors.posthoc.scale import SCALE
 from opencil.detectors.posthoc.she import SHE
 from opencil.detectors.posthoc.tempscale import TempScale
 from opencil.detectors.posthoc.tpl import TPL
+from opencil.detectors.posthoc.vim import ViM
+from opencil.detectors.posthoc.vra import VRA
+
+@overload
+def create_detector(
+    name: Literal["ash"],
+    *,
+    variant: Literal["p", "b", "s"] = "s",
+    percentile: float = 65.0,
+) -> ASH:
+    """Energy of a sample's largest features alone: as they are (P), all alike (B) or scaled up (S)."""
 
 @overload
 def create_detector(
@@ -80,6 +101,15 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["dice"],
+    *,
+    percentile: float = 90.0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> DICE:
+    """Energy of the head with the weights alone that contribute most in the mean over set-up images."""
+
+@overload
+def create_detector(
     name: Literal["energy"],
     *,
     temperature: float = 1.0,
@@ -89,6 +119,15 @@ def create_detector(
 @overload
 def create_detector(name: Literal["entropy"]) -> Entropy:
     """Negative entropy of the prediction: Σ p log p."""
+
+@overload
+def create_detector(
+    name: Literal["fdbd"],
+    *,
+    divided_by: Literal["distance", "norm"] = "distance",
+    setup: Literal["train+", "memory"] = "memory",
+) -> FDBD:
+    """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
 
 @overload
 def create_detector(
@@ -106,6 +145,17 @@ def create_detector(
     temperature: float = 1.0,
 ) -> GradNorm:
     """Size of the head's gradient towards an even prediction: Σ|φ| · Σ|C softmax(z / T) − 1| / T."""
+
+@overload
+def create_detector(
+    name: Literal["gram"],
+    *,
+    powers: int = 5,
+    held_out: float = 0.1,
+    seed: int = 0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> Gram:
+    """How little the correlations of maps leave the range that the predicted class has, stage by stage."""
 
 @overload
 def create_detector(
@@ -166,8 +216,29 @@ def create_detector(name: Literal["maxlogit"]) -> MaxLogit:
     """Largest logit: max z."""
 
 @overload
+def create_detector(
+    name: Literal["more"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    scored: Literal["task", "class"] = "task",
+) -> MORE:
+    """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
+
+@overload
 def create_detector(name: Literal["msp"]) -> MSP:
     """Largest softmax probability: max softmax(z)."""
+
+@overload
+def create_detector(
+    name: Literal["nci"],
+    *,
+    alpha: float = 0.0001,
+    setup: Literal["train+", "memory"] = "memory",
+) -> NCI:
+    """How far the weights of the predicted class reach along the centred feature, and a bit of its length."""
 
 @overload
 def create_detector(
@@ -227,6 +298,19 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["oe"],
+    *,
+    schedule: Mapping[str, Any] = ...,
+    batch_size: int = 128,
+    init: Literal["copy", "fresh"] = "copy",
+    temperature: float = 1.0,
+    weight: float = 0.5,
+    concentration: float = 1.0,
+) -> OE:
+    """A head trained by CE, and to be undecided about mixtures of new images: what BER adds to that shows."""
+
+@overload
+def create_detector(
     name: Literal["openmax"],
     *,
     tail: int = 20,
@@ -242,6 +326,14 @@ def create_detector(
     setup: Literal["train+", "memory"] = "memory",
 ) -> PNML:
     """Negative regret of the head: how much it would gain by one more image, whatever its label."""
+
+@overload
+def create_detector(
+    name: Literal["rankfeat"],
+    *,
+    temperature: float = 1.0,
+) -> RankFeat:
+    """Energy of the last maps' mean when their first singular component is taken out of them."""
 
 @overload
 def create_detector(
@@ -285,6 +377,23 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["residual"],
+    *,
+    dimensions: int = 0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> Residual:
+    """Negative length of what lies outside the principal space of the set-up features: −‖R^T(φ − u)‖."""
+
+@overload
+def create_detector(
+    name: Literal["scale"],
+    *,
+    percentile: float = 85.0,
+) -> SCALE:
+    """Energy of features scaled up where the largest make little of their sum: h(φ · exp(Σφ / Σ largest))."""
+
+@overload
+def create_detector(
     name: Literal["she"],
     *,
     setup: Literal["train+", "memory"] = "memory",
@@ -323,6 +432,15 @@ def create_detector(
 
 @overload
 def create_detector(
+    name: Literal["vim"],
+    *,
+    dimensions: int = 0,
+    setup: Literal["train+", "memory"] = "memory",
+) -> ViM:
+    """Energy less a virtual logit, the residual in the scale of logits: logsumexp(z) − α‖R^T(φ − u)‖."""
+
+@overload
+def create_detector(
     name: Literal["vos"],
     *,
     schedule: Mapping[str, Any] = ...,
@@ -339,6 +457,18 @@ def create_detector(
     ridge: float = 0.0001,
 ) -> VOS:
     """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
+
+@overload
+def create_detector(
+    name: Literal["vra"],
+    *,
+    low: float = 60.0,
+    high: float = 95.0,
+    below: Literal["zero", "low"] = "zero",
+    thresholds: Literal["each", "all"] = "each",
+    setup: Literal["train+", "memory"] = "memory",
+) -> VRA:
+    """Energy of features that are cut off above a percentile of the set-up features, and 0 below another."""
 
 @overload
 def create_detector(name: str, **values: Any) -> Detector:

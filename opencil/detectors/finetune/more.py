@@ -40,6 +40,7 @@ class MORE(Tuner):
 
     scored: Literal["task", "class"] = "task"  #: by 1 − p of other, or by p of a class
 
+    family: ClassVar[str] = "continual"
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {**Tuner.named, "class": {"scored": "class"}}
 
     def head(self, source: ViewSource) -> nn.Module:

@@ -746,7 +746,7 @@ def test_values_are_those_of_the_methods_sheet() -> None:
     schedule = Schedule(epochs=10, lr=0.001, decay="cosine", momentum=0.9, weight_decay=5e-4)
     for name, tuner in tuners.items():
         assert DETECTORS.create(f"{name}@stated").schedule == replace(schedule, lr=0.1)
-        assert tuner.family == "fine-tuning"
+        assert tuner.family == ("continual" if name == "more" else "fine-tuning")
         common = {"schedule": schedule, "batch_size": 128, "init": "copy", "temperature": 1.0}
         assert {f.name: getattr(tuner, f.name) for f in fields(tuner)} == common | own[name], name
     assert tuners.keys() == own.keys()
