@@ -1,34 +1,35 @@
 """Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from opencil.disk import told
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
 
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
 
 
-def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True) -> None:
+def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True, follow: bool = True) -> None:
     """Let ``fill`` write a file that appears under ``path`` only when it is complete and on disk.
 
     Without ``flush`` a power cut may leave half of it: for what is checked when it is read. A link stays, and
-    what it points to is written. A folder, a pipe or a device is refused: it would be lost. Where a disk
-    refuses, with a ``DiskError``, the file that was there stays.
+    what it points to is written; without ``follow`` the link is replaced. A folder, a pipe or a device is
+    refused: it would be lost. Where a disk refuses, with a ``DiskError``, the file that was there stays.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and (follow or not path.is_symlink()):
         raise BadInput(f"{path} is no file but {_kind(path)}: name a file to write")
-    path = Path(os.path.realpath(path))
+    if follow:
+        path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if temporary.is_symlink():  # to anything, and what it points to would be written
+            temporary.unlink()
         try:
             fill(temporary)
             if flush:
@@ -41,30 +42,14 @@ def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True) -> No
                 temporary.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
+def write_bytes(path: Path, content: bytes, *, flush: bool = True, follow: bool = True) -> None:
     """Write a file of bytes."""
-    write(path, lambda temporary: _fill(temporary, content), flush=flush)
+    write(path, lambda temporary: _fill(temporary, content), flush=flush, follow=follow)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, follow: bool = True) -> None:
     """Write a text file."""
-    write_bytes(path, text.encode())
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file for people to read."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def read_json(path: Path, damaged: Callable[[Path, object], OpenCILError]) -> dict[str, Any]:
-    """Read a JSON file's mapping; ``damaged`` makes the error for one that has none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is not a mapping")
-        return content
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from None
+    write_bytes(path, text.encode(), follow=follow)
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:

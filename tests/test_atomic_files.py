@@ -70,6 +70,20 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"a.txt", "new.txt"}
 
 
+def test_a_link_may_be_replaced_and_its_file_stays(tmp_path: Path) -> None:
+    target, link, temporary = tmp_path / "target", tmp_path / "link", tmp_path / "link.part"
+    target.write_text("old")
+    for points_to in (target, tmp_path / "nothing", tmp_path):
+        link.unlink(missing_ok=True)
+        link.symlink_to(points_to)
+        temporary.symlink_to(target)
+        atomic_files.write_text(link, "new", follow=False)
+        assert not link.is_symlink()
+        assert link.read_text() == "new"
+        assert target.read_text() == "old"
+        assert set(tmp_path.iterdir()) == {target, link}
+
+
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize(("make", "what"), [("mkfifo", "a pipe"), ("mkdir", "a folder")])
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: str, what: str, linked: bool) -> None:

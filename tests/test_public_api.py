@@ -113,7 +113,7 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
 
 # --- rooms -----------------------------------------------------------------------------------------
 
-COMMON = {"registry", "plugins", "validation", "errors", "disk", "atomic_files", "_version"}
+COMMON = {"registry", "plugins", "validation", "errors", "disk", "atomic_files", "seals", "_version"}
 #: What a room may import of ours, itself aside.
 KNOWS = {
     "data": COMMON,
@@ -131,6 +131,7 @@ KNOWS = {
     "errors": set(),
     "disk": {"errors"},
     "atomic_files": {"errors", "disk"},
+    "seals": {"errors", "disk", "atomic_files"},
     "config": COMMON | {"data", "nets", "engine", "configs"},
     "study": COMMON | {"data"},
     "report": COMMON | {"data", "evaluation", "published", "config", "study"},

@@ -11,7 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from opencil.cil.learner import Task
 from opencil.data.images import Images
+from opencil.data.memory import Memory
 from opencil.data.precision import reachable
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
@@ -30,10 +32,9 @@ from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.run import Run, TrainedStep
-from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
-from opencil.study.rows import COLUMNS, measured_metrics, noted, read_tables, write_rows
+from opencil.study.rows import COLUMNS, Table, measured_metrics, noted, read_tables, write_rows
 
 #: Steps of a run that may be trained and not evaluated before the next one's training waits: their models and
 #: outputs are in memory.
@@ -94,10 +95,9 @@ class Advance:
 
     def _follow_up(self, run: Run, step: Step) -> Iterator[Event]:
         """Heads and rows that a trained step lacks."""
-        stored, asked = run.folder.step(step.number), run.spec.metrics_of_detectors
-        tables = {name: stored.detector_rows(name) for name in run.spec.detectors}
-        missing = [name for name, table in tables.items() if not table.exists() or stored.lacks(table, asked)]
-        if stored.lacks(stored.model_rows, run.spec.metrics_of_model):
+        missing = run.folder.step(step.number).unmeasured(run.spec, run.info(step.number))
+        if "" in missing:
+            missing.remove("")
             _measure_model(run, step, self._kept)
         if missing:
             yield from _evaluate(run, step, missing, self._kept, self._seconds, self._problems)
@@ -126,19 +126,20 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     before = run.trained(step.number - 1) if step.number > 1 else None
     previous, stock = (setting.placed(before.model), before.stock) if before else (None, Stock())
     task = learner.begin(setting, step, run.memory(step.number - 1), previous)
+    made_of = run.training_identity(step, before)
     try:
-        checkpoint = None
-        if stored.checkpoint.exists():
-            checkpoint = Checkpoint.from_tensors(stored.checkpoint_tensors())
-        for progress in learner.learn(task, checkpoint):
+        tensors = stored.checkpoint_tensors(made_of)
+        for progress in learner.learn(task, None if tensors is None else Checkpoint.from_tensors(tensors)):
             if progress.epoch_ends and time.monotonic() - saved >= checkpoint_seconds:
                 taken = Checkpoint.take(task.model, progress, task.ended)
                 if taken.finite:  # else the last good one stays
-                    stored.save_checkpoint(taken.tensors(), stock, time.monotonic() - started)
+                    stored.save_checkpoint(taken.tensors(), stock, time.monotonic() - started, made_of)
                 saved = time.monotonic()
             yield Training(run.spec, step.number, step.steps, progress)
     except BadCheckpoint as error:
-        raise file_formats.damaged(stored.checkpoint, error) from None
+        stored.without_checkpoint(error)
+        yield from _train(run, step, checkpoint_seconds)
+        return
     # From here on as it will be when it is read again, so that a run that goes on does so with the same.
     try:
         task.model = setting.evaluated(run.loaded(step, task.model.state_dict()))
@@ -147,22 +148,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         raise OpenCILError(
             f"{run.spec.cil}, step {step.number}: the trained model does not fit into what blank makes: {why}"
         ) from None
-    if learner.remembers:
-        task.computed = forward(task.model, setting.images, setting.transform, task.train_plus)
-    memory = learner.remember(task)
-    test = forward(task.model, setting.test_images, setting.transform, step.test)
-    if not torch.isfinite(test.logits).all():
-        raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
-    assert test.labels is not None
-    others = learner.other_predictions(task, memory, test)
-    found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
-    shifted = {
-        name: forward(task.model, images, setting.transform, step.test)
-        for name, images in run.shifted.items()
-    }
-    # Those of the test images are there already, by task.
-    more = measure_model(test, shifted, _tasks(test, step), chosen_metrics(run.spec.metrics))
-    found += [measured for measured in more if (measured.ood, measured.metric) != ("", "accuracy")]
+    memory, measured, computed = _remembered_and_measured(run, task)
     info: dict[str, Any] = {
         "step": step.number,
         "steps": step.steps,
@@ -177,12 +163,35 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         task.model.state_dict(),
         stock,
         memory,
-        noted(rows_of(run, step, "", found), run.spec.metrics_of_model),
+        noted(rows_of(run, step, "", measured), run.spec.metrics_of_model),
         info,
     )
-    computed = [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
     run.keep(TrainedStep(step, task.model, info, stock, computed))
     run.remember(step, memory)
+
+
+def _remembered_and_measured(
+    run: Run, task: Task, memory: Memory | None = None
+) -> tuple[Memory, list[Measurement], list[Outputs]]:
+    """The memory after a step, unless it is there, what its model comes to, and the outputs that it took."""
+    setting, learner, step = run.setting, run.learner, task.step
+    if learner.remembers:
+        task.computed = forward(task.model, setting.images, setting.transform, task.train_plus)
+    memory = memory or learner.remember(task)
+    test = forward(task.model, setting.test_images, setting.transform, step.test)
+    if not torch.isfinite(test.logits).all():
+        raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
+    assert test.labels is not None
+    others = learner.other_predictions(task, memory, test)
+    found = task_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
+    shifted = {
+        name: forward(task.model, images, setting.transform, step.test)
+        for name, images in run.shifted.items()
+    }
+    # Those of the test images are there already, by task.
+    more = measure_model(test, shifted, _tasks(test, step), chosen_metrics(run.spec.metrics))
+    found += [measured for measured in more if (measured.ood, measured.metric) != ("", "accuracy")]
+    return memory, found, [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
 
 
 def _evaluate(
@@ -207,7 +216,7 @@ def _evaluate(
             if isinstance(rows, Exception):
                 problems.setdefault(name, (step.number, rows))
                 continue
-            _add_rows(stored, stored.detector_rows(name), rows, run.spec.metrics_of_detectors)
+            _add_rows(stored.detector_rows(name), rows, run.spec.metrics_of_detectors, trained.weights)
             yield Evaluated(run.spec, step.number, step.steps, name)
     trained.outputs.clear()  # the model is needed for the next step, they are not
 
@@ -234,24 +243,33 @@ def _tune(
         yield Training(run.spec, step.number, step.steps, progress)
 
 
-def _add_rows(stored: StepFolder, table: Path, rows: pd.DataFrame, asked: list[str]) -> None:
+def _add_rows(table: Path, rows: pd.DataFrame, asked: list[str], model: str) -> None:
     """Store a table of rows; of one that is there already, only metrics that it lacks are added."""
     known = set(asked)
     if table.exists():
-        before, lacking = read_tables([table], file_formats.damaged), stored.lacks(table, asked)
-        rows = pd.concat([before, rows[rows["metric"].isin(lacking)]], ignore_index=True)
-        known |= measured_metrics(table, file_formats.damaged)
-    write_rows(table, noted(rows, known if asked else ()))
+        before = read_tables([Table(table)], file_formats.damaged)
+        there = measured_metrics(Table(table), file_formats.damaged)
+        rows = pd.concat([before, rows[rows["metric"].isin(known - there)]], ignore_index=True)
+        known |= there
+    write_rows(table, noted(rows, known if asked else (), model))
 
 
 def _measure_model(run: Run, step: Step, kept: OutputsCache) -> None:
-    """Add the metrics of a stored step's model that are asked for and missing."""
-    outputs, stored = _outputs(run, run.trained(step.number), kept), run.folder.step(step.number)
-    test = outputs(run.stream.test, step.test)
-    shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
-    found = measure_model(test, shifted, _tasks(test, step), run.spec.metrics_of_model)
+    """Add the metrics of a stored step's model that are asked for and missing; all where it has no rows."""
+    trained, stored = run.trained(step.number), run.folder.step(step.number)
+    if stored.model_rows.exists():
+        outputs = _outputs(run, trained, kept)
+        test = outputs(run.stream.test, step.test)
+        shifted = {name: outputs(images, step.test) for name, images in run.shifted.items()}
+        found = measure_model(test, shifted, _tasks(test, step), run.spec.metrics_of_model)
+    else:
+        before = run.setting.placed(run.apart().trained(step.number - 1).model) if step.number > 1 else None
+        task = run.learner.begin(run.setting, step, run.memory(step.number - 1), before)
+        task.model = run.setting.evaluated(trained.model)
+        _, found, _ = _remembered_and_measured(run, task, run.memory(step.number))
     run.note_made(step, [""])
-    _add_rows(stored, stored.model_rows, rows_of(run, step, "", found), run.spec.metrics_of_model)
+    rows = rows_of(run, step, "", found)
+    _add_rows(stored.model_rows, rows, run.spec.metrics_of_model, trained.weights)
 
 
 def _tasks(outputs: Outputs, step: Step) -> Tensor:

@@ -53,7 +53,7 @@ def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
         assert isinstance(error, OpenCILError)
         return Failed(spec, error)
     with suppress(OSError):  # a full disk may be what has ended it
-        write_text(folder.error, "".join(traceback.format_exception(cause)))
+        write_text(folder.error, "".join(traceback.format_exception(cause)), follow=False)
     where = f" (traceback: {folder.error})" if folder.error.exists() else ""
     return Failed(spec, _unforeseen(f"{in_words(error)}{where}", cause))
 

@@ -16,7 +16,7 @@ from opencil.runs.loading import splits, usable_place
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
-from opencil.runs.store import RunFolder, StepFolder
+from opencil.runs.store import RunFolder
 
 Stored = Callable[[Path], dict[str, Any]]  #: the config of the run in a folder; empty where there is none
 
@@ -73,8 +73,9 @@ def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: St
     trained = folder.trained()
     try:
         steps = trained[0].info()["steps"] if trained else expected_steps(spec.record())
-        whole = {step.number for step in trained if step.complete(spec)}
-        lacking = [name for name in spec.detectors if any(_lacks(spec, step, name) for step in trained)]
+        unmeasured = {step.number: step.unmeasured(spec) for step in trained}
+        whole = {number for number, names in unmeasured.items() if not names}
+        lacking = [name for name in spec.detectors if any(name in names for names in unmeasured.values())]
     except OpenCILError:  # a damaged file: the run will say so, and the others go on
         return Prospect(spec, None, len(trained), (), done=False, seconds=None)
     missing = None if steps is None else [t for t in range(1, steps + 1) if t not in whole]
@@ -86,11 +87,6 @@ def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: St
         taken = [_seconds(spec, like, t, device, trained=t in done) for t in missing]
         seconds = None if None in taken else sum(filter(None, taken))
     return Prospect(spec, steps, len(trained), tuple(lacking), missing == [], seconds)
-
-
-def _lacks(spec: RunSpec, step: StepFolder, detector: str) -> bool:
-    table = step.detector_rows(detector)
-    return not table.exists() or bool(step.lacks(table, spec.metrics_of_detectors))
 
 
 def _seconds(

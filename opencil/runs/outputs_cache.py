@@ -13,18 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from opencil.atomic_files import remove_temporary, write_bytes
+from opencil.atomic_files import remove_temporary
 from opencil.data.images import Images
 from opencil.engine.forward import Inputs, Outputs, outputs_of
+from opencil.errors import OpenCILError
 from opencil.runs import file_formats
+from opencil.seals import write_sealed
 from opencil.validation import plain
 
 _NAMES = ("features", "logits")
-_FORMAT = 2  # raised whenever outputs come to be computed differently
+_FORMAT = 3  # raised whenever outputs come to be computed, or stored, differently
 _log = logging.getLogger("opencil.runs")
 
 
@@ -75,8 +75,7 @@ class OutputsCache:
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Store an entry, if it fits at all, after others have made room for it."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        content = save(tensors, metadata={"sha256": _digest(tensors)})
+        content = file_formats.packed(tensors)
         if len(content) > self.limit:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +83,7 @@ class OutputsCache:
             remove_temporary(self.folder)
             path.unlink(missing_ok=True)
             self._make_room(len(content))
-            write_bytes(path, content, flush=False)  # its checksum is looked at when it is read
+            write_sealed(path, content, flush=False)  # its checksum is looked at when it is read
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""
@@ -118,15 +117,14 @@ def _key(weights: str, inputs: Inputs) -> str:
 def _read(path: Path) -> dict[str, Tensor] | None:
     """The tensors of an entry, marked as used just now; None where it is absent or damaged."""
     try:
-        content = path.read_bytes()  # not mapped: a disk that fails under a map ends the process
-        there, noted = load(content), file_formats.metadata_in(content)
+        found, _, _ = file_formats.read_checked(path)
         # Copied: in the file they lie unaligned, and products of such matrices round otherwise on a CPU.
-        tensors = {name: there[name].clone() for name in _NAMES}
-    except (OSError, SafetensorError, KeyError):  # absent, damaged, or removed by another process just now
+        tensors = {name: found[name].clone() for name in _NAMES}
+    except (KeyError, OpenCILError):  # absent, damaged, or removed by another process just now
         return None
     with suppress(OSError):  # of a folder that is read-only, or just removed
         os.utime(path)
-    return tensors if noted.get("sha256") == _digest(tensors) else None
+    return tensors
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

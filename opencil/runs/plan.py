@@ -16,6 +16,7 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.plugins import Notes, notes_of
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
+from opencil.study.records import Identity
 from opencil.validation import plain
 
 
@@ -73,6 +74,11 @@ class RunSpec:
 
     def __str__(self) -> str:
         return self.folder.as_posix()
+
+    @property
+    def identity(self) -> Identity:
+        """What tells the run from others, as its rows have it."""
+        return self.benchmark.name, self.classes_per_step, self.cil, self.seeds.run
 
     def ood_seen(self, name: str, count: int, step: Step) -> Tensor:
         """Indices of the images that a step sees of an OOD set with so many."""

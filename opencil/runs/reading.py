@@ -15,9 +15,9 @@ from opencil.registry import DATASETS
 from opencil.runs import file_formats
 from opencil.runs.failures import in_words
 from opencil.runs.plan import in_todays_terms
-from opencil.runs.store import RunFolder, StepFolder, find_runs
-from opencil.study.records import IDENTITY, USABLE, Identity, Made, RunRecord, one_line, setting_of, trouble
-from opencil.study.rows import plain_k, read_tables
+from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs
+from opencil.study.records import IDENTITY, Identity, Made, RunRecord, one_line, setting_of, trouble
+from opencil.study.rows import Table, plain_k, read_tables
 from opencil.study.study import (
     ROWS,
     RUNS,
@@ -123,10 +123,11 @@ def _understood(run: RunRecord) -> RunRecord:
 
 
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
-    config, left_out = folder.stored(), _Lost(folder.path)
+    config, left_out = folder.stored(), _Lost(folder)
+    named = folder.identity(config) if config else None
     steps = _steps(folder, left_out)
     infos = list(steps.values())
-    tables = [path for step in steps for path in step.tables()]
+    tables = [table for step, info in steps.items() for table in step.placed(step.tables(), named, info)]
     rows = _rows(tables, left_out)
     of_rows = rows[list(IDENTITY)].drop_duplicates()
     if len(of_rows) > 1:
@@ -135,10 +136,11 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
         k, seed = plain_k(k), int(seed)
     else:
-        benchmark, k, cil, seed = _identity(config, folder.path)
+        benchmark, k, cil, seed = folder.identity(config)
+    run = (benchmark, k, cil, seed)
     evaluated = [p.stem for step in steps for p in step.tables()[1:] if p not in left_out.paths]
     names = dict.fromkeys([*config.get("detector", {}), *evaluated])
-    environment, data = (left_out.json(folder.path / name) for name in ("environment.json", "data.json"))
+    environment, data = (left_out.record(name, run) for name in (ENVIRONMENT, DATA))
     record = RunRecord(
         benchmark=benchmark,
         k=k,
@@ -165,23 +167,23 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
 class _Lost:
     """The files of a run that are damaged or lost, by their place in its folder, and why."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.why: dict[str, str] = {}
         self.paths: set[Path] = set()
 
     def note(self, path: Path, error: object) -> None:
         """Note a file and what is wrong with it; places in the folder are told from there."""
-        place = path.relative_to(self._folder)
-        self.why[place.as_posix()] = _seen_from(self._folder, str(error)).removeprefix(f"{place} ")
+        place = path.relative_to(self._folder.path)
+        self.why[place.as_posix()] = _seen_from(self._folder.path, str(error)).removeprefix(f"{place} ")
         self.paths.add(path)
 
-    def json(self, path: Path) -> dict[str, Any]:
+    def record(self, name: str, run: Identity) -> dict[str, Any]:
         """What a file of notes has: nothing where it is not there, or damaged."""
         try:
-            return file_formats.read_json(path) if path.exists() else {}
+            return self._folder.record(name, run)
         except (OpenCILError, OSError) as error:
-            self.note(path, error)
+            self.note(self._folder.path / name, error)
             return {}
 
 
@@ -203,17 +205,17 @@ def _steps(folder: RunFolder, left_out: _Lost) -> dict[StepFolder, dict[str, Any
     return trained
 
 
-def _rows(tables: list[Path], left_out: _Lost) -> pd.DataFrame:
+def _rows(tables: list[Table], left_out: _Lost) -> pd.DataFrame:
     """The rows of all tables that can be read."""
     try:
         return read_tables(tables, file_formats.damaged)
     except (OpenCILError, OSError):  # one by one, to know which: it takes longer
         whole = []
-        for path in tables:
+        for table in tables:
             try:
-                whole.append(read_tables([path], file_formats.damaged))
+                whole.append(read_tables([table], file_formats.damaged))
             except (OpenCILError, OSError) as error:
-                left_out.note(path, error)
+                left_out.note(table.path, error)
         return pd.concat([read_tables([], file_formats.damaged), *whole], ignore_index=True)
 
 
@@ -243,19 +245,6 @@ def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
             if step.number not in (numbers := made["steps"].setdefault(name, [])):
                 numbers.append(step.number)
     return list(alike.values())
-
-
-def _identity(config: dict[str, Any], path: Path) -> Identity:
-    """Which run a config is of, before there are rows that say it."""
-    try:
-        benchmark = config["benchmark"]
-        k = benchmark["classes_per_step"][0]
-        found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
-    except (KeyError, IndexError, TypeError, StopIteration):
-        found = (None,) * 4
-    if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
-        raise file_formats.damaged(path / "config.yml", "it does not say which run it is of")
-    return found
 
 
 def expected_steps(config: dict[str, Any]) -> int | None:

@@ -1,6 +1,8 @@
 """One run: what is asked, where it lies, its data, and the models, memories and detectors of its steps."""
 
 import copy
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,10 +34,10 @@ from opencil.runs.foreign import Foreign, foreign_learner
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
 from opencil.runs.provenance import made_now
-from opencil.runs.store import RunFolder, StepFolder, read_rows
+from opencil.runs.store import RunFolder, StepFolder, decides_training, read_rows
 from opencil.runs.tuning import read_head
 from opencil.runs.weights import Stock
-from opencil.validation import build
+from opencil.validation import build, flat
 
 
 def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
@@ -157,7 +159,14 @@ class Run:
     def memory(self, number: int) -> Memory:
         """The memory after a stored step; empty before the first."""
         if number not in self._memories:
-            self._memories[number] = self._stored(number).memory(self.spec.benchmark.memory)
+            stored = self._stored(number)
+            memory = stored.memory(self.spec.benchmark.memory, self.info(number).get("memory_sha256"))
+            labels = self.stream.train.labels.cpu()
+            for label, indices in enumerate(memory.per_class):
+                known = (indices >= 0) & (indices < len(labels))
+                if not known.all() or (labels[indices] != label).any():
+                    raise file_formats.damaged(stored.memory_file, f"images of class {label} in it are not")
+            self._memories[number] = memory
         return self._memories[number]
 
     def rows(self) -> pd.DataFrame:
@@ -195,6 +204,12 @@ class Run:
         other = copy.copy(self)
         other._latest = None
         return other
+
+    def training_identity(self, step: Step, before: TrainedStep | None) -> str:
+        """A digest of all that decides a step's training, for its checkpoints."""
+        record = {key: value for key, value in flat(self.spec.record()).items() if decides_training(key)}
+        parts = [record, step.number, self.stream.train.fingerprint, before.weights if before else ""]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
     def expected_work(self) -> float:
@@ -299,7 +314,8 @@ class Run:
         if isinstance(detector, Tuner):
             if not stored.head(name).exists():
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
-            read_head(detector, self.source(step, model), stored.head(name))
+            weights = self.trained(number).weights
+            read_head(detector, self.source(step, model), stored.head(name), weights)
         elif not detector.ready:
             images, transform = self.stream.train, self.data.transform
             outputs = partial(forward, model, images, transform)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from opencil.atomic_files import write_json
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.device import cpu_threads
@@ -114,7 +113,7 @@ def _advance(
     try:
         with folder.opened(spec):
             folder.note(environment(device))
-            write_json(folder.path / "data.json", read)
+            folder.note_data(read)
             try:
                 run = Run(spec, folder, loaded)
                 advance = Advance(run, outputs, place.checkpoint_seconds)

@@ -20,9 +20,10 @@
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from opencil.atomic_files import remove_temporary, write_json, write_text
+from opencil.atomic_files import remove_temporary
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
@@ -38,11 +39,15 @@ from opencil.plugins import Notes, joined, missing, told
 from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.runs.weights import Stock, read_weights, write_weights
-from opencil.study.rows import measured_metrics, read_tables, write_rows
+from opencil.seals import BLANK, Damaged, read_sealed, write_json, write_sealed
+from opencil.study.records import IDENTITY, USABLE, Identity, name_of
+from opencil.study.rows import Table, measured_metrics, read_tables, write_rows
 from opencil.validation import flat
 
 #: Values that say where a file lies; its checksum, beside them, says what it is.
 _PLACES = {"benchmark.backbone.weights"}
+#: Records of a run, beside its config.
+ENVIRONMENT, DATA = "environment.json", "data.json"
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class StepFolder:
         info = file_formats.read_json(path)
         if not isinstance(info.get("steps"), int):
             raise file_formats.damaged(path, "it does not say how many steps there are")
+        if info.get("step", self.number) != self.number:
+            raise file_formats.damaged(path, f"it is of step {info['step']}")
         return info
 
     @property
@@ -79,13 +86,14 @@ class StepFolder:
     ) -> Stock:
         """Store a trained step; the mark that it is there comes last.
 
-        What the ``stock`` of the step before has is referred to; the next step's is returned. The checksum of
-        the weights is added to ``info``.
+        What the ``stock`` of the step before has is referred to; the next step's is returned. The checksums
+        of the weights and of the memory are added to ``info``.
         """
         stock = write_weights(self.model, self.number, weights, stock)
         info["weights_sha256"] = stock.checksums[self.number]
-        file_formats.write_tensors(self.path / "memory.safetensors", memory.tensors())
-        write_rows(self.path / "accuracy.parquet", accuracy)
+        info["memory_sha256"] = file_formats.write_tensors(self.memory_file, memory.tensors())
+        accuracy.attrs["model"] = info["weights_sha256"]
+        write_rows(self.model_rows, accuracy)
         self.save_info(info)
         self.checkpoint.unlink(missing_ok=True)
         return stock
@@ -106,10 +114,15 @@ class StepFolder:
     def _model_of(self, number: int) -> Path:
         return RunFolder(self.path.parent).step(number).model
 
-    def memory(self, size: int) -> Memory:
-        """The memory after the step."""
-        path = self.path / "memory.safetensors"
-        tensors = file_formats.read_tensors(path)
+    @property
+    def memory_file(self) -> Path:
+        """The file of the memory after the step."""
+        return self.path / "memory.safetensors"
+
+    def memory(self, size: int, sha256: str | None = None) -> Memory:
+        """The memory after the step, unless its file has another checksum than when it was written."""
+        path = self.memory_file
+        tensors, _, _ = file_formats.read_checked(path, sha256)
         try:
             return Memory.from_tensors(size, tensors)
         except (KeyError, RuntimeError, ValueError) as error:
@@ -120,13 +133,27 @@ class StepFolder:
         """A step in the middle of its training; deleted when it is stored."""
         return self.path / "checkpoint.safetensors"
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], stock: Stock, seconds: float) -> None:
-        """Store a step in the middle of its training, and how long it took to get there."""
-        write_weights(self.checkpoint, self.number, tensors, stock, {"seconds": str(seconds)})
+    def save_checkpoint(self, tensors: dict[str, Tensor], stock: Stock, seconds: float, made_of: str) -> None:
+        """Store a step in the middle of its training, of what, and how long it took to get there."""
+        notes = {"seconds": str(seconds), "made_of": made_of}
+        write_weights(self.checkpoint, self.number, tensors, stock, notes)
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
+    def checkpoint_tensors(self, made_of: str) -> dict[str, Tensor] | None:
+        """What a checkpoint of this training holds; None where there is none. One of another is set aside.
+
+        Checkpoints did not say once what they are of.
+        """
+        notes = file_formats.metadata(self.checkpoint)
+        if notes is None:
+            return None
+        if notes.get("made_of", made_of) != made_of:
+            self.without_checkpoint("it is of another training")
+            return None
         return read_weights(self.checkpoint, self.number, self._model_of)[0]
+
+    def without_checkpoint(self, problem: object) -> None:
+        """Set a checkpoint aside that cannot be gone on from: the step begins anew."""
+        file_formats.set_aside(self.checkpoint, problem)
 
     @property
     def checkpoint_seconds(self) -> float:
@@ -147,30 +174,69 @@ class StepFolder:
 
     def tables(self) -> list[Path]:
         """The files of the step's rows: of the model itself, then of the detectors evaluated so far."""
-        return [self.path / "accuracy.parquet", *sorted((self.path / "detectors").glob("*.parquet"))]
+        return [self.model_rows, *sorted((self.path / "detectors").glob("*.parquet"))]
 
-    def lacks(self, table: Path, metrics: Iterable[str]) -> set[str]:
-        """Those of some metrics that a table of rows, if it is there, was not measured with."""
-        wanted = set(metrics)
-        return wanted - measured_metrics(table, file_formats.damaged) if wanted and table.exists() else set()
+    def placed(self, tables: Iterable[Path], run: Identity | None, info: dict[str, Any]) -> list[Table]:
+        """Files of the step's rows with what they must be of: the step, its model, the detector, the run."""
+        of_run = dict(zip(IDENTITY, run, strict=True)) if run else {}
+        model = str(info.get("weights_sha256", ""))
+        detectors = {path: "" if path == self.model_rows else path.stem for path in tables}
+        return [
+            Table(path, {**of_run, "step": self.number, "detector": detector}, model)
+            for path, detector in detectors.items()
+        ]
 
     @property
     def model_rows(self) -> Path:
         """The file of the model's own rows."""
         return self.path / "accuracy.parquet"
 
-    def complete(self, spec: RunSpec) -> bool:
-        """Whether the step is trained, and all that is asked of it measured."""
-        tables = [self.detector_rows(name) for name in spec.detectors]
-        return (
-            self.trained
-            and all(table.exists() and not self.lacks(table, spec.metrics_of_detectors) for table in tables)
-            and not self.lacks(self.model_rows, spec.metrics_of_model)
-        )
-
     def detector_rows(self, name: str) -> Path:
         """The file of a detector's rows."""
         return self.path / "detectors" / f"{name}.parquet"
+
+    def unmeasured(self, spec: RunSpec, info: dict[str, Any] | None = None) -> list[str]:
+        """Those of a run's detectors, and '' for the model, whose rows are not all there and usable."""
+        tables = {name: self.detector_rows(name) for name in spec.detectors} | {"": self.model_rows}
+        placed = self.placed(tables.values(), spec.identity, info or self.info())
+        asked = {self.model_rows: spec.metrics_of_model}
+        return [
+            name
+            for name, table in zip(tables, placed, strict=True)
+            if not _measured(table, asked.get(table.path, spec.metrics_of_detectors))
+        ]
+
+    def complete(self, spec: RunSpec) -> bool:
+        """Whether the step is trained, and all that is asked of it measured."""
+        return self.trained and not self.unmeasured(spec)
+
+    def mend(self, run: Identity) -> None:
+        """Set aside what is damaged, or of another place, and can be computed again from the rest."""
+        middles = [self.checkpoint, *(self.path / "heads").glob("*.safetensors")]
+        for path in middles:
+            # The head that rows were measured with is not made again under them: whoever needs it is told.
+            if path.exists() and not self.detector_rows(path.stem).exists():
+                _set_aside_if_damaged(path, partial(file_formats.read_checked, path))
+        for table in self.placed(self.tables(), run, self.info()) if self.trained else ():
+            if table.path.exists() and not _measured(table, ()):
+                # Rows are of another model where step.json is: then it is what is damaged.
+                file_formats.read_checked(self.model, table.model)
+                _set_aside_if_damaged(table.path, partial(measured_metrics, table, file_formats.damaged))
+
+
+def _measured(table: Table, metrics: Iterable[str]) -> bool:
+    """Whether a file of rows is there and usable, and its rows were measured with some metrics."""
+    try:
+        return table.path.exists() and measured_metrics(table, file_formats.damaged) >= set(metrics)
+    except Damaged:
+        return False
+
+
+def _set_aside_if_damaged(path: Path, read: Callable[[], object]) -> None:
+    try:
+        read()
+    except Damaged as problem:
+        file_formats.set_aside(path, problem.reason)
 
 
 @dataclass(frozen=True)
@@ -200,7 +266,7 @@ class RunFolder:
     def finished(self, spec: RunSpec) -> bool:
         """Whether every step is trained and every detector evaluated, under this very config."""
         first = self.step(1)
-        if not first.trained or self.differences(spec):
+        if not first.trained or self.differences(spec) or not self._records_usable(spec.identity):
             return False
         steps = [self.step(t) for t in range(1, first.info()["steps"] + 1)]
         return all(step.complete(spec) for step in steps)
@@ -273,20 +339,53 @@ class RunFolder:
         """Leave the config of a run that is to come, unless the run is there already."""
         if not (self.path / "config.yml").exists():
             plugins = spec.plugins(*spec.detectors)
-            record = spec.record() | ({"plugins": plugins} if plugins else {})
-            write_text(self.path / "config.yml", dump_yaml(record))
+            self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
             self.note(environment)
+
+    def _write_config(self, record: dict[str, Any]) -> None:
+        # The seal comes first: of a file that was cut off, the rest could be a config too.
+        write_sealed(self.path / "config.yml", f"# {BLANK}\n{dump_yaml(record)}".encode())
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
         """Record what writes here, and the most memory that a process on this kind of GPU needed so far."""
-        path = self.path / "environment.json"
         try:
-            before = file_formats.read_json(path)
-        except OpenCILError:  # no file, or none that can be read: it is about to be written
+            before = self.record(ENVIRONMENT)
+        except OpenCILError:  # none that can be read: it is about to be written
             before = {}
         known = before.get("peak_memory_mib", 0) if before.get("device") == environment["device"] else 0
         peak = max(peak_memory_mib, known if isinstance(known, int) else 0)
-        write_json(path, environment | ({"peak_memory_mib": peak} if peak else {}))
+        self._write_record(ENVIRONMENT, environment | ({"peak_memory_mib": peak} if peak else {}))
+
+    def note_data(self, read: dict[str, Any]) -> None:
+        """Record what images the run reads."""
+        self._write_record(DATA, read)
+
+    def _write_record(self, name: str, content: dict[str, Any]) -> None:
+        config = self.stored()
+        run = {"run": name_of(*self.identity(config))} if config else {}
+        write_json(self.path / name, {**content, **run})
+
+    def record(self, name: str, run: Identity | None = None) -> dict[str, Any]:
+        """What is noted of the run in a file, which must be its own; empty where there is none."""
+        path = self.path / name
+        content = file_formats.read_json(path) if path.exists() else {}
+        found = content.pop("run", None)  # it was not noted once
+        if run and found not in (None, name_of(*run)):
+            raise file_formats.damaged(path, f"it is of run {found}")
+        return content
+
+    def _records_usable(self, run: Identity) -> bool:
+        try:
+            return all(isinstance(self.record(name, run), dict) for name in (ENVIRONMENT, DATA))
+        except Damaged:
+            return False
+
+    def mend(self, run: Identity) -> None:
+        """Set aside every damaged file that can be computed again, saying so; the run must be held."""
+        for name in (ENVIRONMENT, DATA):
+            _set_aside_if_damaged(self.path / name, partial(self.record, name, run))
+        for path in sorted(self.path.glob("step*")):
+            StepFolder(path).mend(run)
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
@@ -302,6 +401,7 @@ class RunFolder:
         try:
             self.check(spec)
             remove_temporary(self.path)
+            self.mend(spec.identity)
             self.error.unlink(missing_ok=True)  # of an attempt before this one
             stored = self.stored()
             kept = {d: values for d, values in stored.get("detector", {}).items() if self._evaluated(d)}
@@ -310,7 +410,7 @@ class RunFolder:
             if plugins := joined(stored.get("plugins"), spec.plugins(*spec.detectors)):
                 record["plugins"] = plugins
             if record != stored:
-                write_text(self.path / "config.yml", dump_yaml(record))
+                self._write_config(record)
             yield
         finally:
             lock.release()
@@ -326,12 +426,37 @@ class RunFolder:
             if any(self.path.glob("step*/*.safetensors")):
                 raise OpenCILError(f"{path} is missing: delete the folder {self.path} to compute it again")
             return {}
+        read_sealed(path, file_formats.damaged)
         record = read_yaml(path)
         if not all(
             isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
         ):
             raise file_formats.damaged(path, "it lacks a section")
         return in_todays_terms(record)
+
+    def identity(self, config: dict[str, Any]) -> Identity:
+        """Which run the folder is of, as its config says."""
+        try:
+            benchmark = config["benchmark"]
+            k = benchmark["classes_per_step"][0]
+            found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
+        except (KeyError, IndexError, TypeError, StopIteration):
+            found = (None,) * 4
+        if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
+            raise file_formats.damaged(self.path / "config.yml", "it does not say which run it is of")
+        return found
+
+    def rows(self) -> pd.DataFrame:
+        """The rows of all steps that are trained; a file of other rows than those of its place is refused."""
+        config = self.stored()
+        run = self.identity(config) if config else None
+        tables = [table for step in self.trained() for table in step.placed(step.tables(), run, step.info())]
+        return read_tables(tables, file_formats.damaged)
+
+
+def decides_training(key: str) -> bool:
+    """Whether a value of a run's record, by its flat key, decides what is trained."""
+    return key not in _PLACES and key.partition(".")[0] != "detector"
 
 
 def find_runs(root: Path) -> list[RunFolder]:
@@ -359,10 +484,10 @@ def plugins_noted(root: Path, problem: str) -> str:
 
 def read_rows(root: str | Path) -> pd.DataFrame:
     """All rows of all runs below a folder."""
-    steps = [step for run in find_runs(Path(root)) for step in run.trained()]
-    if not steps:
+    runs = [run for run in find_runs(Path(root)) if run.trained()]
+    if not runs:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
-    return read_tables([path for step in steps for path in step.tables()], file_formats.damaged)
+    return pd.concat([run.rows() for run in runs], ignore_index=True)
 
 
 def _settings(values: dict[str, Any]) -> str:

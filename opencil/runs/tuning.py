@@ -16,6 +16,7 @@ from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.store import StepFolder
+from opencil.seals import Damaged
 from opencil.validation import plain
 
 
@@ -36,11 +37,19 @@ def tune(
     running: dict[str, _Tuning] = {}
     problems: dict[str, Exception] = {}
     for name, tuner in tuners.items():
-        made_of, rows = file_formats.metadata(stored.head(name)), stored.detector_rows(name)
-        if rows.exists() and made_of is None:
-            problems[name] = OpenCILError(f"its head is gone; delete {rows} to tune it again")
-        elif rows.exists() or made_of == identities[name]:
-            read_head(tuner, source, stored.head(name))
+        head, rows = stored.head(name), stored.detector_rows(name)
+        try:
+            made_of = file_formats.metadata(head)
+            if rows.exists() and made_of is None:
+                raise OpenCILError(f"its head is gone; delete {rows} to tune it again")
+            if rows.exists() or _same(made_of, identities[name]):
+                read_head(tuner, source, head, weights)
+        except OpenCILError as error:
+            if rows.exists() or not isinstance(error, Damaged):
+                problems[name] = error  # one tuner's trouble is not the others'
+                continue
+            file_formats.set_aside(head, error.reason)
+        if tuner.ready:
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
             running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)
@@ -95,28 +104,41 @@ class _Tuning:
                     self._saved = time.monotonic()
                 yield progress
         except BadCheckpoint as error:
-            raise file_formats.damaged(self._checkpoint, error) from None
+            file_formats.set_aside(self._checkpoint, error)
+            yield from self._run(tuner, source)
+            return
         file_formats.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
         self._checkpoint.unlink(missing_ok=True)
         tuner.use(tuning.extra.head)
 
     def _stored_checkpoint(self) -> Checkpoint | None:
-        if file_formats.metadata(self._checkpoint) != self._identity:  # absent, or of other values
+        if not _same(file_formats.metadata(self._checkpoint), self._identity):  # absent, or of other values
             return None
         return Checkpoint.from_tensors(file_formats.read_tensors(self._checkpoint))
 
 
 def _identity(tuner: Tuner, source: ViewSource, weights: str) -> dict[str, str]:
-    """A digest of all that decides a head, for its file."""
+    """What a head is of, for its file: a digest of all that decides it, and two of these by themselves."""
     parts = [tuner.registered_name, plain(tuner), weights, source.seed, plain(source.arithmetic)]
-    return {"made_of": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+    made_of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return {"made_of": made_of, "detector": tuner.registered_name, "model": weights}
 
 
-def read_head(tuner: Tuner, source: ViewSource, path: Path) -> None:
-    """Give a tuner the head that is stored for it."""
+def _same(noted: dict[str, str] | None, identity: dict[str, str]) -> bool:
+    return noted is not None and noted.get("made_of") == identity["made_of"]
+
+
+def read_head(tuner: Tuner, source: ViewSource, path: Path, weights: str) -> None:
+    """Give a tuner the head that is stored for it; ``weights`` identifies the model that it must be of."""
     head = tuner.head(source)
+    tensors, notes, _ = file_formats.read_checked(path)
+    # Heads did not say once whose they are.
+    if notes.get("detector", tuner.registered_name) != tuner.registered_name:
+        raise file_formats.damaged(path, f"it is the head of {notes['detector']}")
+    if notes.get("model", weights) != weights:
+        raise file_formats.damaged(path, "it was tuned on another model than the step's")
     try:
-        head.load_state_dict(file_formats.read_tensors(path), strict=True)
+        head.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         raise file_formats.damaged(path, error) from None
     if not all(bool(torch.isfinite(p).all()) for p in head.parameters()):

@@ -1,67 +1,84 @@
 """Rows, one a measured value: their columns, and the files that they are stored in."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from opencil.atomic_files import write
 from opencil.data.stream import StepSizes
 from opencil.errors import OpenCILError
+from opencil.seals import BLANK, read_sealed, write_sealed
+
+Trouble = Callable[[Path, object], OpenCILError]  #: makes the error for a file that cannot be used
 
 #: Columns of a row. ``detector``, ``ood`` and ``distance`` are empty in rows of the CIL model itself.
 #: ``task`` counts from 1 in rows of one task's samples, and is 0 in rows of all samples. ``k`` is a number
 #: where all steps bring as many classes, and a text, 50+10, where they do not.
 COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
+#: Where pandas, too, keeps what is noted of a table.
+_NOTES = b"PANDAS_ATTRS"
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
-    """Write a table as Parquet."""
+    """Write a table as Parquet, with its seal; what ``noted`` has noted is written beside it."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
     if rows["k"].dtype == object:  # numbers beside texts: a column of a file has one type
         rows = rows.assign(k=rows["k"].astype(str))
-    write(path, lambda temporary: rows.to_parquet(temporary, index=False))
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    notes = {_NOTES: json.dumps(rows.attrs).encode()} if rows.attrs else {}
+    file = pa.BufferOutputStream()
+    write_table(table.replace_schema_metadata({**table.schema.metadata, **notes, b"seal": BLANK}), file)
+    write_sealed(path, file.getvalue().to_pybytes())
 
 
-def read_tables(paths: list[Path], damaged: Callable[[Path, object], OpenCILError]) -> pd.DataFrame:
+def noted(rows: pd.DataFrame, metrics: Iterable[str], model: str = "") -> pd.DataFrame:
+    """Rows that say which metrics they were measured with, and on which model, by its checksum.
+
+    Metrics without a value are not looked for again.
+    """
+    rows.attrs = {"metrics": sorted(metrics), "model": model}
+    rows.attrs = {key: value for key, value in rows.attrs.items() if value}
+    return rows
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of rows, and what they must be of: all rows have these values in these columns."""
+
+    path: Path
+    of: Mapping[str, int | str] = field(default_factory=dict)
+    #: Checksum of the model that they were measured on. Tables did not say it once.
+    model: str = ""
+
+
+def read_tables(tables: Iterable[Table], damaged: Trouble) -> pd.DataFrame:
     """The rows of some files, one after the other: read by Arrow, three times as fast as by pandas.
 
     ``damaged`` makes the error for a file that cannot be used.
     """
     import pyarrow as pa
 
-    schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
-    uneven = schema.set(COLUMNS.index("k"), pa.field("k", pa.large_string()))
-    tables = [_read_table(path, (schema, uneven), damaged) for path in paths]
-    if all(table.schema.equals(schema) for table in tables):
-        rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *tables]).to_pandas()
+    read = [_read_table(table, damaged)[0] for table in tables]
+    schema, uneven = _schemas()
+    if all(table.schema.equals(schema) for table in read):
+        rows: pd.DataFrame = pa.concat_tables([schema.empty_table(), *read]).to_pandas()
         return rows
-    rows = pa.concat_tables([table.cast(uneven) for table in tables]).to_pandas()
+    rows = pa.concat_tables([table.cast(uneven) for table in read]).to_pandas()
     labels = {text: int(text) if text.isdecimal() else text for text in rows["k"].unique()}
     return rows.assign(k=rows["k"].map(labels))
 
 
-def noted(rows: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
-    """Rows that say which metrics they were measured with: those without a value are not looked for again."""
-    if names := sorted(metrics):
-        rows.attrs["metrics"] = names
-    return rows
-
-
-def measured_metrics(path: Path, damaged: Callable[[Path, object], OpenCILError]) -> set[str]:
+def measured_metrics(table: Table, damaged: Trouble) -> set[str]:
     """The metrics of a file's rows, and those that were measured and had no value."""
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            attributes = json.loads((file.schema_arrow.metadata or {}).get(b"PANDAS_ATTRS", b"{}"))
-            there = file.read(columns=["metric"])["metric"].unique().to_pylist()
-    except (OSError, ValueError, ArrowException) as error:
-        raise damaged(path, error) from None
-    return {*there, *attributes.get("metrics", ())}
+    rows, notes = _read_table(table, damaged)
+    return {*rows["metric"].unique().to_pylist(), *notes.get("metrics", ())}
 
 
 def plain_k(value: Any) -> int | str:
@@ -78,24 +95,43 @@ def settings_of(rows: pd.DataFrame) -> list[tuple[str, int | str]]:
     )
 
 
-def _read_table(path: Path, schemas: tuple[Any, Any], damaged: Callable[[Path, object], OpenCILError]) -> Any:
-    from pyarrow import ArrowException
+@cache
+def _schemas() -> tuple[Any, Any]:
+    """What tables look like whose k is a number, and whose k is a text."""
+    import pyarrow as pa
+
+    schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
+    return schema, schema.set(COLUMNS.index("k"), pa.field("k", pa.large_string()))
+
+
+def _read_table(table: Table, damaged: Trouble) -> tuple[Any, dict[str, Any]]:
+    """A file's rows, which are those of its place, and what is noted beside them."""
+    from pyarrow import ArrowException, BufferReader
     from pyarrow.parquet import ParquetFile
     from pyarrow.types import is_integer
 
+    path = table.path
     if not path.exists():
         raise damaged(path, "it is missing")
+    content, _ = read_sealed(path, damaged)
     try:
         # Tables are small and many: a thread or a buffer of its own takes longer than reading one.
-        with ParquetFile(path, pre_buffer=False) as file:
-            table = file.read(use_threads=False)
-        if table.column_names != COLUMNS:
-            raise damaged(path, f"its columns are {', '.join(table.column_names)}")
-        schema = schemas[0] if is_integer(table.schema.field("k").type) else schemas[1]
-        if not table.schema.equals(schema):
-            table = table.cast(schema)
+        with ParquetFile(BufferReader(content), pre_buffer=False) as file:
+            rows = file.read(use_threads=False)
+        notes = json.loads((rows.schema.metadata or {}).get(_NOTES, b"{}"))
+        if rows.column_names != COLUMNS:
+            raise damaged(path, f"its columns are {', '.join(rows.column_names)}")
+        schema = _schemas()[0 if is_integer(rows.schema.field("k").type) else 1]
+        if not rows.schema.equals(schema):
+            rows = rows.cast(schema)
     except (OSError, ValueError, ArrowException) as error:
         raise damaged(path, error) from None
-    if any(column.null_count for column in table.columns):
+    if any(column.null_count for column in rows.columns):
         raise damaged(path, "values are missing in it")
-    return table
+    for name, wanted in table.of.items():
+        for found in rows[name].unique().to_pylist():
+            if str(found) != str(wanted):
+                raise damaged(path, f"it has rows of {name} {found!r} in the place of {wanted!r}")
+    if table.model and notes.get("model", table.model) != table.model:
+        raise damaged(path, "it was measured on another model than the step's")
+    return rows, notes

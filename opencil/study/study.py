@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from opencil.atomic_files import read_json, write_json
-from opencil.disk import disk_error
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
+from opencil.seals import Damaged, read_json, write_json
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
-from opencil.study.rows import read_tables, write_rows
+from opencil.study.rows import Table, read_tables, write_rows
 
 _FORMAT = 1
 #: The two files of a published study.
@@ -83,7 +82,7 @@ def published_below(root: Path) -> list[Path]:
 
 def read_published(folder: Path) -> Study:
     """The study that is published in a folder."""
-    rows = read_tables([folder / ROWS], unusable)
+    rows = read_tables([Table(folder / ROWS)], unusable)
     path = folder / RUNS
     content = read_json(path, unusable)
     runs = content.get("runs")
@@ -113,8 +112,7 @@ def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
     return rows
 
 
-def unusable(path: Path, error: object) -> OpenCILError:
+def unusable(path: Path, error: object) -> Damaged:
     """The error for a file that cannot be used, and cannot be computed again by deleting it."""
-    if isinstance(error, Exception) and (refused := disk_error(path, error, "read")):
-        return refused
-    return OpenCILError(f"{path} cannot be used ({error}): bring it back, or make it again from the runs")
+    text = f"{path} cannot be used ({error}): bring it back, or make it again from the runs"
+    return Damaged(text, error)

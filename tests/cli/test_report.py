@@ -21,6 +21,7 @@ from opencil.published import OOD
 from opencil.runs.reading import read_study
 from opencil.study.rows import COLUMNS
 from opencil.study.study import Study, write_study
+from tests.siege.damage import unseal, unseal_run
 
 RUN = "digits/k2/icarl/seed0"
 RESULTS = Path(__file__).parents[2] / "results"
@@ -99,6 +100,7 @@ def test_a_run_that_has_only_begun_is_2(finished: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "the run has no finished step yet" in result.stderr
     other = Path(shutil.copytree(finished / RUN, finished / "other"))
+    unseal_run(other)
     config = (other / "config.yml").read_text()
     (other / "config.yml").write_text(config.replace("  run: 0\n", "  run: 1\n"))
     assert "none of the 2 runs has a finished step yet" in call("report", str(finished)).stderr
@@ -382,6 +384,7 @@ def test_names_from_a_strangers_file_stay_in_the_folder(
     source = published("msp", "energy")
     rows = pd.read_parquet(source / "rows.parquet").assign(benchmark="../../evil")
     rows.to_parquet(source / "rows.parquet", index=False)
+    unseal(source / "runs.json")
     content = json.loads((source / "runs.json").read_text())
     for run in content["runs"]:
         run["benchmark"] = "../../evil"

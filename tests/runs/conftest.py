@@ -42,7 +42,7 @@ def results(contents: Callable[[Path], dict[str, bytes]]) -> Callable[[Path], di
         found: dict[str, object] = dict(contents(folder))
         for name, content in contents(folder).items():
             if name.endswith(("step.json", "environment.json")):
-                measured = {"seconds", "peak_memory_mib", "made"}
+                measured = {"seconds", "peak_memory_mib", "made", "seal"}
                 found[name] = {k: v for k, v in json.loads(content).items() if k not in measured}
         return found
 

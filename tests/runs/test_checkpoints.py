@@ -18,7 +18,8 @@ from opencil.config import Config
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.runs.events import Event, Failed, Finished, Training
-from opencil.runs.file_formats import metadata
+from opencil.runs.file_formats import metadata, write_tensors
+from tests.siege.damage import flip
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -106,7 +107,7 @@ def test_what_the_checkpoint_took_is_counted(
     written = metadata(path)
     assert written
     assert float(written["seconds"]) > 0
-    save_file(load_file(path), path, written | {"seconds": said})
+    write_tensors(path, load_file(path), written | {"seconds": said})
     run_all(config)
     took = json.loads((killed / "step02" / "step.json").read_text())["seconds"]["training"]
     assert 0 < took - 5000.5 * counted < 1000
@@ -143,19 +144,37 @@ def test_killed_between_storing_a_step_and_deleting_its_checkpoint(
     assert results(Path(config.place.runs)) == results(uninterrupted)
 
 
-@pytest.mark.parametrize("damage", ["junk", "other tensors", "other weights"])
-def test_a_damaged_checkpoint_is_named(config: Config, killed: Path, run_all: RunAll, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["junk", "a bit", "other tensors", "other weights", "another training's"])
+def test_a_damaged_checkpoint_is_named_and_the_step_begins_anew(
+    config: Config,
+    killed: Path,
+    uninterrupted: Path,
+    run_all: RunAll,
+    results: Results,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     path = killed / "step02" / "checkpoint.safetensors"
     tensors = load_file(path)
     if damage == "junk":
         path.write_bytes(b"junk")
+    elif damage == "a bit":
+        flip(path, 8 * path.stat().st_size - 1)
     elif damage == "other tensors":
         save_file({"other": tensors["position"]}, path)
-    else:
+    elif damage == "other weights":
         save_file({name: t for name, t in tensors.items() if not name.startswith("model.student")}, path)
-    (failed,) = run_all(config)
-    assert isinstance(failed, Failed)
-    assert str(path) in str(failed.error)
+    else:
+        write_tensors(path, tensors, (metadata(path) or {}) | {"made_of": "what it was"})
+    broken = path.read_bytes()
+    events = run_all(config)
+    assert isinstance(events[0], Training)
+    assert (events[0].step, events[0].progress.stage_number, events[0].progress.epoch) == (2, 0, 1)
+    assert str(path) in caplog.text
+    kept = path.with_name("checkpoint.safetensors.damaged")
+    assert kept.read_bytes() == broken
+    kept.unlink()
+    assert results(killed.parents[3]) == results(uninterrupted)
 
 
 def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opencil import OpenCILError, atomic_files
+from opencil import OpenCILError, seals
 from opencil.runs import file_formats
 
 
@@ -19,7 +19,7 @@ def test_tensors_come_back(tmp_path: Path) -> None:
 
 def test_json_comes_back(tmp_path: Path) -> None:
     content = {"a": [1, 2.5, None], "b": {"c": "ü"}}
-    atomic_files.write_json(tmp_path / "a.json", content)
+    seals.write_json(tmp_path / "a.json", content)
     assert file_formats.read_json(tmp_path / "a.json") == content
 
 

@@ -23,6 +23,7 @@ from opencil.runs import provenance, runner
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
+from tests.siege.damage import unseal
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -133,13 +134,13 @@ def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
 def test_the_most_memory_of_any_process_stays_on_record(tmp_path: Path) -> None:
     folder, record = RunFolder(tmp_path), tmp_path / "environment.json"
     folder.note({"device": "a"})
-    assert json.loads(record.read_text()) == {"device": "a"}
+    assert folder.record("environment.json") == {"device": "a"}
     folder.note({"device": "a"}, 3643)
     folder.note({"device": "a", "torch": "3"})
     folder.note({"device": "a", "torch": "3"}, 871)  # detectors that were added need less than training did
-    assert json.loads(record.read_text()) == {"device": "a", "torch": "3", "peak_memory_mib": 3643}
+    assert folder.record("environment.json") == {"device": "a", "torch": "3", "peak_memory_mib": 3643}
     folder.note({"device": "b"}, 871)
-    assert json.loads(record.read_text()) == {"device": "b", "peak_memory_mib": 871}, "a's memory is not b's"
+    assert folder.record("environment.json") == {"device": "b", "peak_memory_mib": 871}, "not a's memory"
     record.write_text("half a fi")
     folder.note({"device": "b"}, 500)
     assert json.loads(record.read_text())["peak_memory_mib"] == 500
@@ -303,6 +304,7 @@ def test_a_new_detector_trains_nothing_and_changes_nothing(
         if path.stem != "msp":
             path.unlink()
     config = fewer / RUN / "config.yml"
+    unseal(config)
     text = config.read_text()
     config.write_text(text[: text.index("detector:")] + "detector:\n  msp: {}\n")
     before = contents(fewer)
@@ -359,8 +361,10 @@ def test_weights_that_were_changed_are_noticed(finished: Path, tiny: Make, run_a
 def test_weights_of_another_network_are_noticed(finished: Path, tiny: Make, run_all: RunAll) -> None:
     folder = unfinish(finished, 3, 4)
     step = folder / "step02"
-    for name in ("model.safetensors", "step.json"):
-        shutil.copy(folder / "step01" / name, step / name)  # two classes where four are needed
+    shutil.copy(folder / "step01" / "model.safetensors", step / "model.safetensors")  # 2 classes, not 4
+    content = json.loads((folder / "step01" / "step.json").read_text()) | {"step": 2}
+    (step / "step.json").write_text(json.dumps(content))
+    unseal(step / "step.json")
     (event,) = run_all(tiny(finished))
     assert isinstance(event, Failed)
     assert str(step / "model.safetensors") in str(event.error)

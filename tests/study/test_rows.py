@@ -7,7 +7,7 @@ import pytest
 
 from opencil.runs import file_formats as files
 from opencil.study.records import USABLE
-from opencil.study.rows import COLUMNS, read_tables, settings_of, write_rows
+from opencil.study.rows import COLUMNS, Table, read_tables, settings_of, write_rows
 
 
 def row(k: int | str, value: float) -> tuple[object, ...]:
@@ -20,7 +20,7 @@ def table(*ks: int | str) -> pd.DataFrame:
 
 def test_equal_steps_are_numbers(tmp_path: Path) -> None:
     write_rows(tmp_path / "a", table(10, 20))
-    rows = read_tables([tmp_path / "a"], files.damaged)
+    rows = read_tables([Table(tmp_path / "a")], files.damaged)
     assert rows["k"].dtype == "int64"
     assert rows["k"].tolist() == [10, 20]
 
@@ -28,12 +28,12 @@ def test_equal_steps_are_numbers(tmp_path: Path) -> None:
 def test_uneven_steps_are_texts_beside_numbers(tmp_path: Path) -> None:
     write_rows(tmp_path / "a", table(10))
     write_rows(tmp_path / "b", table("50+10"))
-    rows = read_tables([tmp_path / "a", tmp_path / "b"], files.damaged)
+    rows = read_tables([Table(tmp_path / "a"), Table(tmp_path / "b")], files.damaged)
     assert rows["k"].tolist() == [10, "50+10"]
     assert (rows["k"] == 10).tolist() == [True, False]
     assert (rows["k"] == "50+10").tolist() == [False, True]
     write_rows(tmp_path / "both", rows)  # as a published study has them
-    pd.testing.assert_frame_equal(read_tables([tmp_path / "both"], files.damaged), rows)
+    pd.testing.assert_frame_equal(read_tables([Table(tmp_path / "both")], files.damaged), rows)
 
 
 def test_settings_sort_naturally() -> None:
