@@ -106,9 +106,12 @@ def test_each_stage_changes_its_own_parts_only(boosted: Task) -> None:
     model, moments = boosted.model, {"begin": state(boosted.model)}
     for progress in SHORT.learn(boosted):
         assert not model.base.training
+        trained = parts({name for name, p in model.named_parameters() if p.requires_grad})
         if progress.stage == "boost":
+            assert trained == {"backbone", "head", "auxiliary"}
             assert model.backbone.training
         else:
+            assert trained == {"student"}, "else gradients are computed that nobody uses"
             assert model.student.training
             assert not any(m.training for m in (model, model.backbone, model.head))
         moments[progress.stage] = state(model)

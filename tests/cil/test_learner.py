@@ -272,3 +272,30 @@ def test_shorthands_stretch_every_schedule(
 ) -> None:
     learner = Watched(Schedule(epochs=100, milestones=(40, 80)), **values)
     assert learner.schedule == Schedule(epochs=epochs, milestones=milestones)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "later"),
+    [
+        ("icarl", 200, 170 * 4 / 3),
+        ("joint", 200, 200 * 4 / 3),
+        # The correction has few images; compression runs both models beside the student.
+        ("bic", 170, 170 * 4 / 3),
+        ("foster", 200, 170 * 4 / 3 + 130 * 5 / 3),
+    ],
+)
+def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: float) -> None:
+    """A pass forward alone is a third of one forward and backward: runs are hurried by it."""
+    learner = LEARNERS.create(name)
+    assert learner.effort(first=True) == first
+    assert learner.effort(first=False) == pytest.approx(later)
+
+
+@pytest.mark.parametrize(
+    ("name", "later"),
+    [("replay", (80, 120)), ("finetune", (80, 120)), ("wa", (60, 100, 140))],
+)
+def test_schedules_are_the_papers(name: str, later: tuple[int, ...]) -> None:
+    learner = LEARNERS.create(name)
+    assert learner.first == Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    assert learner.later == Schedule(epochs=170, lr=0.1, milestones=later, weight_decay=2e-4)

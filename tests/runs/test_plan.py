@@ -1,7 +1,7 @@
 """From a config to its runs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,10 @@ import yaml
 
 import opencil
 from opencil.config import Config, dump_yaml
+from opencil.data.own_dataset import OwnDataset
 from opencil.data.stream import Step
-from opencil.runs.plan import Seeds, plan
+from opencil.registry import Registry
+from opencil.runs.plan import Seeds, defaults, in_todays_terms, plan
 
 
 @pytest.fixture
@@ -69,3 +71,73 @@ def test_every_ood_set_has_an_order_of_its_own(tiny: Callable[..., Config]) -> N
     assert len(set(draws)) == 4
     assert draws[0] < frozenset(first.ood_seen("letters", 100, steps[1]).tolist()), "steps are nested"
     assert draws[0] == frozenset(first.ood_seen("letters", 100, steps[0]).tolist())
+
+
+def test_metrics_are_of_the_model_or_of_detectors(tiny: Callable[..., Config]) -> None:
+    (spec,) = plan(tiny(Path("r")))
+    spec = replace(spec, metrics=["accuracy", "auc", "oscr", "accuracy_shifted"])
+    assert spec.metrics_of_model == ["accuracy", "accuracy_shifted"]
+    assert spec.metrics_of_detectors == ["auc", "oscr"]
+
+
+def test_a_record_says_whether_its_models_are_from_elsewhere(tiny: Callable[..., Config]) -> None:
+    (spec,) = plan(tiny(Path("r")))
+    assert "foreign" not in spec.record()
+    elsewhere = replace(spec, foreign=opencil.create_learner("icarl")).record()
+    assert elsewhere["foreign"] is True
+    assert set(defaults(spec.record())["cil"]) == {"icarl"}
+    assert "cil" not in defaults(elsewhere), "no method that is known here made them"
+
+
+def test_optional_values_are_those_of_the_classes(tiny: Callable[..., Config]) -> None:
+    (spec,) = plan(tiny(Path("r"), detector="react"))
+    by_default, record = defaults(spec.record()), spec.record()
+    assert set(by_default["benchmark"]) <= set(record["benchmark"]) | {"transform"}
+    assert "name" not in by_default["benchmark"], "what must be said has no default"
+    assert by_default["benchmark"]["datasets"] == {}
+    assert set(by_default["benchmark"]["transform"]) < set(record["benchmark"]["transform"])
+    assert by_default["training"] == record["training"]
+    assert by_default["detector"] == record["detector"]
+
+
+def test_plugins_are_those_of_what_made_the_rows(
+    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def notes(names: list[tuple[Registry[object], str]]) -> dict[str, str]:
+        asked[:] = [(registry.kind, name) for registry, name in names]
+        return {}
+
+    monkeypatch.setattr("opencil.runs.plan.notes_of", notes)
+    (spec,) = plan(tiny(Path("r")))
+    spec = replace(spec, metrics=["accuracy", "auc"])
+    spec.plugins()
+    of_model = list(asked)
+    assert of_model[0] == ("CIL method", "icarl")
+    data = [name for kind, name in of_model if kind == "dataset"]
+    assert data == [spec.benchmark.id, *spec.benchmark.ood]
+    assert [name for kind, name in of_model if kind == "metric"] == ["accuracy"]
+    spec.plugins("msp")
+    assert ("detector", "msp") in asked
+    assert [name for kind, name in asked if kind == "metric"] == ["accuracy", "auc"]
+    own = replace(spec.benchmark, near=("mine",), far=(), datasets={"mine": OwnDataset("some-folder")})
+    replace(spec, benchmark=own).plugins()
+    assert [name for kind, name in asked if kind == "dataset"] == [own.id], "a user's images are no plugin"
+
+
+def test_a_record_of_before_says_what_was_so_then() -> None:
+    def today(values: object, **benchmark: str) -> object:
+        return in_todays_terms({"benchmark": benchmark, "detector": {"react@mine": values, "msp": {}}})
+
+    assert today({"share": 0.9}) == {
+        "benchmark": {},
+        "detector": {"react@mine": {"setup": "train+", "share": 0.9}, "msp": {}},
+    }
+    everywhere = today({}, setup="memory", id="digits")
+    assert everywhere == {
+        "benchmark": {"id": "digits"},
+        "detector": {"react@mine": {"setup": "memory"}, "msp": {}},
+    }
+    assert today({"setup": "new"})["detector"]["react@mine"] == {"setup": "new"}
+    assert today("junk")["detector"]["react@mine"] == "junk"
