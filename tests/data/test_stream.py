@@ -173,6 +173,12 @@ def test_ood_subsets_grow_nested_to_the_whole_set(count: int, steps: int, order:
     assert sorted(subsets[-1]) == list(range(count))
 
 
+@pytest.mark.parametrize("order", ["permutation", "list"])
+def test_an_ood_set_without_images_is_refused(order: str) -> None:
+    with pytest.raises(BadInput, match="an OOD dataset has no images"):
+        ood_subset(0, 1, 4, order, seed=3)
+
+
 def test_list_order_takes_the_first_images() -> None:
     assert ood_subset(10, 2, 4, "list", seed=3).tolist() == [0, 1, 2, 3, 4]
 

@@ -76,6 +76,8 @@ def _reached(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr):
                 continue
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
             if isinstance(child, ast.Call) and _name(child.func) in ("Paper", "dataclass"):
                 continue
             # A strict zip is a guard against what cannot be, and equal to a lax one wherever lengths agree.
