@@ -192,7 +192,9 @@ def test_a_loss_that_is_not_a_number_is_raised_when_the_others_are_done(
     assert told[1].startswith("  digits/k4/broken/seed0: Broken, step 2: the loss is nan")
     assert isinstance(raised.value.__cause__, OpenCILError)
     assert set(opencil.read_rows(tmp_path).query("step == 2")["cil"]) == {"finetune"}
-    assert not (tmp_path / "digits/k4/broken/seed0/error.txt").exists(), "it is an error that we foresee"
+    kept = (tmp_path / "digits/k4/broken/seed0/error.txt").read_text(encoding="utf-8")
+    assert kept.startswith("Broken, step 2: the loss is nan"), "an error that we foresee is a sentence there"
+    assert "Traceback" not in kept
 
 
 def test_a_bug_in_ones_own_loss_is_raised_and_its_traceback_kept(broken: Losses, tmp_path: Path) -> None:

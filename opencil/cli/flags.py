@@ -135,6 +135,14 @@ def _config_from_flags(
             rich_help_panel=_HOW,
         ),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Refuse, before anything runs, operations that cannot give the same bits every time here.",
+            rich_help_panel=_HOW,
+        ),
+    ] = False,
     pack: Annotated[
         int | None,
         typer.Option(help="Runs together on one GPU.", metavar="N", show_default="1", rich_help_panel=_HOW),
@@ -167,12 +175,13 @@ def _config_from_flags(
         "pack": pack,
         "outputs_limit": outputs_limit,
         "tensorboard": tensorboard,
+        "only_deterministic": deterministic or None,
     }
     flags["place"] = {name: value for name, value in place.items() if value is not None}
     if metric is not None:
         flags["metric"] = names("--metric", metric)
-    if precision is not None:
-        flags["training"] = {"precision": precision}
+    training = {"precision": precision, "deterministic": deterministic or None}
+    flags["training"] = {name: value for name, value in training.items() if value is not None}
     if epochs_scale is not None:
         flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
     if plugin:

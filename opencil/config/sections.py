@@ -142,6 +142,8 @@ class PlaceConfig(Values):
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"
     pack: Count = 1  #: runs that advance together on one GPU
+    #: Operations that torch has no deterministic implementation of are refused before anything runs.
+    only_deterministic: bool = False
     tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
 from opencil.runs.outputs_cache import OutputsCache
+from opencil.runs.provenance import decides_bits
 from opencil.runs.run import Run, TrainedStep
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
@@ -114,11 +115,11 @@ def _trained(run: Run, step: Step, checkpoint_seconds: float) -> Generator[Event
         run.check_images(step.number)
         stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
         return None
-    yield from _train(run, step, checkpoint_seconds)
+    yield from train_step(run, step, checkpoint_seconds)
     return run.trained(step.number)
 
 
-def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
+def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     """Train and store a step; the run keeps its model, with the outputs that are computed on the way."""
     stored, setting, learner = run.folder.step(step.number), run.setting, run.learner
     saved = time.monotonic()
@@ -156,6 +157,7 @@ def _train(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
         "seconds": {"training": time.monotonic() - started},
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
+        "computed_with": decides_bits(setting.images.device),
         "made": {"": run.made()},
         **learner.notes(task),
     }

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from opencil.atomic_files import write_text
 from opencil.disk import trouble_of_disk
+from opencil.engine.determinism import refused_operation
 from opencil.errors import OpenCILError
 from opencil.runs.events import Failed
 from opencil.runs.plan import RunSpec
@@ -23,6 +24,11 @@ class Unforeseen(OpenCILError):
 
 def in_words(error: Exception) -> str:
     """An error as part of a sentence: one that is not ours is named."""
+    if operation := refused_operation(error):
+        return (
+            f"torch has no deterministic implementation of {operation} on this device: leave this method "
+            "out, or --deterministic"
+        )
     return str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
 
 
@@ -30,7 +36,8 @@ def unforeseen(errors: Iterable[Exception]) -> Exception | None:
     """The first of some errors that nobody foresaw, or that one of them was raised for."""
     for error in errors:
         cause = error.__cause__ if isinstance(error, Unforeseen) else error
-        if isinstance(cause, Exception) and not isinstance(cause, OpenCILError):
+        ours = isinstance(cause, OpenCILError) or refused_operation(cause)
+        if isinstance(cause, Exception) and not ours:
             return cause
     return None
 
@@ -45,15 +52,23 @@ def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
     return OpenCILError(told) if cause is None else _unforeseen(told, cause)
 
 
-def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
-    """The event of a run that an error has ended; an unforeseen one's traceback is left in its folder."""
+def failed(spec: RunSpec, folder: RunFolder, error: Exception, held: bool = True) -> Failed:
+    """The event of a run that an error has ended, which is left in its folder.
+
+    Of an unforeseen one that is the traceback; of others their sentence, if the run was ``held``: else it may
+    be another process's.
+    """
     error = trouble_of_disk(error, folder.path) or error
+    if refused_operation(error) and not isinstance(error, OpenCILError):
+        error = OpenCILError(f"{spec.cil}: {in_words(error)}")
     cause = unforeseen([error])
+    text = f"{error}\n" if cause is None else "".join(traceback.format_exception(cause))
+    if held or cause is not None:
+        with suppress(OSError):  # a full disk may be what has ended it
+            write_text(folder.error, text, follow=False)
     if cause is None:
         assert isinstance(error, OpenCILError)
         return Failed(spec, error)
-    with suppress(OSError):  # a full disk may be what has ended it
-        write_text(folder.error, "".join(traceback.format_exception(cause)), follow=False)
     where = f" (traceback: {folder.error})" if folder.error.exists() else ""
     return Failed(spec, _unforeseen(f"{in_words(error)}{where}", cause))
 

@@ -2,8 +2,11 @@
 
 import hashlib
 import platform
+import shlex
+import sys
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ import torch
 from opencil._version import __version__
 from opencil.engine.arithmetic import Arithmetic
 from opencil.plugins import Notes
+
+#: Beside torch and numpy, what reads or makes images and rows.
+_PACKAGES = ("pandas", "pillow", "pyarrow", "safetensors", "scikit-learn", "scipy", "triton")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -26,8 +32,37 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "device": device_name(device),
-        "threads": torch.get_num_threads(),
+        **decides_bits(device),
+        "packages": {name: found for name in _PACKAGES if (found := _installed(name))},
+        "command": command(),
     }
+
+
+def decides_bits(device: torch.device) -> dict[str, Any]:
+    """What beside versions and seeds decides the last bits of what is computed here."""
+    found: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "only_deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.type == "cuda":
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+    return found
+
+
+def command() -> str:
+    """What the process was started with, as a shell takes it; without the folder that the program lies in."""
+    program, *flags = sys.argv or [""]
+    name = "opencil" if Path(program).name == "__main__.py" else Path(program).name
+    text = shlex.join([name, *flags])
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def made_now(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:

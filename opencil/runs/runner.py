@@ -13,6 +13,7 @@ import torch
 
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
+from opencil.engine.determinism import only_deterministic
 from opencil.engine.device import cpu_threads
 from opencil.runs.advance import Advance
 from opencil.runs.events import Event, Finished
@@ -22,6 +23,7 @@ from opencil.runs.loading import describe_data, load, usable_place
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import environment
+from opencil.runs.rehearsal import require_deterministic
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
@@ -57,7 +59,10 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     waiting = iter(sorted(specs, key=lambda one: -works.get(one[0].folder, math.inf)))
     mean = sum(works.values()) / max(1, len(works))
     # Whoever leaves in the middle frees every run at once, not when Python gets round to it.
-    with cpu_threads(config.place.threads), closing(lanes):
+    strict = config.place.only_deterministic
+    with cpu_threads(config.place.threads), only_deterministic(strict), closing(lanes):
+        if strict and (unfinished := [spec for spec, folder in specs if not _is_finished(spec, folder)]):
+            require_deterministic(unfinished, prepared()[0], device)
         while True:
             for spec, folder in islice(waiting, config.place.pack - len(lanes.running)):
                 begin = partial(_advance, spec, folder, config.place, device, prepared, outputs, lanes.beside)
@@ -79,15 +84,20 @@ def _expected_works(
     """The expected work of each run that has any left, by its folder."""
     works = {}
     for spec, folder in specs:
-        try:
-            if folder.finished(spec):
-                continue
-        except Exception:  # it fails when its turn comes, and alone
+        if _is_finished(spec, folder):
             continue
         data, _ = prepared()
         with suppress(Exception):
             works[spec.folder] = Run(spec, folder, data).expected_work
     return works
+
+
+def _is_finished(spec: RunSpec, folder: RunFolder) -> bool:
+    """Whether nothing is left to do, or that cannot be known."""
+    try:
+        return folder.finished(spec)
+    except Exception:  # it fails when its turn comes, and alone
+        return True
 
 
 def _advance(
@@ -107,11 +117,13 @@ def _advance(
             yield Finished(spec, already)
             return
     except Exception as error:
-        yield failed(spec, folder, error)
+        yield failed(spec, folder, error, held=False)
         return
+    held = False
     loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
         with folder.opened(spec):
+            held = True
             folder.note(environment(device))
             folder.note_data(read)
             try:
@@ -125,7 +137,7 @@ def _advance(
                         peak = torch.cuda.max_memory_allocated(device)
                         folder.note(environment(device), round(peak / 2**20))
     except Exception as error:  # a full disk, a GPU's memory, a bug in a method: the other runs can go on
-        yield failed(spec, folder, error)
+        yield failed(spec, folder, error, held)
     else:
         yield Finished(spec, already)
 

@@ -6,7 +6,7 @@
         config.yml           every value that decides the result; detectors are added as they are evaluated
         environment.json     versions and device of what last wrote here, and the most memory of any process
         data.json            what images it read, and how many the paper has
-        error.txt            where the last attempt failed of an error that nobody foresaw: its traceback
+        error.txt            where the last attempt failed: why, of an error that nobody foresaw its traceback
         step01/
             checkpoint.safetensors    while the step is being trained
             model.safetensors    θ_t, but for what an earlier step's file has and this one refers to
@@ -247,7 +247,7 @@ class RunFolder:
 
     @property
     def error(self) -> Path:
-        """The file of an unforeseen error's traceback."""
+        """The file that says why the last attempt failed."""
         return self.path / "error.txt"
 
     def failed(self) -> str:

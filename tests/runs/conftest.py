@@ -22,13 +22,13 @@ def run_all() -> Callable[[Config], list[Event]]:
 
 @pytest.fixture(scope="session")
 def contents() -> Callable[[Path], dict[str, bytes]]:
-    """Every file below a folder, by its path; the empty lock file aside."""
+    """Every file below a folder, by its path; the empty lock file aside, and why an attempt has failed."""
 
     def read(folder: Path) -> dict[str, bytes]:
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != ".lock"
+            if path.is_file() and path.name not in (".lock", "error.txt")
         }
 
     return read
@@ -42,7 +42,7 @@ def results(contents: Callable[[Path], dict[str, bytes]]) -> Callable[[Path], di
         found: dict[str, object] = dict(contents(folder))
         for name, content in contents(folder).items():
             if name.endswith(("step.json", "environment.json")):
-                measured = {"seconds", "peak_memory_mib", "made", "seal"}
+                measured = {"seconds", "peak_memory_mib", "made", "command", "seal"}
                 found[name] = {k: v for k, v in json.loads(content).items() if k not in measured}
         return found
 

@@ -124,7 +124,10 @@ def test_environment_tells_versions_and_no_paths(finished: Path) -> None:
     assert environment["torch"] == torch.__version__
     assert environment["numpy"] == np.__version__
     assert environment["source"] == provenance.source_digest()
-    assert {"python", "system", "machine", "device", "threads"} <= set(environment)
+    assert {"python", "system", "machine", "device", "threads", "cpu", "packages"} <= set(environment)
+    assert environment["packages"]["safetensors"]
+    assert environment["only_deterministic"] is False
+    assert environment["command"] == provenance.command()
     for name in ("environment.json", "config.yml", "step01/step.json"):
         text = (finished / RUN / name).read_text()
         assert str(finished) not in text
@@ -506,3 +509,13 @@ def test_leaving_a_pack_in_the_middle_frees_every_run_at_once(
     assert len(held) == 2
     again = [event for event in run_all(config) if isinstance(event, (Failed, Finished))]
     assert [type(event) for event in again] == [Finished, Finished]
+
+
+def test_a_command_is_recorded_as_a_shell_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for program in ("/some/where/bin/opencil", "/some/where/opencil/__main__.py"):
+        monkeypatch.setattr("sys.argv", [program, "run", "--set", "cil.icarl.epochs=5", "--runs", "my runs"])
+        assert provenance.command() == "opencil run --set cil.icarl.epochs=5 --runs 'my runs'"
+    monkeypatch.setattr("sys.argv", ["/some/where/my.py", "a\nb"])
+    assert provenance.command() == "my.py 'a b'", "records have no control characters"
+    monkeypatch.setattr("sys.argv", [])
+    assert provenance.command() == "''"
