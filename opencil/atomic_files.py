@@ -75,6 +75,11 @@ def remove_temporary(folder: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one that is being written, or whose writer was stopped."""
+    return path.suffix == _TEMPORARY and path.is_file()
+
+
 def _kind(path: Path) -> str:
     if path.is_dir():
         return "a folder"

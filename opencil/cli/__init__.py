@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, config, data, doctor, evaluate, report, run
+from opencil.cli import check, config, data, doctor, evaluate, report, run, runs
 from opencil.cli import list as listing
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ for _name, _command, _example in (
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 
 
 def _print_version(wanted: bool) -> None:

@@ -139,7 +139,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
             yield Training(run.spec, step.number, step.steps, progress)
     except BadCheckpoint as error:
         stored.without_checkpoint(error)
-        yield from _train(run, step, checkpoint_seconds)
+        yield from train_step(run, step, checkpoint_seconds)
         return
     # From here on as it will be when it is read again, so that a run that goes on does so with the same.
     try:

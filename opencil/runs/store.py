@@ -246,6 +246,11 @@ class RunFolder:
     path: Path
 
     @property
+    def config(self) -> Path:
+        """The file of the config that the run is made under."""
+        return self.path / "config.yml"
+
+    @property
     def error(self) -> Path:
         """The file that says why the last attempt failed."""
         return self.path / "error.txt"
@@ -337,14 +342,14 @@ class RunFolder:
 
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
         """Leave the config of a run that is to come, unless the run is there already."""
-        if not (self.path / "config.yml").exists():
+        if not self.config.exists():
             plugins = spec.plugins(*spec.detectors)
             self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
             self.note(environment)
 
     def _write_config(self, record: dict[str, Any]) -> None:
         # The seal comes first: of a file that was cut off, the rest could be a config too.
-        write_sealed(self.path / "config.yml", f"# {BLANK}\n{dump_yaml(record)}".encode())
+        write_sealed(self.config, f"# {BLANK}\n{dump_yaml(record)}".encode())
 
     def note(self, environment: dict[str, Any], peak_memory_mib: int = 0) -> None:
         """Record what writes here, and the most memory that a process on this kind of GPU needed so far."""
@@ -391,7 +396,7 @@ class RunFolder:
     def opened(self, spec: RunSpec) -> Iterator[None]:
         """Hold the run for writing: alone, under an unchanged config, with no half-written files."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock = FileLock(self.path / ".lock", timeout=0.2)  # somebody may just be looking whether it is held
         try:
             lock.acquire()
         except Timeout:
@@ -421,7 +426,7 @@ class RunFolder:
 
     def stored(self) -> dict[str, Any]:
         """The config that the run was made under; empty before there is one."""
-        path = self.path / "config.yml"
+        path = self.config
         if not path.exists():
             if any(self.path.glob("step*/*.safetensors")):
                 raise OpenCILError(f"{path} is missing: delete the folder {self.path} to compute it again")
@@ -443,7 +448,7 @@ class RunFolder:
         except (KeyError, IndexError, TypeError, StopIteration):
             found = (None,) * 4
         if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
-            raise file_formats.damaged(self.path / "config.yml", "it does not say which run it is of")
+            raise file_formats.damaged(self.config, "it does not say which run it is of")
         return found
 
     def rows(self) -> pd.DataFrame:

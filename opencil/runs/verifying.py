@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from opencil.disk import DiskError
 from opencil.errors import OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder
@@ -19,12 +20,13 @@ class Finding:
     """A file of a run that is not as it should be.
 
     ``damaged``: it cannot be used, and ``problem`` is the sentence that says why and what to do.
+    ``unreadable``: a disk or its permissions keep it from being read, and it may be whole.
     ``unsealed``: it is from before files had checksums, so only what its format shows is known of it.
     ``set aside``: it was damaged and has been computed again.
     """
 
     path: Path
-    state: Literal["damaged", "unsealed", "set aside"]
+    state: Literal["damaged", "unreadable", "unsealed", "set aside"]
     problem: str
 
 
@@ -39,7 +41,7 @@ def _findings(folder: RunFolder) -> Iterator[Finding]:
         try:
             run = folder.identity(folder.stored())
         except OpenCILError as error:
-            yield Finding(config, "damaged", str(error))
+            yield _trouble(config, error)
         else:
             yield from _unsealed(config)
     for name in (ENVIRONMENT, DATA):
@@ -59,7 +61,7 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[Finding]:
     try:
         info = step.info()
     except OpenCILError as error:
-        yield Finding(step.path / "step.json", "damaged", str(error))
+        yield _trouble(step.path / "step.json", error)
         return
     yield from _unsealed(step.path / "step.json")
     yield from _of(step.model, partial(step.weights, str(info.get("weights_sha256"))), needed=True)
@@ -74,9 +76,13 @@ def _of(path: Path, read: Callable[[], object], *, needed: bool = False) -> Iter
     try:
         read()
     except OpenCILError as error:
-        yield Finding(path, "damaged", str(error))
+        yield _trouble(path, error)
     else:
         yield from _unsealed(path)
+
+
+def _trouble(path: Path, error: OpenCILError) -> Finding:
+    return Finding(path, "unreadable" if isinstance(error, DiskError) else "damaged", str(error))
 
 
 def _unsealed(path: Path) -> Iterator[Finding]:

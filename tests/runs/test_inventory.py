@@ -1,0 +1,244 @@
+"""What a folder of runs holds: states, what is wrong, and what can go, never of a run that is written."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from opencil.atomic_files import write_text
+from opencil.config import Config
+from opencil.disk import DiskError
+from opencil.runs import file_formats, inventory
+from opencil.runs.events import Event, Finished
+from opencil.runs.inventory import age, entry, held, is_held, leftovers, remarks, runs_below, useless_outputs
+from opencil.runs.store import RunFolder
+from opencil.seals import read_json, write_json
+
+Make = Callable[..., Config]
+RUN = "digits/k2/icarl/seed0"
+
+
+@pytest.fixture
+def run(finished: Path) -> RunFolder:
+    return RunFolder(finished / RUN)
+
+
+def flip(path: Path, at: int = -20) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def bad(folder: RunFolder) -> list[str]:
+    return [remark.problem for remark in remarks(folder) if remark.bad]
+
+
+def going(folder: RunFolder) -> dict[str, str]:
+    return {one.path.relative_to(folder.path).as_posix(): one.why for one in leftovers(folder)}
+
+
+# --- states ----------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_has_its_size_and_age(run: RunFolder) -> None:
+    found = entry(run)
+    assert (found.state, found.detail, found.foreign) == ("finished", "4 of 4 steps", False)
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert found.size == sum(path.stat().st_size for path in files)
+    assert found.written == max(path.stat().st_mtime for path in files)
+
+
+def test_states_say_how_far_a_run_is(run: RunFolder) -> None:
+    run.step(3).detector_rows("msp").unlink()
+    assert (entry(run).state, entry(run).detail) == ("unfinished", "4 of 4 steps, rows missing of msp")
+    shutil.rmtree(run.step(4).path)
+    (run.step(3).path / "step.json").unlink()
+    assert (entry(run).state, entry(run).detail) == ("unfinished", "2 of 4 steps, at step 3")
+    run.error.write_text("Traceback\nValueError: no\n")
+    assert (entry(run).state, entry(run).detail) == ("failed", "2 of 4 steps: ValueError: no")
+    lock = FileLock(run.path / ".lock")
+    with lock:
+        assert entry(run).state == "running"
+    flip(run.step(1).path / "step.json", 30)
+    found = entry(run)
+    assert found.state == "damaged"
+    assert found.detail.startswith(f"step01{os.sep}step.json cannot be used (")
+    assert found.detail.endswith(")")
+
+
+def test_a_run_that_was_only_announced_waits(tiny: Make, tmp_path: Path) -> None:
+    from opencil.runs.plan import plan
+
+    (spec,) = plan(tiny(tmp_path))
+    folder = RunFolder(tmp_path / spec.folder)
+    folder.announce(spec, {"device": "cpu"})
+    assert (entry(folder).state, entry(folder).detail) == ("waiting", "nothing is done yet")
+    assert runs_below(tmp_path, tmp_path / "digits") == [folder]
+    assert not (folder.path / ".lock").exists(), "looking leaves nothing behind"
+
+
+def test_a_run_is_held_by_whoever_writes_it(run: RunFolder) -> None:
+    assert not is_held(run)
+    with held(run) as free:
+        assert free
+        assert is_held(run)
+        with held(run) as second:
+            assert not second
+    assert not is_held(run)
+
+
+def test_ages_are_told_in_words() -> None:
+    now = time.time()
+    told = {5: "just now", 65: "1 minute ago", 7300: "2 hours ago", 90_000: "1 day ago", -50: "just now"}
+    assert {seconds: age(now - seconds) for seconds in told} == told
+
+
+# --- what is wrong ---------------------------------------------------------------------------------
+
+
+def test_a_whole_run_has_nothing_wrong_and_nothing_to_go(run: RunFolder) -> None:
+    assert remarks(run) == []
+    assert leftovers(run) == []
+
+
+def test_damage_is_wrong_and_leftovers_are_only_noted(run: RunFolder) -> None:
+    flip(run.step(2).detector_rows("energy"), 100)
+    (run.step(1).path / "a.part").write_text("half")
+    shutil.copy(run.step(1).model, run.step(1).checkpoint)
+    found = remarks(run)
+    assert [remark.path.name for remark in found if remark.bad] == ["energy.parquet"]
+    assert {remark.path.name for remark in found if not remark.bad} == {"a.part", "checkpoint.safetensors"}
+
+
+def test_missing_and_misplaced_steps_are_wrong(run: RunFolder) -> None:
+    shutil.rmtree(run.step(2).path)
+    assert f"{run.step(2).path} is missing, and later steps are there: 'opencil run' makes it" in bad(run)
+    shutil.copytree(run.step(1).path, run.step(2).path)
+    (wrong,) = bad(run)
+    assert wrong.startswith(f"{run.step(2).path / 'step.json'} cannot be used")
+    shutil.rmtree(run.step(2).path)
+    info = read_json(run.step(4).path / "step.json", file_formats.damaged)
+    write_json(run.step(4).path / "step.json", info | {"steps": 3})
+    told = bad(run)
+    assert f"{run.step(4).path} is of no use: there are 3 steps" in told
+    assert f"the steps in {run.path} differ in how many there are" in told
+
+
+def test_a_run_in_the_place_of_another_is_wrong(run: RunFolder) -> None:
+    other = RunFolder(run.path.with_name("seed7"))
+    shutil.copytree(run.path, other.path)
+    assert bad(other) == [f"{other.path} is run {RUN}, in the place of digits/k2/icarl/seed7"]
+    elsewhere = RunFolder(run.path.parents[3] / "mine")
+    shutil.copytree(run.path, elsewhere.path)
+    assert bad(elsewhere) == [], "a folder of any name may hold a run"
+
+
+def test_newer_versions_and_missing_plugins_are_noted(run: RunFolder) -> None:
+    path = run.path / "environment.json"
+    write_json(path, read_json(path, file_formats.damaged) | {"opencil": "99.1"})
+    (remark,) = remarks(run)
+    assert "was last written by opencil 99.1, which is newer" in remark.problem
+    assert not remark.bad
+
+
+def test_files_from_before_checksums_are_counted(run: RunFolder) -> None:
+    path = run.path / "data.json"
+    content = {k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if k != "seal"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    (remark,) = remarks(run)
+    assert remark.problem.startswith("a file is from before files had checksums")
+    assert not remark.bad
+
+
+# --- what can go -----------------------------------------------------------------------------------
+
+
+def test_what_goes_is_computed_again(
+    run: RunFolder,
+    finished: Path,
+    tiny: Make,
+    run_all: Callable[[Config], list[Event]],
+    results: Callable[[Path], dict[str, object]],
+) -> None:
+    whole = results(run.path)
+    flip(run.step(2).detector_rows("energy"), 100)
+    flip(run.step(4).memory_file)
+    (run.step(3).path / "a.part").write_text("half")
+    shutil.copy(run.step(1).model, run.step(1).checkpoint)
+    write_text(run.step(3).path / f"x.parquet{file_formats.SET_ASIDE}", "damaged once")
+    assert going(run) == {
+        "step01/checkpoint.safetensors": "is a checkpoint of a training that is done",
+        "step02/detectors/energy.parquet": "is damaged: it is computed again",
+        "step03/a.part": "is half-written: its writer was stopped",
+        "step03/x.parquet.damaged": "was damaged, and what it was for has been computed again",
+        "step04": "goes with memory.safetensors, which is damaged: it is computed again",
+    }
+    for one in leftovers(run):
+        assert one.size > 0
+        one.remove()
+    assert leftovers(run) == []
+    assert isinstance(run_all(tiny(finished))[-1], Finished)
+    assert bad(run) == []
+    assert results(run.path) == whole
+
+
+def test_a_step_stays_whose_model_refers_to_a_damaged_one(run: RunFolder) -> None:
+    for number in (1, 2, 3, 4):
+        if "step01" in str(file_formats.metadata(run.step(number).model)):
+            break
+    flip(run.step(1).model)
+    assert set(going(run)) == {"step01"}
+
+
+def test_a_head_goes_with_its_rows(run: RunFolder) -> None:
+    head = run.step(1).head("energy")  # energy has none: any tensors do
+    head.parent.mkdir()
+    shutil.copy(run.step(1).memory_file, head)
+    checkpoint = run.step(1).head_checkpoint("energy")
+    shutil.copy(run.step(1).memory_file, checkpoint)
+    assert going(run) == {
+        "step01/heads/energy.checkpoint.safetensors": "is a checkpoint of a tuning that is done"
+    }
+    flip(head)
+    assert "step01/heads/energy.safetensors" in going(run)
+    assert going(run)["step01/detectors/energy.parquet"].startswith("goes with energy.safetensors")
+
+
+def test_nothing_damaged_goes_of_a_run_whose_config_is(run: RunFolder) -> None:
+    flip(run.step(4).memory_file)
+    flip(run.config, 200)
+    (run.path / "a.part").write_text("half")
+    assert set(going(run)) == {"a.part"}
+
+
+def test_what_a_disk_does_not_give_stays(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == run.step(2).memory_file:
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    assert any("the disk fails" in problem for problem in bad(run))
+    assert leftovers(run) == []
+    with pytest.raises(DiskError):
+        file_formats.read_tensors(run.step(2).memory_file)
+
+
+def test_useless_outputs_go(finished: Path) -> None:
+    folder = finished / ".outputs"
+    entries = sorted(folder.glob("*.safetensors"))
+    assert entries
+    flip(entries[0])
+    (folder / "a.part").write_text("half")
+    with useless_outputs(folder) as found:
+        assert {one.path.name for one in found} == {entries[0].name, "a.part"}
+    with useless_outputs(finished / "nowhere") as found:
+        assert found == []
+    assert inventory.runs_below(finished) == [RunFolder(finished / RUN)]
