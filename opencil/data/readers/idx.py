@@ -1,6 +1,7 @@
 """MNIST's idx files, compressed or not."""
 
 import gzip
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from opencil.data.readers.archives import most_within
 from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
@@ -29,11 +31,18 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
                     f"{dimensions} dimensions, but with {header[:4].hex() or 'nothing'}"
                 )
             shape = struct.unpack(f">{dimensions}I", header[4:])
-            size = int(np.prod(shape, dtype=np.float64))
+            size, length = math.prod(shape), path.stat().st_size
             if not size:
                 raise BadInput(f"{path} is empty: its dimensions are {list(shape)}")
             if size > _LARGEST:
                 raise BadInput(f"{path} is refused: it announces {size:,} bytes, more than {_LARGEST:,}")
+            # What is announced is compared with what is there before there is room made for it.
+            if path.suffix != ".gz" and head + size != length:
+                raise BadInput(f"{path} announces {size:,} bytes and holds {length - head:,}: it is damaged")
+            if size > most_within(length):
+                raise BadInput(
+                    f"{path} is refused: it announces {size:,} bytes, and has {length:,} compressed"
+                )
             content = file.read(size + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadInput(f"{path} cannot be decompressed: {error}") from None

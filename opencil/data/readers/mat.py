@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from opencil.data.readers.archives import LARGEST_MEMBER
+from opencil.data.readers.archives import LARGEST_MEMBER, most_within
 from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
 from opencil.errors import BadInput
+
+#: What MATLAB calls arrays of numbers.
+_NUMBERS = {"double", "single", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,13 @@ def _source(place: Path) -> ArraySource:
     from scipy.io import loadmat, whosmat
 
     try:
+        most = min(LARGEST_MEMBER, most_within(place.stat().st_size))
         for name, shape, kind in whosmat(place):  # read from the headers: nothing large is decompressed
-            if name in ("X", "y") and math.prod(shape) * np.dtype(kind).itemsize > LARGEST_MEMBER:
-                raise ValueError(f"its {name} has more than {LARGEST_MEMBER:,} bytes")
+            # Cells may lie in each other, deeper than any stack: they are not even looked at.
+            if name in ("X", "y") and kind not in _NUMBERS:
+                raise ValueError(f"its {name} is of kind {kind}")
+            if name in ("X", "y") and math.prod(shape) * np.dtype(kind).itemsize > most:
+                raise ValueError(f"its {name} has more than {most:,} bytes")
         content = loadmat(place, variable_names=["X", "y"])
     except Exception as error:  # scipy answers damaged files with many kinds of errors
         raise BadInput(f"{place} cannot be read as a MATLAB file: {error}") from None

@@ -82,7 +82,9 @@ def _array_from_buffer(content: Any, numbers: Any, shape: Any, order: Any, *_: A
 def _bytes_from_text(text: str, encoding: str = "latin1") -> bytes:
     """How protocol 2 of Python 3 writes bytes."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
+        # Of another type it is not shown: a list of lists that are one list is longer than any memory.
+        named = repr(encoding[:80]) if isinstance(encoding, str) else f"of type {type(encoding).__name__}"
+        raise pickle.UnpicklingError(f"it asks for the codec {named}")
     return text.encode("latin1")
 
 
@@ -107,17 +109,34 @@ class _PlainUnpickler(pickle.Unpickler):
             ) from None
 
 
-def _refuse_far_memo(content: bytes) -> None:
-    """The unpickler makes room for the largest index of its memo: a few bytes could ask for all memory."""
+_PUT, _GET = ({f"{kind}{what}" for kind in ("", "BIN", "LONG_BIN")} for what in ("PUT", "GET"))
+
+
+def _refuse_bombs(content: bytes) -> None:
+    """A few bytes could ask for all memory, or all time; lengths beyond the content's are refused on the way.
+
+    The unpickler makes room for the largest index of its memo. And a tuple of tuples that are one tuple, and
+    so on, is looked at twice as often at each level when it becomes a key; data name no tuple twice.
+    """
+    before: pickletools.OpcodeInfo | None = None
+    tuples: dict[int, bool] = {}  # by their places in the memo, which hold other things too
     for operation, index, _ in pickletools.genops(content):
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (index or 0) > len(content):
-            raise pickle.UnpicklingError(f"it asks for a memo of {index} values")
+        if operation.name in _PUT or operation.name == "MEMOIZE":
+            place = len(tuples) if operation.name == "MEMOIZE" else index or 0
+            if place > len(content):
+                raise pickle.UnpicklingError(f"it asks for a memo of {place} values")
+            # What does not come straight from what makes it may be one.
+            made = before.stack_after if before else []
+            tuples[place] = not made or made[-1] is pickletools.pytuple
+        if operation.name == "DUP" or (operation.name in _GET and tuples.get(index or 0, True)):
+            raise pickle.UnpicklingError("it names a tuple twice")
+        before = operation
 
 
 def load_plain(content: bytes, name: str) -> Any:
     """The value of a pickle, Python 2's text as bytes; one that asks for anything but data is refused."""
     try:
-        _refuse_far_memo(content)
+        _refuse_bombs(content)
         value = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
         if isinstance(value, dict):
             return {key: part.array if isinstance(part, _Array) else part for key, part in value.items()}
@@ -206,4 +225,5 @@ def _content(path: Path) -> bytes:
 def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadInput(f"pickle {name} holds {type(value).__name__}, not a dict: it is not a CIFAR batch")
-    return {k.decode("utf-8", "replace") if isinstance(k, bytes) else str(k): v for k, v in value.items()}
+    names = {k: k.decode("utf-8", "replace") if isinstance(k, bytes) else k for k in value}
+    return {name: value[k] for k, name in names.items() if isinstance(name, str)}

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from opencil.data.readers.decode import CorruptImage, Pixels, fit, read_image
+from opencil.data.readers.decode import LARGEST_IMAGE, CorruptImage, Pixels, fit, read_image, too_large
 from opencil.errors import BadInput
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -54,6 +54,8 @@ class ArraySource(ImageSource):
         shape = self.array.shape
         if self.array.dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3):
             raise BadInput(f"{self.place} holds pixels of {self.array.dtype} {list(shape)}: bytes are needed")
+        if shape[1] * shape[2] > LARGEST_IMAGE:
+            raise too_large(str(self.place), (shape[2], shape[1]))
         if len(self.labels) != len(self.array):
             raise BadInput(f"{self.place} holds {len(self.array)} images and {len(self.labels)} labels")
 

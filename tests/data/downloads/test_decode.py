@@ -1,6 +1,9 @@
 """One image: every kind of file ends as a square of RGB bytes, or as an error that names it."""
 
+import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from opencil.data.readers.decode import CorruptImage, fit, read_image
 from opencil.data.readers.source import ZipSource
@@ -86,11 +92,63 @@ def test_files_that_are_no_images_are_named(tmp_path: Path) -> None:
         read(tmp_path / "page.jpg")
 
 
-def test_bombs_are_refused(tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = picture(tmp_path / "bomb.png", 0, 40, 40)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(CorruptImage, match=r"bomb\.png is refused"):
+@pytest.mark.parametrize("size", [(12_000, 12_000), (7072, 7072), (16_000, 16_000)])
+@pytest.mark.parametrize("ending", ["png", "gif", "bmp", "webp", "tiff", "ppm", "jpg"])
+def test_images_of_too_many_pixels_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], ending: str
+) -> None:
+    """Of the largest Pillow refuses to tell the size, it warns of the next, and takes the smallest."""
+    path = tmp_path / f"bomb.{ending}"
+    path.write_bytes(announcing(*size, ending))
+    for kind in (ImageFile.ImageFile, TiffImageFile, WebPImageFile, GifImageFile):
+        monkeypatch.setattr(kind, "load", None)
+    with pytest.raises(CorruptImage, match=rf"bomb\.{ending} is refused: it has .*more than 50,000,000"):
         read(path)
+
+
+def announcing(width: int, height: int, ending: str) -> bytes:
+    """A file of a small image whose header says that it is a large one."""
+    small = io.BytesIO()
+    kind = {"jpg": "JPEG", "tiff": "TIFF"}.get(ending, ending.upper())
+    Image.new("RGB", (1021, 1019)).save(small, kind, **({"lossless": True} if ending == "webp" else {}))
+    content = small.getvalue()
+    if ending == "ppm":
+        return content.replace(b"1021 1019", f"{width} {height}".encode())
+    if ending == "webp":  # two times 14 bits, less one, after the signature
+        at = content.index(b"VP8L") + 9
+        bits = int.from_bytes(content[at : at + 4], "little") & ~(2**28 - 1)
+        bits |= (width - 1) | (height - 1) << 14
+        return content[:at] + bits.to_bytes(4, "little") + content[at + 4 :]
+    code = {"png": ">I", "bmp": "<i", "gif": "<H", "tiff": "<H", "jpg": ">H"}[ending]
+    for old, new in ((1021, width), (1019, height)):
+        content = content.replace(struct.pack(code, old), struct.pack(code, new))
+    if ending == "png":  # its header has a checksum
+        content = content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:]
+    return content
+
+
+def test_an_image_with_hardly_any_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").write_bytes(announcing(4000, 4000, "png"))
+    with pytest.raises(
+        CorruptImage, match=r"announces 4000 x 4000 pixels and has [\d,]+ bytes, less than one"
+    ):
+        read(tmp_path / "empty.png")
+
+
+def test_an_image_of_one_colour_is_no_bomb(tmp_path: Path) -> None:
+    Image.new("RGB", (2048, 2048)).save(tmp_path / "black.png")
+    assert read(tmp_path / "black.png").shape == (2048, 2048, 3)
+
+
+def test_an_image_file_of_too_many_bytes_is_not_read(
+    picture: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = picture(tmp_path / "a.png")
+    monkeypatch.setattr("opencil.data.readers.decode._LARGEST", path.stat().st_size - 1)
+    with pytest.raises(CorruptImage, match=r"a\.png is refused: it has more than"):
+        read(path)
+    with path.open("rb") as file, pytest.raises(CorruptImage, match="a is refused: it has more than"):
+        read_image(file, "a")
 
 
 @given(width=st.integers(1, 40), height=st.integers(1, 40), side=st.integers(1, 24))

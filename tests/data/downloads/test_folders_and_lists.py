@@ -1,6 +1,7 @@
 """Trees of image files, list files, and the selection of Tiny-ImageNet."""
 
 import os
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -295,6 +296,20 @@ def test_zip_members_that_point_outside_are_refused(tmp_path: Path, name: str) -
         archive.writestr(name, b"x")
     with pytest.raises(BadInput, match=r"tiny-imagenet-200\.zip is refused: its member .* points outside"):
         TIN().locate("tin", "test", tmp_path).source  # noqa: B018
+
+
+def test_bombs_in_a_zip_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("small.JPEG", b"x")
+    content = path.read_bytes()
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    at = content.index(b"PK\x01\x02")
+    for field, said in ((20, "announce 134,217,728 bytes, and it has"), (24, "'small.JPEG' has more than")):
+        announced = content[: at + field] + struct.pack("<I", 2**27) + content[at + field + 4 :]
+        path.write_bytes(announced)
+        with pytest.raises(BadInput, match=rf"tiny-imagenet-200\.zip is refused: .*{said}"):
+            TIN().locate("tin", "test", tmp_path).source  # noqa: B018
 
 
 def test_a_zip_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from scipy.io import savemat
 
 from opencil.data.catalogue import MNIST, SVHN
+from opencil.data.readers.idx import read_idx
 from opencil.errors import BadInput
 
 Mnist = Callable[..., Path]
@@ -121,3 +122,26 @@ def test_mat_files_are_measured_before_they_are_decompressed(
     monkeypatch.setattr("scipy.io.loadmat", None)
     with pytest.raises(BadInput, match="its X has more than 1,727 bytes"):
         SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
+
+
+def test_cells_in_cells_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = np.empty((1, 1), object)
+    cells[0, 0] = np.zeros(3)
+    savemat(tmp_path / "test_32x32.mat", {"X": cells, "y": [1]})
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    with pytest.raises(BadInput, match="its X is of kind cell"):
+        SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
+
+
+def test_announced_bytes_are_compared_with_the_file_before_there_is_room_made(
+    mnist: Mnist, tmp_path: Path
+) -> None:
+    raw = mnist(tmp_path, compress=False) / "MNIST" / "raw"
+    path = raw / "t10k-images-idx3-ubyte"
+    path.write_bytes(struct.pack(">IIII", 2051, 1000, 1000, 1000) + bytes(100))
+    with pytest.raises(BadInput, match="announces 1,000,000,000 bytes and holds 100: it is damaged"):
+        read_idx(path, 3)
+    packed = raw / "packed.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(BadInput, match=r"announces 1,000,000,000 bytes, and has \d+ compressed"):
+        read_idx(packed, 3)

@@ -257,7 +257,7 @@ def test_large_pickles_and_archives_are_refused_before_they_are_read(
     packed.mkdir()
     archive(packed / "cifar-100-python.tar.gz", *(member(f"{i}", size=400) for i in range(3)))
     monkeypatch.setattr("opencil.data.readers.archives._LARGEST_WALK", 1000)
-    with pytest.raises(BadInput, match=r"tar\.gz is refused: it holds more than 1,000 bytes"):
+    with pytest.raises(BadInput, match=r"tar\.gz is refused: it announces more than 1,000 bytes"):
         CIFAR100().locate("cifar100", "test", packed).source  # noqa: B018
 
 
@@ -281,3 +281,61 @@ def test_malformed_headers_of_an_archive_are_refused(tmp_path: Path, header: byt
         tar.addfile(member("a"), io.BytesIO(b"x"))
     with pytest.raises(BadInput, match=r"archive .*tar\.gz"):
         CIFAR100().locate("cifar100", "test", tmp_path).source  # noqa: B018
+
+
+def test_a_bomb_in_an_archive_is_refused_before_it_is_decompressed(tmp_path: Path) -> None:
+    path = tmp_path / "cifar-100-python.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(member("zeros", size=2**26), io.BytesIO(bytes(2**26)))
+        tar.addfile(member("cifar-100-python/test"), io.BytesIO(b"x"))
+    assert path.stat().st_size < 2**17
+    with pytest.raises(BadInput, match="it announces more than 67,108,864 bytes"):
+        CIFAR100().locate("cifar100", "test", tmp_path).source  # noqa: B018
+
+
+def test_long_headers_and_sizes_below_zero_in_an_archive_are_refused(tmp_path: Path) -> None:
+    long = tarfile.TarInfo("PaxHeaders/a")
+    long.type, long.size = tarfile.XHDTYPE, 5000
+    root = tmp_path / "cifar-100-python.tar.gz"
+    with tarfile.open(root, "w:gz") as tar:
+        tar.addfile(long, io.BytesIO(b"1" * 5000))
+    with pytest.raises(BadInput, match=r"tar\.gz is refused: it has a header of more than 4,096 bytes"):
+        CIFAR100().locate("cifar100", "test", tmp_path).source  # noqa: B018
+    header = bytearray(member("a").tobuf(tarfile.USTAR_FORMAT))
+    header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512, so that the next member is this one again
+    header[148:156] = b"%06o\0 " % tarfile.calc_chksums(header)[0]
+    root.write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(BadInput, match="its member 'a' has a size below 0"):
+        CIFAR100().locate("cifar100", "test", tmp_path).source  # noqa: B018
+
+
+def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
+    sparse = member("cifar-100-python/test", tarfile.GNUTYPE_SPARSE)
+    root = archive(tmp_path / "cifar-100-python.tar.gz", sparse)
+    with pytest.raises(BadInput, match="is no file of at most"):
+        CIFAR100().locate("cifar100", "test", root).source  # noqa: B018
+
+
+@pytest.mark.parametrize("hidden", [b"", b"(0"], ids=["plainly", "behind a mark"])
+def test_tuples_in_tuples_are_refused_before_they_are_hashed(hidden: bytes) -> None:
+    """Sixty levels would be hashed 2**60 times."""
+    levels = b"".join(hidden + b"q%ch%c\x86" % (i, i) for i in range(60))
+    for content in (b"\x80\x02}N" + b"2\x86" * 60 + b"Ns.", b"\x80\x02}N\x85" + levels + b"Ns."):
+        with pytest.raises(BadInput, match="it names a tuple twice"):
+            load_plain(content, "it")
+
+
+def test_lists_in_lists_are_not_shown() -> None:
+    """Sixty levels would be shown 2**60 times."""
+    levels = b"]q\0000" + b"".join(b"]q%ch%cah%ca0" % (i, i - 1, i - 1) for i in range(1, 60))
+    content = b"\x80\x02" + levels + b"c_codecs\nencode\nX\x01\0\0\0ah%c\x86R." % 59
+    with pytest.raises(BadInput, match="it asks for the codec of type list"):
+        load_plain(content, "it")
+
+
+def test_keys_that_are_no_text_do_not_count(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    content = {"data": np.zeros((1, 3072), np.uint8), "fine_labels": [0], 10**5000: 1, (1,): 2}
+    (folder / "test").write_bytes(pickle.dumps(content))
+    assert CIFAR100().locate("cifar100", "test", tmp_path).source.labels.tolist() == [0]
