@@ -27,6 +27,12 @@ def shown(value: object, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def one_line(error: object, longest: int = 300) -> str:
+    """What an error says, in one line that can be shown: it may hold anything that stands in a file."""
+    text = " ".join(str(error).split())[:longest]
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'energy'?`` for ``enrgy``, or nothing where no known name is close."""
     folded = {k.lower(): k for k in known}

@@ -132,7 +132,7 @@ class CacheFile:
             _log.log(level, "cache %s was made from other files: it is prepared again", self.path)
             return None
         try:
-            checksum = self._checksum(len(images.reshape(-1)), labels)
+            checksum = self._checksum(images.offset, labels)
         except OSError as error:
             _log.log(level, "cache %s cannot be read (%s): it is prepared again", self.path, error)
             return None
@@ -141,11 +141,11 @@ class CacheFile:
             return None
         return Prepared(images, labels, tuple(record.classes), tuple(record.skipped))
 
-    def _checksum(self, count: int, labels: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-        """Of the pixels and labels. The file is read, not mapped: a disk that fails under a map ends us."""
+    def _checksum(self, start: int, labels: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+        """Of all after the header and of the labels. It is read, not mapped: a failing disk would end us."""
         checksum = hashlib.sha256()
         with self.path.open("rb") as file:
-            file.seek(-count, os.SEEK_END)
+            file.seek(start)
             while part := file.read(2**20):
                 checksum.update(part)
         checksum.update(labels.data)

@@ -13,7 +13,7 @@ from torch import Tensor
 from opencil.data.corruptions import CORRUPTIONS, STANDARD, corrupted
 from opencil.data.images import Images, ImageSet
 from opencil.data.precision import reachable
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, one_line, unknown
 from opencil.validation import Bound, Values, Whole
 
 _SEVERITIES = 5
@@ -93,7 +93,7 @@ class _Files:
             # np.load would take a zip for several arrays.
             array = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # a header is text from strangers: a damaged one fails in many ways
-            raise BadInput(f"shifted images cannot be read from {path}: {error}") from None
+            raise BadInput(f"shifted images cannot be read from {path}: {one_line(error)}") from None
         wrong_type = array.dtype.kind not in "iu" if name == "labels" else array.dtype != np.uint8
         if array.shape != shape or wrong_type:
             raise BadInput(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 #: The largest member that is read into memory; CIFAR-100's training pickle has 155 MB.
 LARGEST_MEMBER = 2**30
@@ -88,7 +88,7 @@ def tar_member(archive: Path, wanted: str) -> bytes:
     except BadInput:
         raise
     except Exception as error:  # headers are text from strangers: a damaged one fails in many ways
-        raise BadInput(f"archive {archive} cannot be read: {error}") from None
+        raise BadInput(f"archive {archive} cannot be read: {one_line(error)}") from None
     raise NoMember(f"archive {archive} has no member {wanted!r}")
 
 
@@ -99,7 +99,7 @@ def zip_members(archive: Path) -> list[str]:
             members = content.infolist()
         length = archive.stat().st_size
     except Exception as error:  # as with tars
-        raise BadInput(f"archive {archive} cannot be read: {error}") from None
+        raise BadInput(f"archive {archive} cannot be read: {one_line(error)}") from None
     _refuse_outside(archive, (member.filename for member in members))
     if (announced := sum(member.compress_size for member in members)) > length:
         raise BadInput(

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,7 +53,7 @@ def read_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large(name) from None
     except Exception as error:  # Pillow's decoders answer broken files with errors of many kinds
-        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else one_line(error)
         raise CorruptImage(f"image {name} cannot be decoded: {reason}") from None
 
 
@@ -89,7 +89,7 @@ def _content(file: Path | IO[bytes], name: str) -> bytes:
     except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         if isinstance(error, OSError) and error.errno:
             raise BadInput(f"image {name} cannot be read: {error.strerror}") from None
-        raise CorruptImage(f"image {name} cannot be decoded: {error}") from None
+        raise CorruptImage(f"image {name} cannot be decoded: {one_line(error)}") from None
     if large:
         raise CorruptImage(f"image {name} is refused: it has more than {_LARGEST:,} bytes")
     return content

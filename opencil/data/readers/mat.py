@@ -9,7 +9,7 @@ import numpy as np
 
 from opencil.data.readers.archives import LARGEST_MEMBER, most_within
 from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 #: What MATLAB calls arrays of numbers.
 _NUMBERS = {"double", "single", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
@@ -45,7 +45,7 @@ def _source(place: Path) -> ArraySource:
                 raise ValueError(f"its {name} has more than {most:,} bytes")
         content = loadmat(place, variable_names=["X", "y"])
     except Exception as error:  # scipy answers damaged files with many kinds of errors
-        raise BadInput(f"{place} cannot be read as a MATLAB file: {error}") from None
+        raise BadInput(f"{place} cannot be read as a MATLAB file: {one_line(error)}") from None
     images, labels = content.get("X"), content.get("y")
     if images is None or labels is None or images.ndim != 4 or images.dtype != np.uint8 or not images.size:
         raise BadInput(f"{place} has no X of bytes [H, W, 3, N] with y: it is not SVHN's")

@@ -15,7 +15,7 @@ import numpy as np
 
 from opencil.data.readers.archives import LARGEST_MEMBER, NoMember, tar_member
 from opencil.data.readers.source import ArraySource, Layout, SplitOnDisk
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 
 class _Numbers:
@@ -143,7 +143,7 @@ def load_plain(content: bytes, name: str) -> Any:
         return value
     # A broken pickle may ask for any operation on any value: whatever comes of it, the file is unusable.
     except Exception as error:
-        raise BadInput(f"pickle {name} is refused: {error}") from None
+        raise BadInput(f"pickle {name} is refused: {one_line(error)}") from None
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def relabel(record: Path, labels: list[int]) -> None:
         lambda path: path.write_bytes(path.read_bytes()[:-200]),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"x" + path.read_bytes()),
+        lambda path: path.write_bytes(path.read_bytes()[:128] + bytes(960) + path.read_bytes()[128:]),
         lambda path: np.save(path, np.zeros((5, 3, 8, 8), np.float32)),
         lambda path: np.save(path, np.zeros((4, 3, 8, 8), np.uint8)),
         lambda path: path.with_suffix(".json").unlink(),
@@ -139,7 +140,7 @@ def relabel(record: Path, labels: list[int]) -> None:
         lambda path: relabel(path.with_suffix(".json"), [0, 0, 0, 1, 2**70]),
     ],
     ids=[
-        *("image", "magic", "header", "truncated", "empty", "shifted", "floats", "fewer"),
+        *("image", "magic", "header", "truncated", "empty", "shifted", "longer", "floats", "fewer"),
         *("no record", "another record", "label", "impossible label"),
     ],
 )
