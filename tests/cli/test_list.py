@@ -75,7 +75,7 @@ def test_detectors_stand_family_by_family() -> None:
     assert places == sorted(places)
     assert listed("detectors", "[aem]*") == [
         name
-        for family in ("post-hoc", "fine-tuning")
+        for family in ("post-hoc", "continual", "fine-tuning")
         for name in listed("detectors", family)
         if name[0] in "aem"
     ]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.posthoc.shaping import crowding, largest
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
@@ -33,8 +33,6 @@ class LTS(Detector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         """logsumexp(s z), [N]."""
-        positive = outputs.features.clamp(min=0)
-        width = positive.shape[1]
-        largest = positive.topk(max(1, width - round(width * (1 - self.share))), dim=1).values.sum(dim=1)
-        scale = torch.where(largest > 0, positive.sum(dim=1) / largest, 1.0).square()
-        return (scale[:, None] * outputs.logits).logsumexp(dim=1)
+        features = outputs.features
+        scale = crowding(features, largest(features, 100 * (1 - self.share))[0]).square()
+        return (scale * outputs.logits).logsumexp(dim=1)

@@ -1,6 +1,5 @@
 """Residual: what the principal space of the set-up features does not hold."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 
 from opencil.data.precision import widened
-from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.moments import in_chunks, products_of
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
 from opencil.registry import Paper, register_detector
@@ -51,10 +50,8 @@ class Residual(SetUpDetector):
                 "needed"
             )
         self._origin = -torch.linalg.pinv(weight) @ bias
-        moment = weight.new_zeros(width, width)
-        for part in self._moved(outputs.features):
-            moment += part.T @ part
-        values, vectors = torch.linalg.eigh(moment)  # the largest last
+        # The largest last.
+        values, vectors = torch.linalg.eigh(products_of(outputs.features, self._origin[None]))
         first = min(first, int((values > _ROUNDING * values[-1]).sum()))
         self._rest = vectors[:, : width - first]
 
@@ -64,13 +61,8 @@ class Residual(SetUpDetector):
 
     def lengths(self, features: Tensor) -> Tensor:
         """‖R^T(φ − u)‖ of each sample, [N]."""
-        found = [(part @ self._rest).norm(dim=1) for part in self._moved(features)]
+        found = [((part - self._origin) @ self._rest).norm(dim=1) for (part,) in in_chunks(features)]
         return torch.cat(found).float().to(features.device)
-
-    def _moved(self, features: Tensor) -> Iterator[Tensor]:
-        """φ − u in float64, a few samples at a time."""
-        for part in torch.split(features, rows_at_a_time(3 * features.shape[1] * 8)):
-            yield widened(part) - self._origin
 
 
 def authors_dimensions(width: int) -> int:
