@@ -37,9 +37,9 @@ _GOOD, _NOTE, _BAD = ("✓", "green"), ("!", "yellow"), ("✗", "red")
 def list_runs(folders: Folders = None) -> None:
     """List stored runs: how far each is, its size, and when it was last written.
 
-    A run is finished, unfinished, waiting (nothing is done yet), running (a process holds it), failed
-    (error.txt in its folder says more), or damaged (a file that says how far it is cannot be read; 'opencil
-    runs check' reads all of them).
+    A run is finished, unfinished, waiting (nothing is done yet), running (a
+    process holds it), failed (error.txt in its folder says more), or damaged
+    (what says how far it is cannot be used; 'opencil runs check' reads all).
     """
     from opencil.disk import size_in_words
     from opencil.runs.inventory import age, entry
@@ -96,13 +96,16 @@ def check(
         typer.Option(help="Folder of your downloads, for --deep.", envvar="OPENCIL_DATA", metavar="DIR"),
     ] = None,
 ) -> None:
-    """Read every file of stored runs: checksums, missing steps, rows in a wrong place, versions.
+    """Read every file of stored runs: is something damaged, missing, in a wrong place?
 
-    Nothing is changed. Lines with ! are good to know; with ✗ something is wrong. Runs that are being written
-    are left out. Exit code 0: nothing is wrong. 1: something is.
+    Nothing is changed. Lines with ! are good to know; with ✗ something is
+    wrong. Runs that are being written are left out.
 
-    --deep trains a step again, from the stored step before it, beside the run. Where the same bits cannot be
-    expected (another device, version of torch …), it says why, and a difference is no failure.
+    Exit code 0: nothing is wrong. 1: something is.
+
+    --deep trains a step again, from the stored step before it, beside the run.
+    Where the same bits cannot be expected (another device, version of torch …),
+    it says why, and a difference is no failure.
     """
     if not deep and (step is not None or device is not None):
         raise BadInput("--step and --device have no use without --deep")
@@ -188,11 +191,14 @@ def clean(
     folders: Folders = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
 ) -> None:
-    """Say what of stored runs is stale or damaged and can be computed again; with --yes, delete it.
+    """Say what is stale, or damaged and computed again; with --yes, delete it.
 
-    Stale are half-written files, checkpoints of steps and heads that are done, and damaged files that were
-    set aside. Of damaged files, those go that 'opencil run' computes again: rows, a head with its rows, or a
-    whole step, not the steps after it. A run that is being written is left alone, and so is a config.yml.
+    Stale are half-written files, checkpoints of steps and heads that are done,
+    and damaged files that were set aside.
+
+    Of damaged files, those go that 'opencil run' computes again: rows, a head
+    with its rows, or a whole step, not the steps after it. A run that is being
+    written is left alone, and so is a config.yml.
     """
     from opencil.disk import size_in_words
     from opencil.runs.inventory import held, leftovers, useless_outputs

@@ -89,8 +89,8 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
     lacking = [name for name in config.get("detector", {}) if _lacks(trained, name)]
     if len(trained) == steps and not lacking:
         return "finished", so_far, config
-    if folder.error.exists():
-        return "failed", f"{so_far}: {_last_line(folder.error)}", config
+    if failed := folder.failed():
+        return "failed", f"{so_far}: {failed}", config
     if not trained and not any(folder.path.glob("step*/*.safetensors")):
         return "waiting", "nothing is done yet", config
     if len(trained) == steps:
@@ -100,13 +100,6 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
 
 def _lacks(trained: list[StepFolder], detector: str) -> bool:
     return any(not step.detector_rows(detector).exists() for step in trained)
-
-
-def _last_line(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        if lines := path.read_text(encoding="utf-8").strip().splitlines():
-            return lines[-1]
-    return "why is not known"
 
 
 def is_held(folder: RunFolder) -> bool:

@@ -33,7 +33,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": device_name(device),
         **decides_bits(device),
-        "packages": {name: found for name in _PACKAGES if (found := _installed(name))},
+        **{name: found for name in _PACKAGES if (found := _installed(name))},
         "command": command(),
     }
 

@@ -151,12 +151,13 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         seconds=[info.get("seconds", {}) for info in infos],
         detectors={name: evaluated.count(name) for name in names},
         config=config,
-        environment=environment,
+        # Where its files lie is nobody's matter: studies are published.
+        environment={key: value for key, value in environment.items() if key != "command"},
         made=_made(list(steps), infos),
         data=data.get("datasets", []),
     )
     if failed := folder.failed():
-        record["failed"] = one_line(failed)
+        record["failed"] = _seen_from(folder.path, failed)
     if left_out.why:
         record["left_out"] = left_out.why
     if problem := trouble(record):

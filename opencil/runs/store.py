@@ -256,11 +256,13 @@ class RunFolder:
         return self.path / "error.txt"
 
     def failed(self) -> str:
-        """What an unforeseen error said that ended the last attempt; empty where none did."""
+        """What the error said that ended the last attempt; empty where none did."""
         try:
             lines = self.error.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError:
             return ""
+        if not any(line.startswith("Traceback ") for line in lines):
+            return lines[0]  # of an error that was foreseen
         named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
         return named[-1] if named else "an error"
 

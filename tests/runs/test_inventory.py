@@ -59,8 +59,13 @@ def test_states_say_how_far_a_run_is(run: RunFolder) -> None:
     shutil.rmtree(run.step(4).path)
     (run.step(3).path / "step.json").unlink()
     assert (entry(run).state, entry(run).detail) == ("unfinished", "2 of 4 steps, at step 3")
-    run.error.write_text("Traceback\nValueError: no\n")
-    assert (entry(run).state, entry(run).detail) == ("failed", "2 of 4 steps: ValueError: no")
+    errors = {
+        "Traceback (most recent call last):\n  File a\nValueError: no\n": "ValueError: no",
+        "ICaRL, step 3: the loss is nan\n": "ICaRL, step 3: the loss is nan",
+    }
+    for text, why in errors.items():
+        run.error.write_text(text)
+        assert (entry(run).state, entry(run).detail) == ("failed", f"2 of 4 steps: {why}")
     lock = FileLock(run.path / ".lock")
     with lock:
         assert entry(run).state == "running"

@@ -162,3 +162,10 @@ def test_the_command_shows_the_rest_and_says_what_it_left_out(with_broken: Path,
         assert sentence in result.stderr
     shown = " ".join(result.stdout.replace("\\", "").split())
     assert "Damaged or lost, so left out: icarl seed 0 (step03/detectors/msp.parquet); digits/k2" in shown
+
+
+def test_the_command_that_made_a_run_stays_with_it(finished: Path) -> None:
+    assert "command" in (finished / RUN / "environment.json").read_text(encoding="utf-8")
+    (run,) = read_study(finished).runs
+    assert "command" not in run["environment"], "it names folders, and studies are published"
+    assert "torch" in run["environment"]
