@@ -540,3 +540,14 @@ def test_images_without_a_transform_keep_their_range(toy: Any) -> None:
     assert (float(pixels.min()), float(pixels.max())) == (0, 255)
     step = float(images.max() - images.min()) / 255
     torch.testing.assert_close(scale.normalised(pixels), images, rtol=0, atol=0.51 * step)
+
+
+def test_the_models_own_head_sets_margins_and_is_never_trained(digits: ImageSet) -> None:
+    tuner = BER(margins="model", schedule=Schedule(epochs=1, lr=0.1), batch_size=8)
+    source = source_of(digits)
+    extra = tuned(tuner, source)
+    assert extra.model_head is not None
+    assert not any(p.requires_grad for p in extra.model_head.parameters())
+    of_model = state(source.extra_head())
+    assert all(torch.equal(tensor, of_model[name]) for name, tensor in extra.model_head.state_dict().items())
+    assert not all(torch.equal(tensor, of_model[name]) for name, tensor in extra.head.state_dict().items())
