@@ -28,7 +28,7 @@ from opencil.validation import Bound, Count, NonNegative, Whole
 _VIEWS = 2
 
 #: Bytes of temporary tensors per pixel, and how many bytes may be taken at once.
-_PER_PIXEL, _AT_ONCE = 600, 2**30
+_PER_PIXEL, _AT_ONCE = 400, 2**31
 
 
 @register_detector(

@@ -12,6 +12,7 @@ lowest severity colour, contrast, brightness and sharpness fall to a fifth. ``to
 library's AugMix made of it; at its lowest severity all but four operations leave an image as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import placed, widest
+from opencil.data.precision import widest
 from opencil.data.transforms import moved
 from opencil.detectors.finetune.mixing import beta, dirichlet
 from opencil.errors import BadInput
@@ -58,7 +59,7 @@ Rule = Literal["torchvision", "original"]
 class AugMixDraw:
     """The random choices for N images, each mixed from ``width`` chains of ``depth`` operations.
 
-    ``operation``, int64 [N, width, depth], on the CPU: values of ``Operation``. ``level``, float64 [N, width,
+    On the CPU: ``operation``, int64 [N, width, depth], values of ``Operation``; ``level``, float64 [N, width,
     depth]: how strongly, with a sign that only rotating, shearing and shifting look at. ``weights``, float32
     [N, width]: of the chains, with sum 1. ``strength``, float32 [N]: the chains' share in the mixed image.
     """
@@ -77,8 +78,10 @@ class AugMixDraw:
         return AugMixDraw(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> "AugMixDraw":
-        """The same choices on a device, but for the operations, which the host reads."""
-        return AugMixDraw(self.operation, *(placed(tensor, device) for tensor in self.tensors[1:]))
+        """The same choices on a device, but for the operations and their levels, which the host reads."""
+        return AugMixDraw(
+            self.operation, self.level, moved(self.weights, device), moved(self.strength, device)
+        )
 
 
 def draw(
@@ -111,7 +114,7 @@ def draw(
 def augmix(pixels: Tensor, draw: AugMixDraw, rule: Rule) -> Tensor:
     """Images mixed with chains of operations on them: (1 − m)·x + m·Σ_i w_i·chain_i(x).
 
-    ``pixels``: uint8 or float [B, 3, H, W] with values 0 … 255; ``draw`` lies on the same device. Gives
+    ``pixels``: uint8 or float [B, 3, H, W] with values 0 … 255; ``draw`` is for their device. Gives
     float32 [B, 3, H, W] in the same range. A chain starts from whole values, as Pillow's images have; by
     torchvision's rule the mixed image is cut off to whole values too.
     """
@@ -134,78 +137,77 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, rule: Rule) -> Ten
     """One operation on each image, which may be another one for every image.
 
     ``images``: whole values 0 … 255 as float32 [N, 3, H, W], which is also what comes out; ``operation``,
-    int64 [N], on the CPU; ``level``, float64 [N], where the images are.
+    int64 [N], and ``level``, float64 [N], on the CPU.
     """
-    order = operation.argsort(stable=True)
-    counts = torch.bincount(operation, minlength=len(Operation)).tolist()
-    order = moved(order, images.device)
-    level = level[order]
-    done, results = 0, []
-    for kind, group in zip(Operation, torch.split(images[order], counts), strict=True):
-        amount, done = level[done : done + len(group)], done + len(group)
-        results.append(_operated(kind, group, _strength(amount, rule)) if len(group) else group)
-    return torch.empty_like(images).index_copy_(0, order, torch.cat(results))
-
-
-def _operated(kind: Operation, images: Tensor, strength: "_Strength") -> Tensor:
-    """One operation on all images."""
-    factor = strength.factor[:, None, None, None]
-    match kind:
-        case Operation.NOTHING:
-            return images
-        case Operation.AUTOCONTRAST:
-            return _stretched(images)
-        case Operation.EQUALIZE:
-            return _equalized(images)
-        case Operation.POSTERIZE:
-            step = torch.exp2(strength.cleared.float())[:, None, None, None]
-            return (images / step).floor_().mul_(step)
-        case Operation.SOLARIZE:
-            return torch.where(images >= strength.threshold[:, None, None, None], 255 - images, images)
-        case Operation.COLOR:
-            return _blend(_gray(images), images, factor)
-        case Operation.CONTRAST:
-            mean = _gray(images).mean(dim=(2, 3), keepdim=True, dtype=widest(images.device))
-            return _blend((mean + 0.5).floor().float(), images, factor)
-        case Operation.BRIGHTNESS:
-            return _blend(images.new_zeros(()), images, factor)
-        case Operation.SHARPNESS:
-            return _blend(_smooth(images), images, factor)
-    return _warped(images, kind, strength)
+    function_of = torch.tensor([_FUNCTIONS.index(_DONE_BY[kind]) for kind in Operation])[operation]
+    order = function_of.argsort(stable=True)
+    counts = torch.bincount(function_of, minlength=len(_FUNCTIONS)).tolist()
+    amounts = _amounts(operation[order], level[order], rule, *images.shape[-2:])
+    places = moved(order, images.device)
+    groups_of_images = torch.split(images[places], counts)
+    groups_of_amounts = amounts.on(images.device).split(counts)
+    groups = zip(_FUNCTIONS, groups_of_images, groups_of_amounts, strict=True)
+    found = [function(group, amount) for function, group, amount in groups if len(group)]
+    return torch.empty_like(images).index_copy_(0, places, torch.cat(found)) if found else images
 
 
 @dataclass(frozen=True)
-class _Strength:
-    """What the levels of N images mean to each operation, each [N]: bits that posterising clears, the value
-    from which on solarising inverts, the factor of blends, degrees, a shear, a shift in thirds of a side.
+class _Amounts:
+    """What the levels of N images mean to their operations, each float64 [N].
+
+    ``step``: between the values that posterising leaves; ``threshold``: from which on solarising inverts;
+    ``factor``: of blends; and the map of warps, (x, y) → (scale·x + b·y + c, d·x + scale·y + f).
     """
 
-    cleared: Tensor
+    step: Tensor
     threshold: Tensor
     factor: Tensor
-    degrees: Tensor
-    shear: Tensor
-    level: Tensor
-    steps: float
+    scale: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor
+    f: Tensor
 
-    def shift(self, size: int) -> Tensor:
-        """Whole pixels of a side of ``size``, a third of it at the highest level."""
-        return (self.level * (size / 3) / self.steps).trunc()
+    def on(self, device: torch.device) -> "_Amounts":
+        """The same on a device, by one copy."""
+        table = torch.stack(list(vars(self).values())).to(widest(device))
+        return _Amounts(*moved(table, device))
+
+    def split(self, counts: list[int]) -> "list[_Amounts]":
+        """Those of each group of images that follow each other."""
+        return [
+            _Amounts(*columns)
+            for columns in zip(*(t.split(counts) for t in vars(self).values()), strict=True)
+        ]
 
 
-def _strength(level: Tensor, rule: Rule) -> _Strength:
+def _amounts(operation: Tensor, level: Tensor, rule: Rule, height: int, width: int) -> _Amounts:
     """By the reference a level is so many tenths of the largest value, which is rounded down where it must be
     whole, and sets the factor of blends between 0.1 and 1.9; by torchvision's rule it is so many ninths, and
     sets the factor from 1 on, up or down by its sign.
     """
     amount = level.abs()
     if rule == "original":
-        cleared, threshold = 4 + (amount * 4 / 10).long(), 256 - (amount * 256 / 10).long()
-        factor = (amount * 1.8 / 10 + 0.1).float()
-        return _Strength(cleared, threshold, factor, (level * 30 / 10).trunc(), level * 0.3 / 10, level, 10)
-    cleared, threshold = 4 + (amount * 4 / 9).round().long(), 255 - amount * 255 / 9
-    return _Strength(
-        cleared, threshold, (1 + level * 0.9 / 9).float(), level * 30 / 9, level * 0.3 / 9, level, 9
+        cleared, threshold = 4 + (amount * 4 / 10).long(), 256 - (amount * 256 / 10).floor()
+        factor, degrees, steps = amount * 1.8 / 10 + 0.1, (level * 30 / 10).trunc(), 10
+    else:
+        cleared, threshold = 4 + (amount * 4 / 9).round().long(), 255 - amount * 255 / 9
+        factor, degrees, steps = 1 + level * 0.9 / 9, level * 30 / 9, 9
+    angle = degrees.deg2rad() * (operation == Operation.ROTATE)
+    cos, sin = angle.cos(), angle.sin()
+    # Whole pixels, a third of the side at the highest level.
+    shift_x = (level * (width / 3) / steps).trunc() * (operation == Operation.TRANSLATE_X)
+    shift_y = (level * (height / 3) / steps).trunc() * (operation == Operation.TRANSLATE_Y)
+    shear, middle_x, middle_y = level * 0.3 / steps, width / 2, height / 2
+    return _Amounts(
+        step=torch.exp2(cleared.double()),
+        threshold=threshold,
+        factor=factor,
+        scale=cos,
+        b=shear * (operation == Operation.SHEAR_X) - sin,
+        c=middle_x - cos * middle_x + sin * middle_y + shift_x,
+        d=shear * (operation == Operation.SHEAR_Y) + sin,
+        f=middle_y - sin * middle_x - cos * middle_y + shift_y,
     )
 
 
@@ -234,20 +236,19 @@ def refused_severity(severity: float, rule: Rule) -> str:
 # --- each channel by itself: autocontrast and equalize ------------------------------------------------------
 
 
-def _stretched(images: Tensor) -> Tensor:
+def _stretched(images: Tensor, _: _Amounts) -> Tensor:
     """Each channel's values over the whole range, unless it has but one.
 
     Pillow stretches in double precision; float32 would be cut off elsewhere.
     """
-    low, high = (
-        end.to(widest(images.device)) for end in (images.amin((2, 3), True), images.amax((2, 3), True))
-    )
+    ends = (images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True))
+    low, high = (end.to(widest(images.device)) for end in ends)
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # 255 / … would multiply by a reciprocal
     stretched = (images * scale).sub_(low * scale).clamp_(0, 255).floor_().float()
     return torch.where(high > low, stretched, images)
 
 
-def _equalized(images: Tensor) -> Tensor:
+def _equalized(images: Tensor, _: _Amounts) -> Tensor:
     """Each channel's values by the share of pixels that are darker."""
     values = images.long().flatten(2)
     # Sums that need no order. Float32 counts exactly up to 2^24 pixels.
@@ -259,10 +260,24 @@ def _equalized(images: Tensor) -> Tensor:
     return torch.where(step > 0, table.gather(2, values), images.flatten(2)).view_as(images)
 
 
+# --- each value by itself: posterize and solarize -----------------------------------------------------------
+
+
+def _posterized(images: Tensor, amounts: _Amounts) -> Tensor:
+    """Values without their last bits."""
+    step = _each(amounts.step).float()
+    return (images / step).floor_().mul_(step)
+
+
+def _solarized(images: Tensor, amounts: _Amounts) -> Tensor:
+    """Bright values inverted."""
+    return torch.where(images >= _each(amounts.threshold), 255 - images, images)
+
+
 # --- warps: rotate, shear_x, shear_y, translate_x, translate_y ----------------------------------------------
 
 
-def _warped(images: Tensor, kind: Operation, strength: _Strength) -> Tensor:
+def _warped(images: Tensor, amounts: _Amounts) -> Tensor:
     """Each image seen through its affine map, bilinear, black outside.
 
     A map leads from the centre of a pixel of the result, half a pixel into it, to a place in the image:
@@ -270,20 +285,11 @@ def _warped(images: Tensor, kind: Operation, strength: _Strength) -> Tensor:
     left of a pixel's centre and one just right of it are cut off to different values.
     """
     height, width = images.shape[-2:]
-    middle_x, middle_y = width / 2, height / 2
-    angle = strength.degrees.deg2rad() * (kind is Operation.ROTATE)
-    cos, sin = angle.cos(), angle.sin()
-    shift_x = strength.shift(width) * (kind is Operation.TRANSLATE_X)
-    shift_y = strength.shift(height) * (kind is Operation.TRANSLATE_Y)
-    b = strength.shear * (kind is Operation.SHEAR_X) - sin
-    c = middle_x - cos * middle_x + sin * middle_y + shift_x
-    d = strength.shear * (kind is Operation.SHEAR_Y) + sin
-    f = middle_y - sin * middle_x - cos * middle_y + shift_y
-
+    scale, c, f = amounts.scale, amounts.c[:, None], amounts.f[:, None]
     columns = torch.arange(width, device=images.device, dtype=widest(images.device)) + 0.5
     rows = torch.arange(height, device=images.device, dtype=widest(images.device)) + 0.5
-    x = torch.outer(cos, columns)[:, None, :] + (torch.outer(b, rows) + c[:, None])[:, :, None]  # [N, H, W]
-    y = torch.outer(d, columns)[:, None, :] + (torch.outer(cos, rows) + f[:, None])[:, :, None]
+    x = torch.outer(scale, columns)[:, None, :] + (torch.outer(amounts.b, rows) + c)[:, :, None]  # [N, H, W]
+    y = torch.outer(amounts.d, columns)[:, None, :] + (torch.outer(scale, rows) + f)[:, :, None]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     left, along = _before(x, width)
     top, down = _before(y, height)
@@ -309,9 +315,32 @@ def _before(place: Tensor, size: int) -> tuple[Tensor, Tensor]:
 # --- blends: color, contrast, brightness and sharpness -----------------------------------------------------
 
 
-def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+def _colored(images: Tensor, amounts: _Amounts) -> Tensor:
+    return _blend(_gray(images), images, amounts)
+
+
+def _contrasted(images: Tensor, amounts: _Amounts) -> Tensor:
+    mean = _gray(images).mean(dim=(2, 3), keepdim=True, dtype=widest(images.device))
+    return _blend((mean + 0.5).floor().float(), images, amounts)
+
+
+def _brightened(images: Tensor, amounts: _Amounts) -> Tensor:
+    return _blend(images.new_zeros(()), images, amounts)
+
+
+def _sharpened(images: Tensor, amounts: _Amounts) -> Tensor:
+    return _blend(_smooth(images), images, amounts)
+
+
+def _blend(degenerate: Tensor, images: Tensor, amounts: _Amounts) -> Tensor:
     """From the degenerate image (factor 0) to the image (factor 1) and beyond, to whole values 0 … 255."""
+    factor = _each(amounts.factor).float()
     return (images - degenerate).mul_(factor).add_(degenerate).clamp_(0, 255).floor_()
+
+
+def _each(numbers: Tensor) -> Tensor:
+    """A number for each image, [N, 1, 1, 1]."""
+    return numbers[:, None, None, None]
 
 
 def _gray(images: Tensor) -> Tensor:
@@ -328,3 +357,23 @@ def _smooth(images: Tensor) -> Tensor:
     smooth = images.clone()
     smooth[:, :, 1:-1, 1:-1] = square.add_(6.5).div_(13).floor_()  # 6.5: to the nearest
     return smooth
+
+
+#: What computes an operation; those of one function are computed together.
+_DONE_BY: dict[Operation, Callable[[Tensor, _Amounts], Tensor]] = {
+    Operation.AUTOCONTRAST: _stretched,
+    Operation.EQUALIZE: _equalized,
+    Operation.POSTERIZE: _posterized,
+    Operation.ROTATE: _warped,
+    Operation.SOLARIZE: _solarized,
+    Operation.SHEAR_X: _warped,
+    Operation.SHEAR_Y: _warped,
+    Operation.TRANSLATE_X: _warped,
+    Operation.TRANSLATE_Y: _warped,
+    Operation.COLOR: _colored,
+    Operation.CONTRAST: _contrasted,
+    Operation.BRIGHTNESS: _brightened,
+    Operation.SHARPNESS: _sharpened,
+    Operation.NOTHING: lambda images, _: images,
+}
+_FUNCTIONS = list(dict.fromkeys(_DONE_BY.values()))

@@ -205,7 +205,7 @@ def test_augmix_of_views_that_agree_is_cross_entropy(
 def test_augmix_in_pieces_gives_the_same(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = AugMix()
     (whole,) = make_batch(tuner).drawn
-    monkeypatch.setattr(augmix_module, "_AT_ONCE", 5 * 600 * 4 * 4)  # five images at a time, of 24
+    monkeypatch.setattr(augmix_module, "_AT_ONCE", 5 * 400 * 4 * 4)  # five images at a time, of 24
     (in_pieces,) = make_batch(tuner).drawn
     assert torch.equal(in_pieces, whole)
 
