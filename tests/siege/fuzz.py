@@ -126,6 +126,8 @@ def fuzz_apart(trial: Trial, seed: int, numbers: range) -> Tally:
         return Tally(**values | {kind: Counter(values[kind]) for kind in ("taken", "refused")})
     number = int.from_bytes(at[:8], "little")
     tally = Tally(wrong=[f"input {number} of seed {seed} ends the process, with status {status}"])
+    if number > numbers.start:  # what came of those before is lost with it
+        tally.add(fuzz_apart(trial, seed, range(numbers.start, number)))
     if number + 1 < numbers.stop:
         tally.add(fuzz_apart(trial, seed, range(number + 1, numbers.stop)))
     return tally

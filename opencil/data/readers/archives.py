@@ -111,7 +111,7 @@ def zip_members(archive: Path) -> list[str]:
             raise BadInput(
                 f"{archive} is refused: its member {member.filename!r} has more than {most:,} bytes"
             )
-    return [member.filename for member in members if not member.is_dir()]
+    return [member.filename for member in members if not member.filename.endswith("/")]
 
 
 def _refuse_outside(archive: Path, names: Iterable[str]) -> None:

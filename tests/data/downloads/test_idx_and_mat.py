@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from opencil.data.catalogue import MNIST, SVHN
 from opencil.data.readers.idx import read_idx
+from opencil.data.readers.mat import read_mat
 from opencil.errors import BadInput
 
 Mnist = Callable[..., Path]
@@ -119,16 +120,15 @@ def test_mat_files_are_measured_before_they_are_decompressed(
         do_compression=True,
     )
     monkeypatch.setattr("opencil.data.readers.mat.LARGEST_MEMBER", 8 * 8 * 3 * 9 - 1)
-    monkeypatch.setattr("scipy.io.loadmat", None)
+    monkeypatch.setattr("opencil.data.readers.mat._numbers", None)
     with pytest.raises(BadInput, match="its X has more than 1,727 bytes"):
         SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
 
 
-def test_cells_in_cells_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_in_cells_are_not_looked_at(tmp_path: Path) -> None:
     cells = np.empty((1, 1), object)
     cells[0, 0] = np.zeros(3)
     savemat(tmp_path / "test_32x32.mat", {"X": cells, "y": [1]})
-    monkeypatch.setattr("scipy.io.loadmat", None)
     with pytest.raises(BadInput, match="its X is of kind cell"):
         SVHN().locate("svhn", "test", tmp_path).source  # noqa: B018
 
@@ -145,3 +145,20 @@ def test_announced_bytes_are_compared_with_the_file_before_there_is_room_made(
     packed.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(BadInput, match=r"announces 1,000,000,000 bytes, and has \d+ compressed"):
         read_idx(packed, 3)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u4", "i8", "f4", "f8"])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 3, 5), (1, 1), (0, 3), (300, 7)])
+def test_arrays_of_numbers_are_those_that_scipy_reads(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...], packed: bool
+) -> None:
+    path = tmp_path / "a.mat"
+    array = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    more = {"first": np.zeros(3), "X": array, "text": "hello", "y": array[:1]}
+    savemat(path, more, do_compression=packed)
+    expected, found = loadmat(path), read_mat(path, ("X", "y"))
+    assert found.keys() == {"X", "y"}
+    for name, numbers in found.items():
+        assert numbers.dtype == expected[name].dtype
+        np.testing.assert_array_equal(numbers, expected[name])
