@@ -75,7 +75,7 @@ def read_json(path: Path, damaged: Callable[[Path, object], OpenCILError]) -> di
         content = json.loads(read_sealed(path, damaged)[0].decode())
         if not isinstance(content, dict):
             raise ValueError("it is not a mapping")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists in lists in lists, deeper than Python goes
         raise damaged(path, error) from None
     return {key: value for key, value in content.items() if key != "seal"}
 

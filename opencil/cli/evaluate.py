@@ -8,7 +8,7 @@ import typer
 
 from opencil.cli.flags import takes_config
 from opencil.cli.run import DryRun, Quiet, carry_out
-from opencil.errors import BadInput
+from opencil.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
@@ -82,6 +82,6 @@ def _listed(flag: str, text: str) -> list[Any]:
         content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
         if isinstance(content, list):
             return content
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
-    raise BadInput(f"{flag} {text!r} is not understood: a JSON file with a list is needed")
+    raise BadInput(f"{flag} {shown(text)} is not understood: a JSON file with a list is needed")

@@ -197,7 +197,7 @@ class CacheFile:
             noted = json.loads(self._note.read_text(encoding="utf-8"))
             if noted["key"] == self.key():
                 return [int(index) for index in noted["corrupt"]]
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
             pass
         _log.warning("the survey %s is damaged or of other files: it is not used", self._note)
         return []

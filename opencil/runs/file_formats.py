@@ -82,7 +82,7 @@ def read_checked(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         notes = header.get("__metadata__", {})
         notes = json.loads(notes[_NOTES]) if _NOTES in notes else notes
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     return tensors, {key: value for key, value in notes.items() if key != "seal"}, found
 

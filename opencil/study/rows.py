@@ -124,7 +124,7 @@ def _read_table(table: Table, damaged: Trouble) -> tuple[Any, dict[str, Any]]:
         schema = _schemas()[0 if is_integer(rows.schema.field("k").type) else 1]
         if not rows.schema.equals(schema):
             rows = rows.cast(schema)
-    except (OSError, ValueError, ArrowException) as error:
+    except (OSError, ValueError, RecursionError, ArrowException) as error:
         raise damaged(path, error) from None
     if any(column.null_count for column in rows.columns):
         raise damaged(path, "values are missing in it")

@@ -336,3 +336,9 @@ def test_rows_of_two_runs_in_one_folder(finished: Path) -> None:
     (why,) = only(study)["left_out"].values()
     assert "rows of seed 3 in the place of 0" in why
     assert set(study.rows["seed"]) == {0}
+
+
+def test_records_nested_deeper_than_python_goes_are_refused(published: Path) -> None:
+    (published / "runs.json").write_text('{"runs": ' + "[" * 100_000)
+    with pytest.raises(OpenCILError, match=r"runs\.json cannot be used"):
+        read_study(published)
