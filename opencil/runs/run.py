@@ -34,7 +34,7 @@ from opencil.runs.foreign import Foreign, foreign_learner
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
 from opencil.runs.provenance import made_now
-from opencil.runs.store import RunFolder, StepFolder, decides_training, read_rows
+from opencil.runs.store import ENVIRONMENT, RunFolder, StepFolder, decides_training, read_rows
 from opencil.runs.tuning import read_head
 from opencil.runs.weights import Stock
 from opencil.validation import build, flat
@@ -51,6 +51,9 @@ def opened_run(path: str | Path, place: PlaceConfig, data: BenchmarkData | None 
     record = folder.stored()
     if not record or len(record["cil"]) != 1:
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is needed")
+    folder.record(
+        ENVIRONMENT, folder.identity(record)
+    )  # it says whose folder it is: a config may be another's
     of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
     require(record.get("plugins"), of_model, f"run {path} needs what is not known here")
     ((cil, values),) = record["cil"].items()

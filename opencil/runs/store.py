@@ -7,6 +7,7 @@
         environment.json     versions and device of what last wrote here, and the most memory of any process
         data.json            what images it read, and how many the paper has
         error.txt            where the last attempt failed: why, of an error that nobody foresaw its traceback
+        *.damaged            what was damaged and has been computed again, here and below
         step01/
             checkpoint.safetensors    while the step is being trained
             model.safetensors    θ_t, but for what an earlier step's file has and this one refers to

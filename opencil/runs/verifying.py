@@ -1,6 +1,7 @@
 """Whether the files of a run are as they were written and where they belong."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,56 +36,47 @@ def verify(folder: RunFolder) -> list[Finding]:
     return list(_findings(folder))
 
 
-def _findings(folder: RunFolder) -> Iterator[Finding]:
+def readers(folder: RunFolder) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """The files that a run stores, each with what reads it and raises where it is damaged or misplaced.
+
+    What should be there and is not has a reader too. A step whose notes are damaged has that of the notes.
+    """
     config, run = folder.path / "config.yml", None
     if config.exists():
-        try:
+        yield config, lambda: folder.identity(folder.stored())
+        with suppress(OpenCILError):
             run = folder.identity(folder.stored())
-        except OpenCILError as error:
-            yield _trouble(config, error)
-        else:
-            yield from _unsealed(config)
     for name in (ENVIRONMENT, DATA):
-        yield from _of(folder.path / name, partial(folder.record, name, run))
+        if (folder.path / name).exists():
+            yield folder.path / name, partial(folder.record, name, run)
     for path in sorted(folder.path.glob("step*")):
         yield from _of_step(StepFolder(path), run)
+
+
+def _findings(folder: RunFolder) -> Iterator[Finding]:
+    for path, read in readers(folder):
+        try:
+            read()
+            if read_sealed(path, file_formats.damaged)[1] is None:
+                yield Finding(path, "unsealed", f"{path} is from before files had checksums")
+        except OpenCILError as error:
+            yield Finding(path, "unreadable" if isinstance(error, DiskError) else "damaged", str(error))
     for path in sorted(folder.path.rglob(f"*{file_formats.SET_ASIDE}")):
         yield Finding(path, "set aside", f"{path} was damaged, and what it was for has been computed again")
 
 
-def _of_step(step: StepFolder, run: Identity | None) -> Iterator[Finding]:
-    tensors = [step.checkpoint, *sorted((step.path / "heads").glob("*.safetensors"))]
-    for path in tensors:
-        yield from _of(path, partial(file_formats.read_checked, path))
+def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Callable[[], object]]]:
+    for path in (step.checkpoint, *sorted((step.path / "heads").glob("*.safetensors"))):
+        if path.exists():
+            yield path, partial(file_formats.read_checked, path)
     if not step.trained:
         return
+    yield step.path / "step.json", step.info
     try:
         info = step.info()
-    except OpenCILError as error:
-        yield _trouble(step.path / "step.json", error)
+    except OpenCILError:
         return
-    yield from _unsealed(step.path / "step.json")
-    yield from _of(step.model, partial(step.weights, str(info.get("weights_sha256"))), needed=True)
-    yield from _of(step.memory_file, partial(step.memory, 0, info.get("memory_sha256")), needed=True)
+    yield step.model, partial(step.weights, str(info.get("weights_sha256")))
+    yield step.memory_file, partial(step.memory, 0, info.get("memory_sha256"))
     for table in step.placed(step.tables(), run, info):
-        yield from _of(table.path, partial(measured_metrics, table, file_formats.damaged), needed=True)
-
-
-def _of(path: Path, read: Callable[[], object], *, needed: bool = False) -> Iterator[Finding]:
-    if not path.exists() and not needed:
-        return
-    try:
-        read()
-    except OpenCILError as error:
-        yield _trouble(path, error)
-    else:
-        yield from _unsealed(path)
-
-
-def _trouble(path: Path, error: OpenCILError) -> Finding:
-    return Finding(path, "unreadable" if isinstance(error, DiskError) else "damaged", str(error))
-
-
-def _unsealed(path: Path) -> Iterator[Finding]:
-    if read_sealed(path, file_formats.damaged)[1] is None:
-        yield Finding(path, "unsealed", f"{path} is from before files had checksums")
+        yield table.path, partial(measured_metrics, table, file_formats.damaged)
