@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -764,3 +765,11 @@ def test_values_are_those_of_the_methods_sheet() -> None:
 def test_npos_refuses_values_that_do_not_fit_each_other(values: dict[str, int], said: str) -> None:
     with pytest.raises(Exception, match=said):
         DETECTORS.create("npos", **values)
+
+
+def test_logits_of_almost_no_length_are_not_stretched_to_full_length() -> None:
+    """A logit of 1e-7 is divided by twice that, so it is half as long as others."""
+    z, label = torch.tensor([[1e-7, 0.0, 0.0]]), torch.tensor([0])
+    part = SimpleNamespace(features=z, labels=label)
+    found = LogitNorm(tau=0.5).loss(lambda features: features, SimpleNamespace(current=part, parts=[part]))  # type: ignore[arg-type]
+    assert float(found) == pytest.approx(ce([[1.0, 0.0, 0.0]], [0]), rel=1e-5)
