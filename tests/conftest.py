@@ -32,6 +32,12 @@ hypothesis_settings.register_profile("opencil", deadline=None)
 hypothesis_settings.load_profile("opencil")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test comes first in any order: as the last it would keep the other cores waiting."""
+    items.sort(key=lambda item: "tests/kernels/" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _registries_stay() -> Iterator[None]:
     """What a test registers is gone after it."""
