@@ -74,6 +74,8 @@ class Evaluator:
                 f"preprocessor is a {type(preprocessor).__name__}: an opencil.Transform is needed. Datasets "
                 "with a transform of their own come as dataloader_dict=..."
             )
+        if head is not None and not isinstance(head, str):
+            raise BadInput(f"head is a {type(head).__name__}: the name of a layer is needed")
         if head is not None and not isinstance(net, nn.Module):
             raise BadInput(f"head = {head!r} is a layer's name: it needs a net that is a torch module")
         self.id_name, self.batch_size = id_name, batch_size
@@ -181,6 +183,8 @@ def _detector(name: str | None, detector: Detector | None) -> Detector:
         raise BadInput(
             "an Evaluator needs a detector: postprocessor_name='energy', say, or postprocessor=..."
         )
+    if not isinstance(name, str):
+        raise BadInput(f"postprocessor_name is a {type(name).__name__}: the name of a detector is needed")
     made: Detector = DETECTORS.create(NAMES.get(name, name))
     return made
 
@@ -191,7 +195,11 @@ def _checked(sets: Mapping[str, Any]) -> dict[str, Any]:
     inside, outside = known.get("id"), known.get("ood")
     if not isinstance(inside, Mapping) or "test" not in inside:
         raise BadInput("dataloader_dict['id'] has no 'test': the ID images to tell from OOD are needed")
-    if not isinstance(outside, Mapping) or not any(outside.get(split) for split in OOD_ROLES):
+    sets_of = [outside.get(split) for split in OOD_ROLES] if isinstance(outside, Mapping) else []
+    shifted = known.get("csid")
+    if any(one is not None and not isinstance(one, Mapping) for one in (*sets_of, shifted)):
+        raise BadInput("dataloader_dict should map names to images in 'near', 'far' and 'csid'")
+    if not any(sets_of):
         raise BadInput("dataloader_dict['ood'] has no sets: 'near' or 'far' should map names to images")
     return known
 

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-import numpy as np
-import torch
-
 from opencil.errors import BadInput, meant, nearest
 
 if TYPE_CHECKING:
@@ -212,20 +209,6 @@ def parse_size(size: int | str) -> int:
     if not match or match[2] not in _UNITS:
         raise BadInput(f"size {size!r} is not understood: allowed are bytes, or say 500MB, 2GB or 1.5GiB")
     return int(float(match[1]) * _UNITS[match[2]])
-
-
-def tensor_of(given: Any) -> Any:
-    """A numpy array as a tensor, which shares its memory where it may be written; all else as it is."""
-    if not isinstance(given, np.ndarray):
-        return given
-    try:
-        return torch.from_numpy(given if given.flags.writeable else given.copy())
-    except (TypeError, ValueError):  # texts, objects, numbers of other bytes; strides below zero
-        pass
-    try:
-        return torch.from_numpy(given.astype(given.dtype.newbyteorder("="), order="C"))
-    except TypeError:
-        raise BadInput(f"an array of {given.dtype} is given: numbers are needed") from None
 
 
 def _plain_errors(cls: type, errors: "list[ErrorDetails]") -> "list[ErrorDetails]":

@@ -113,7 +113,17 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
 
 # --- rooms -----------------------------------------------------------------------------------------
 
-COMMON = {"registry", "plugins", "validation", "errors", "disk", "atomic_files", "seals", "_version"}
+COMMON = {
+    "registry",
+    "plugins",
+    "validation",
+    "arrays",
+    "errors",
+    "disk",
+    "atomic_files",
+    "seals",
+    "_version",
+}
 #: What a room may import of ours, itself aside.
 KNOWS = {
     "data": COMMON,
@@ -127,6 +137,7 @@ KNOWS = {
     "registry": COMMON - {"plugins"},
     "plugins": {"registry", "errors"},
     "validation": {"errors"},
+    "arrays": {"errors"},
     "creating": COMMON,
     "errors": set(),
     "disk": {"errors"},

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from opencil.arrays import dense, tensor_of
 from opencil.data.images import Images
 from opencil.data.precision import widened
 from opencil.errors import BadInput
-from opencil.validation import tensor_of
 
 #: Under which of these names a batch that is a mapping has its images, and its labels.
 IMAGE_KEYS = ("images", "image", "pixel_values", "data", "img", "x")
@@ -189,6 +189,7 @@ def served(
     if isinstance(images, (Images, ForeignImages)):
         return images
     if isinstance(images, Tensor):
+        images = dense(images, f"images of {name}")
         return images if device in (None, images.device) else ArrayImages(images, *values)
     if isinstance(images, np.ndarray):
         return ArrayImages(images, *values)
@@ -197,7 +198,7 @@ def served(
         return DatasetImages(images.dataset, images, *values) if indexed else BatchedImages(images, *values)
     if isinstance(images, IterableDataset):
         return BatchedImages(DataLoader(images, batch_size=batch_size), *values)
-    if isinstance(images, (str, bytes, Mapping)) or not _holds_items(images):
+    if isinstance(images, (str, bytes, Mapping, type)) or not _holds_items(images):
         raise BadInput(
             f"{name} is a {type(images).__name__}: images are a tensor or array [N, channels, H, W], an "
             "image set, a Dataset, a DataLoader or another iterable of batches"
@@ -206,7 +207,11 @@ def served(
         return BatchedImages(images, *values)
     if not len(images):
         raise BadInput(f"{name} has no images: at least one is needed")
-    first, _ = _pair(images[0], name, labelled=False)
+    try:
+        item = images[0]
+    except KeyError:  # a table whose columns have names, say
+        raise BadInput(f"{name} is a {type(images).__name__} without an item 0: images are counted") from None
+    first, _ = _pair(item, name, labelled=False)
     if first.ndim == 3:
         return DatasetImages(images, None, *values)
     return BatchedImages(images, *values)
@@ -234,14 +239,16 @@ def _pair(item: Any, name: str, labelled: bool) -> Pair:
             f"{name} gives a {type(images).__name__} as image: a tensor or an array is needed, normalised as "
             "the model wants it; a dataset's transform makes it (torchvision: ToTensor, then Normalize)"
         )
-    return tensor_of(images), _labels(labels, name) if labelled and labels is not None else None
+    found = dense(images, f"images of {name}")
+    return found, _labels(labels, name) if labelled and labels is not None else None
 
 
 def _labels(labels: Any, name: str) -> Tensor:
     try:
         found = torch.as_tensor(tensor_of(labels))
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise BadInput(f"{name} has labels that are no numbers: {_WHOLE}") from None
+    found = dense(found, f"labels of {name}")
     if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
         raise BadInput(f"{name} has labels that are {found.dtype} {list(found.shape)}: {_WHOLE}")
     return found.long()

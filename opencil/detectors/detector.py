@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opencil.arrays import dense, on_one_device
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput, nearest
-from opencil.validation import Values, tensor_of
+from opencil.validation import Values
 
 Array = np.ndarray[Any, Any]
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
@@ -194,11 +195,21 @@ class Detector(Values, ABC):
         if isinstance(features, Outputs):
             given = features
             features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
-            if not features.shape[-1]:  # those of a function that gives logits alone
+            # Those of a function that gives logits alone.
+            if isinstance(features, Tensor) and features.ndim and not features.shape[-1]:
                 features = None
             classify = classify if given.classify is None else given.classify
             tasks = given.tasks
-        features, logits, labels = map(tensor_of, (features, logits, labels))
+        given_arrays = {"features": features, "logits": logits, "labels": labels}
+        arrays = {name: None if one is None else dense(one, name) for name, one in given_arrays.items()}
+        features, logits, labels = arrays.values()
+        on_one_device(arrays)
+        if inputs is not None and not isinstance(inputs, Inputs):
+            raise BadInput(f"inputs are a {type(inputs).__name__}: opencil.Inputs(model, images) are needed")
+        if classify is not None and (isinstance(classify, type) or not callable(classify)):
+            raise BadInput(
+                f"classify is a {type(classify).__name__}: a function from features to logits is needed"
+            )
         present: dict[Reads, object] = {
             "features": features,
             "logits": logits,
@@ -217,9 +228,8 @@ class Detector(Values, ABC):
             if present[read] is None:
                 raise BadInput(f"{type(self).__name__} reads the {read}: missing here")
         matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
-        for name, given_as in {**matrices, "labels": labels}.items():
-            if given_as is not None and not isinstance(given_as, Tensor):
-                raise BadInput(f"{name} are a {type(given_as).__name__}: a tensor or a numpy array is needed")
+        if "labels" in reads and labels.ndim != 1:
+            raise BadInput(f"labels are {labels.dtype} {list(labels.shape)}: a vector is needed")
         counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
         rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
         for name, tensor in matrices.items():
@@ -234,6 +244,8 @@ class Detector(Values, ABC):
                 raise BadInput(
                     f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
                 )
+        if features is not None and classify is not None and not {"head", "linear"}.isdisjoint(reads):
+            _check_head(classify, features, logits)
         nothing = torch.empty(rows.pop(), 0)
         return Outputs(
             nothing if features is None else features.float(),
@@ -243,6 +255,21 @@ class Detector(Values, ABC):
             inputs,
             tasks,
         )
+
+
+def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: Tensor | None) -> None:
+    """Refuse a head that gives no logits of the features, by those of one sample."""
+    try:
+        found = classify(features[:1].float())
+    except (RuntimeError, TypeError, ValueError) as error:  # a layer of another width, a function of two
+        why = str(error).strip().partition("\n")[0]
+        raise BadInput(f"classify fails on features {list(features.shape)}: {why}") from error
+    wrong = not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1 or not found.shape[1]
+    if wrong or (logits is not None and found.shape[1] != logits.shape[1]):
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        classes = "classes" if logits is None else str(logits.shape[1])
+        raise BadInput(f"classify gives {what} of one sample's features: logits [1, {classes}] are needed")
+    dense(found, "what classify gives")
 
 
 def _widths(outputs: Outputs) -> dict[str, int]:

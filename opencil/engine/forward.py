@@ -1,5 +1,6 @@
 """One forward pass of a model over images: what herding, detectors and accuracy all read."""
 
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opencil.arrays import dense
 from opencil.data.foreign import ForeignImages, served
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
@@ -18,6 +20,8 @@ from opencil.engine.turns import let_others
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import LogitsAlone, as_classifier
+
+_MOST = 2**31  # images of a batch: no memory holds more
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,11 @@ class Inputs:
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise BadInput(f"batch_size = {self.batch_size!r} is not allowed: it should be at least 1")
+        if type(self.batch_size) is not int or not 1 <= self.batch_size <= _MOST:
+            raise BadInput(
+                f"batch_size = {reprlib.repr(self.batch_size)} is not allowed: it should be at least 1 and "
+                f"at most {_MOST}"
+            )
         if not isinstance(self.transform, Transform | None):
             raise BadInput(
                 f"transform is a {type(self.transform).__name__}: an opencil.Transform is needed. A dataset "
@@ -48,10 +55,8 @@ class Inputs:
         object.__setattr__(self, "images", images)
         if self.indices is not None and not isinstance(self.indices, Tensor):
             raise BadInput(f"indices are a {type(self.indices).__name__}: a tensor, int64 [N], is needed")
-        if self.indices is not None and (self.indices.ndim != 1 or self.indices.dtype != torch.int64):
-            raise BadInput(
-                f"indices are {self.indices.dtype} {list(self.indices.shape)}: int64 [N] is needed"
-            )
+        if self.indices is not None:
+            self._check_indices(dense(self.indices, "indices"))
         if isinstance(self.images, Images):
             if self.transform is None:
                 raise BadInput(f"images of {self.images.name!r} are bytes: a transform is needed with them")
@@ -67,6 +72,16 @@ class Inputs:
         elif not torch.isfinite(self.images).all():
             bad = int((~torch.isfinite(self.images)).flatten(1).any(dim=1).nonzero()[0])
             raise BadInput(f"image {bad} is not finite: a model cannot read it")
+
+    def _check_indices(self, indices: Tensor) -> None:
+        """Refuse indices of images that are not there; batches that can be read once have no count yet."""
+        if indices.ndim != 1 or indices.dtype != torch.int64:
+            raise BadInput(f"indices are {indices.dtype} {list(indices.shape)}: int64 [N] is needed")
+        if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
+            return
+        low, high = (int(end) for end in indices.aminmax())
+        if not 0 <= low <= high < len(self.images):
+            raise BadInput(f"indices go from {low} to {high}: there are images 0 to {len(self.images) - 1}")
 
     def __len__(self) -> int:
         return len(self.images) if self.indices is None else len(self.indices)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from opencil.arrays import dense, listed, tensor_of
 from opencil.data.foreign import ForeignImages, served
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
@@ -22,7 +23,6 @@ from opencil.evaluation.ranking import Array
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import WRAP_HINT, LogitsAlone, as_classifier
 from opencil.registry import DETECTORS
-from opencil.validation import tensor_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,10 +77,10 @@ def evaluate(
         raise BadInput(
             f"set-up images are needed for {', '.join(needing)}: give setup=..., or name other detectors"
         )
-    if not isinstance(ood, Mapping) or not ood or not all(ood):
+    if not isinstance(ood, Mapping) or not ood or not _names(ood):
         raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
     if shifted is not None and (
-        not isinstance(shifted, Mapping) or not all(shifted) or set(shifted) & set(ood)
+        not isinstance(shifted, Mapping) or not _names(shifted) or set(shifted) & set(ood)
     ):
         raise BadInput(
             "shifted should map names, none of them empty or an OOD set's, to image sets with labels"
@@ -114,7 +114,7 @@ def evaluate(
         name: with_labels(outputs(images, f"shifted {name!r}"), f"{name} (shifted)")
         for name, images in shifted_images.items()
     }
-    wanted = chosen_metrics(metrics or ())
+    wanted = chosen_metrics(() if metrics is None else metrics)
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
     rows = []
     for name, detector in chosen.items():
@@ -149,6 +149,10 @@ def outputs_named(
         raise BadInput(f"the model fails on the images of {name}: {why}") from error
 
 
+def _names(sets: Mapping[str, AnyImages]) -> bool:
+    return all(isinstance(name, str) and name for name in sets)
+
+
 def _detectors(
     chosen: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None,
 ) -> dict[str, Detector]:
@@ -163,7 +167,9 @@ def _detectors(
     elif isinstance(chosen, Iterable):
         groups = DETECTORS.groups()
         pairs = [
-            (None, n) for one in chosen for n in (groups.get(one, [one]) if isinstance(one, str) else [one])
+            (None, name)
+            for one in listed(chosen, "detectors")
+            for name in (groups.get(one, [one]) if isinstance(one, str) else [one])
         ]
     if not pairs:
         raise BadInput(f"detectors = {reprlib.repr(chosen)} is not allowed: names or detectors are needed")
@@ -229,9 +235,12 @@ def with_labels(outputs: Outputs, which: str, given: AnyLabels | None = None) ->
     labels, classes = outputs.labels, outputs.logits.shape[1]
     if given is not None:
         try:
-            labels = torch.as_tensor(tensor_of(given)).to(outputs.logits.device)
-        except (TypeError, ValueError, RuntimeError):
+            labels = dense(torch.as_tensor(tensor_of(given)), f"labels of {which} images")
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            if isinstance(error, BadInput):
+                raise
             raise BadInput(f"labels of {which} images are no numbers: whole numbers are needed") from None
+        labels = labels.to(outputs.logits.device)
     if labels is None:
         return outputs
     if labels.shape != (len(outputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -252,12 +261,17 @@ def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
     if tasks is None:
         return None
     try:
-        classes, tasks = test.logits.shape[1], torch.as_tensor(tensor_of(tasks)).flatten().tolist()
-    except (TypeError, ValueError, RuntimeError):
+        classes = test.logits.shape[1]
+        tasks = dense(torch.as_tensor(tensor_of(tasks)), "tasks").flatten().tolist()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(error, BadInput):
+            raise
         raise BadInput(f"tasks = {reprlib.repr(tasks)} is not allowed: whole numbers are") from None
     if len(tasks) != classes or not all(type(task) is int for task in tasks) or min(tasks) < 1:
         raise BadInput(
             f"tasks has {len(tasks)} numbers from {min(tasks, default=0)} on: "
             f"one for each of the {classes} classes is needed, from 1 on"
         )
+    if max(tasks) > classes:
+        raise BadInput(f"tasks has a number {max(tasks)}: {classes} classes come in {classes} tasks at most")
     return torch.tensor(list(tasks), device=test.logits.device)

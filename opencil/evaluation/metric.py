@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from opencil.arrays import listed
 from opencil.errors import BadInput, nearest, unknown
 from opencil.evaluation.reading import READABLE, Reading
 from opencil.registry import METRICS
@@ -128,8 +129,10 @@ def standard_metrics() -> tuple[str, ...]:
 
 def chosen_metrics(more: Iterable[str] = ()) -> tuple[str, ...]:
     """The standard metrics, and some more by name."""
-    chosen, known = [more] if isinstance(more, str) else list(more), metrics()
+    chosen, known = [more] if isinstance(more, str) else listed(more, "names of metrics"), metrics()
     for name in chosen:
+        if not isinstance(name, str):
+            raise BadInput(f"metrics have a {type(name).__name__} among them: names of metrics are needed")
         if name not in known:
             raise unknown("metric", name, known)
     return tuple(dict.fromkeys([*standard_metrics(), *chosen]))

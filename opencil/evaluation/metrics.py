@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.arrays import dense, on_one_device
 from opencil.errors import BadInput
 from opencil.evaluation.metric import register_metric
 from opencil.evaluation.ranking import Array, Ranking, before, enough
-from opencil.validation import tensor_of
 
 # --- of the model -----------------------------------------------------------------------------------
 
@@ -319,20 +319,23 @@ def joint_metrics(
     """
     ranking = Ranking(id_scores, ood_scores, recall)
     values: dict[str, Tensor | None] = dict(_detection(ranking))
-    for name, chosen in {name: tensor_of(given) for name, given in (subsets or {}).items()}.items():
+    if subsets is not None and not isinstance(subsets, Mapping):
+        raise BadInput(f"subsets are a {type(subsets).__name__}: a mapping from names to bool [N] is needed")
+    for name, given in (subsets or {}).items():
+        chosen = ranking.chosen(given)
         values |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
     if correct is not None:
-        values["oscr"] = _oscr(ranking, tensor_of(correct))
-        values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, tensor_of(correct))
+        right = ranking.chosen(correct)
+        values["oscr"] = _oscr(ranking, right)
+        values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, right)
     return numbers(values)
 
 
 def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
     """Share of samples [N] whose predicted label is theirs; tensors or numpy arrays."""
-    of_model, own = tensor_of(predicted), tensor_of(labels)
-    if not isinstance(of_model, Tensor) or not isinstance(own, Tensor):
-        raise BadInput("predictions and labels should be tensors or numpy arrays")
-    if of_model.shape != own.shape or not len(own):
+    of_model, own = dense(predicted, "predictions"), dense(labels, "labels")
+    on_one_device({"predictions": of_model, "labels": own})
+    if of_model.shape != own.shape or not own.ndim or not own.numel():
         raise BadInput(
             f"predictions {list(of_model.shape)} and labels {list(own.shape)} give no accuracy: "
             "two vectors of the same length, at least 1, are needed"

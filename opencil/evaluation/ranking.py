@@ -1,5 +1,6 @@
 """ID and OOD scores sorted together, once: what every metric of detection is counted from."""
 
+import reprlib
 from functools import cached_property
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.arrays import dense, on_one_device
 from opencil.data.precision import reachable
 from opencil.errors import BadInput
-from opencil.validation import tensor_of
 
 Array = np.ndarray[Any, Any]
+_EXACT = 2**53  # whole numbers up to here have a float64 each
 
 
 class Ranking:
@@ -23,10 +25,11 @@ class Ranking:
     """
 
     def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
-        inside, outside = tensor_of(id_scores), tensor_of(ood_scores)
+        inside, outside = dense(id_scores, "ID scores"), dense(ood_scores, "OOD scores")
+        on_one_device({"ID scores": inside, "OOD scores": outside})
         for name, scores in (("ID", inside), ("OOD", outside)):
-            if not isinstance(scores, Tensor) or scores.is_complex():
-                raise BadInput(f"{name} scores are no tensor or array of real numbers: one is needed")
+            if scores.dtype == torch.bool:
+                raise BadInput(f"{name} scores are bool: numbers that put samples in an order are needed")
             if scores.ndim != 1 or not len(scores):
                 raise BadInput(
                     f"{name} scores have shape {list(scores.shape)}: a vector of at least one score is needed"
@@ -34,6 +37,10 @@ class Ranking:
             if not torch.isfinite(scores).all():
                 bad = int((~torch.isfinite(scores)).nonzero()[0])
                 raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
+            if not scores.is_floating_point() and bool(((scores > _EXACT) | (scores < -_EXACT)).any()):
+                raise BadInput(
+                    f"{name} scores are whole numbers beyond 2^53, which float64 cannot tell apart"
+                )
         self.ids, self.oods, self.recall = len(inside), len(outside), recall
         keys, self._order = _descending_keys(reachable(torch.cat([inside, outside]))).sort()
         self._last = F.pad(keys[1:] != keys[:-1], (0, 1), value=True).nonzero().flatten()
@@ -60,13 +67,20 @@ class Ranking:
         """The first group at which enough ID samples are accepted."""
         return self.reaching(self.accepted_id, self.ids)
 
-    def accepted(self, chosen: Tensor) -> Tensor:
-        """How many of the chosen ID samples, bool [ids], are accepted."""
+    def chosen(self, given: Tensor | Array) -> Tensor:
+        """Which ID samples are chosen by what a user gives: bool [ids], where the scores lie."""
+        chosen = dense(given, "samples to choose")
         if chosen.shape != (self.ids,) or chosen.dtype != torch.bool:
             raise BadInput(
                 f"samples are chosen by {chosen.dtype} {list(chosen.shape)}: bool [{self.ids}] is needed, "
                 "one for each ID score"
             )
+        on_one_device({"samples are chosen": chosen, "they are sorted": self._order})
+        return chosen
+
+    def accepted(self, chosen: Tensor) -> Tensor:
+        """How many of the chosen ID samples, bool [ids], are accepted."""
+        chosen = self.chosen(chosen)
         return self._counted(F.pad(chosen, (0, self.oods))[self._order])
 
     def wins(self, accepted: Tensor) -> Tensor:
@@ -92,10 +106,17 @@ def before(counts: Tensor) -> Tensor:
 
 def enough(size: int, recall: float) -> int:
     """The smallest count whose share of ``size`` is at least ``recall``."""
-    if not 0 < recall <= 1:
-        raise BadInput(f"recall = {recall} is not allowed: it should be above 0 and at most 1")
+    if not _is_share(recall):
+        raise BadInput(
+            f"recall = {reprlib.repr(recall)} is not allowed: it should be a number above 0 and at most 1"
+        )
     guess = int(recall * size)  # rounding makes it too large by 1 at most
     return next(count for count in range(max(guess - 1, 0), size + 1) if count / size >= recall)
+
+
+def _is_share(value: Any) -> bool:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return bool(number and 0 < value <= 1)
 
 
 def _descending_keys(scores: Tensor) -> Tensor:

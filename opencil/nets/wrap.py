@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from opencil.arrays import dense, tensor_of
 from opencil.errors import BadInput, nearest
 from opencil.nets.model import Backbone, Classifier
 
@@ -171,7 +173,12 @@ def as_classifier(model: Any) -> Classifier:
             f"{type(model).__name__} is a backbone, which gives features and no logits: "
             "opencil.Model(backbone, classes) has a head too"
         )
-    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    weights = list(model.parameters()) if isinstance(model, nn.Module) else []
+    if any(weight.device.type == "meta" for weight in weights):
+        raise BadInput(
+            f"{type(model).__name__} has weights on the device 'meta', which holds no numbers: "
+            "model.to_empty(device='cpu') and load_state_dict give it some"
+        )
     if other := next((w.dtype for w in weights if w.is_floating_point() and w.dtype != torch.float32), None):
         raise BadInput(
             f"{type(model).__name__} has weights in {str(other).removeprefix('torch.')}, and images and "
@@ -200,8 +207,10 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
         found = output.logits
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
-    if not isinstance(found, Tensor) and hasattr(found, "__array__"):
-        found = torch.as_tensor(found)
+    if not isinstance(found, Tensor | type) and hasattr(found, "__array__"):
+        found = tensor_of(np.asarray(found))
+    if isinstance(found, Tensor):
+        found = dense(found, f"logits of {name}")
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != rows or not found.shape[1]:
         keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise BadInput(

@@ -182,7 +182,7 @@ def test_numpy_arrays_give_what_tensors_give() -> None:
     )
     assert joint_metrics(inside, outside, correct=correct, subsets=some) == expected
     assert accuracy(np.array([1, 2, 3]), np.array([1, 0, 3])) == 2 / 3
-    with pytest.raises(BadInput, match="no tensor or array of real numbers"):
+    with pytest.raises(BadInput, match="ID scores are a list: a tensor or a numpy array is needed"):
         ood_metrics([1.0], outside)  # type: ignore[arg-type]
 
 
@@ -261,7 +261,7 @@ def test_accuracy_needs_a_prediction_for_each_label(shape: tuple[int, ...]) -> N
         BadInput, match="give no accuracy: two vectors of the same length, at least 1, are needed"
     ):
         accuracy(torch.zeros(shape), torch.zeros(3 if shape != (0,) else 0))
-    with pytest.raises(BadInput, match="predictions and labels should be tensors or numpy arrays"):
+    with pytest.raises(BadInput, match="predictions are a list: a tensor or a numpy array is needed"):
         accuracy([1], [1])  # type: ignore[arg-type]
 
 
