@@ -284,12 +284,12 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("opencil r", ["run", "report"]),
+        ("opencil r", ["run", "report", "runs"]),
         ("opencil run --benchmark dig", ["digits"]),
         ("opencil run --cil ic", ["icarl"]),
         ("opencil run --cil icarl,w", ["icarl,wa"]),
         ("opencil run --detector msp,ms", []),
-        ("opencil config --detector lo", ["logitnorm"]),
+        ("opencil config --detector logitn", ["logitnorm"]),
         ("opencil run --set be", ["benchmark."]),
         ("opencil run --set cil.icarl.first.mi", ["cil.icarl.first.milestones="]),
         ("opencil run --device cp", ["cpu"]),
