@@ -6,7 +6,6 @@ at all, and only when there is room for both, so that a full disk leaves the old
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,10 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from opencil.atomic_files import write, write_text
+from opencil.atomic_files import write
 from opencil.data.decoding import decoded
 from opencil.disk import DiskError, disk_error
 from opencil.errors import BadInput, OpenCILError
+from opencil.seals import read_json, write_json
 
 if TYPE_CHECKING:
     from opencil.data.readers.source import SplitOnDisk
@@ -119,7 +119,7 @@ class CacheFile:
                 _log.log(level, "cache %s is of an earlier version: it is prepared again", earlier)
             return None
         try:
-            record = _Record(**json.loads(self._record.read_text(encoding="utf-8")))
+            record = _Record(**read_json(self._record, _broken))
             # Copy-on-write, so that torch may hold it as a tensor; nothing ever writes to it.
             images = np.load(self.path, mmap_mode="c")
             labels = np.array(record.labels, np.int64)
@@ -181,10 +181,10 @@ class CacheFile:
                 progress(number * _BATCH + len(batch.pixels), len(source))
         if len(corrupt) == len(source):
             raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
-        note = json.dumps({"key": self.key(), "corrupt": corrupt})
+        note = {"key": self.key(), "corrupt": corrupt}
         with self._alone():
             try:
-                write_text(self._note, note)
+                write_json(self._note, note)
             except OSError as error:
                 raise self._unwritable(error) from None
         return corrupt
@@ -194,10 +194,10 @@ class CacheFile:
         if not self._note.is_file():
             return []
         try:
-            noted = json.loads(self._note.read_text(encoding="utf-8"))
+            noted = read_json(self._note, _broken)
             if noted["key"] == self.key():
                 return [int(index) for index in noted["corrupt"]]
-        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        except (OpenCILError, ValueError, LookupError, TypeError, OverflowError):
             pass
         _log.warning("the survey %s is damaged or of other files: it is not used", self._note)
         return []
@@ -249,7 +249,7 @@ class CacheFile:
                 str(self.on_disk.place),
             )
             # Before the images get their name: where there is no room for it, the old ones stay.
-            write_text(self._record, json.dumps(asdict(record)))
+            write_json(self._record, asdict(record))
 
         try:
             write(self.path, fill)
@@ -311,6 +311,10 @@ class _Decoding:
         if not len(labels):
             raise BadInput(f"{self._on_disk.place} has no image that can be decoded")
         return labels
+
+
+def _broken(path: Path, error: object) -> OpenCILError:
+    return OpenCILError(f"{path.name}: {error}")
 
 
 def _write_header(file: IO[bytes], count: int, side: int) -> None:

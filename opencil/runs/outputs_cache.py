@@ -25,6 +25,7 @@ from opencil.validation import plain
 
 _NAMES = ("features", "logits")
 _FORMAT = 3  # raised whenever outputs come to be computed, or stored, differently
+_PATIENCE = 20.0  # seconds; an entry is written in less than one
 _log = logging.getLogger("opencil.runs")
 
 
@@ -42,7 +43,7 @@ class OutputsCache:
         """Make what is kept already fit the limit, which may have been lowered."""
         try:
             if self.folder.is_dir():
-                with FileLock(self.folder / ".lock"):
+                with self._alone():
                     self._make_room(0)
         except OSError as error:  # a folder that cannot be written to is no more than that
             self._warn(error)
@@ -79,11 +80,15 @@ class OutputsCache:
         if len(content) > self.limit:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / ".lock"):
+        with self._alone():
             remove_temporary(self.folder)
             path.unlink(missing_ok=True)
             self._make_room(len(content))
             write_sealed(path, content, flush=False)  # its checksum is looked at when it is read
+
+    def _alone(self) -> FileLock:
+        """Nobody waits for long, and only once, for a process that was halted while it held the folder."""
+        return FileLock(self.folder / ".lock", timeout=0 if self._told else _PATIENCE)
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""

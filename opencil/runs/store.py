@@ -345,10 +345,14 @@ class RunFolder:
 
     def announce(self, spec: RunSpec, environment: dict[str, Any]) -> None:
         """Leave the config of a run that is to come, unless the run is there already."""
-        if not self.config.exists():
-            plugins = spec.plugins(*spec.detectors)
-            self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
-            self.note(environment)
+        if self.config.exists():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with suppress(Timeout), FileLock(self.path / ".lock", timeout=0):  # whoever holds it leaves one
+            if not self.config.exists():
+                plugins = spec.plugins(*spec.detectors)
+                self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
+                self.note(environment)
 
     def _write_config(self, record: dict[str, Any]) -> None:
         # The seal comes first: of a file that was cut off, the rest could be a config too.

@@ -152,7 +152,7 @@ def test_a_cache_folder_that_is_read_only_is_no_more_than_that(
     from opencil.runs import outputs_cache
 
     class ReadOnly:
-        def __init__(self, path: Path) -> None:
+        def __init__(self, path: Path, timeout: float) -> None:
             raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(outputs_cache, "FileLock", ReadOnly)

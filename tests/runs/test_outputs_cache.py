@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 from opencil import BadInput, ImageSet, Inputs, Outputs, Transform
 from opencil.data.digits import Noise
+from opencil.runs import outputs_cache
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.validation import parse_size
 
@@ -177,6 +179,22 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     OutputsCache(tmp_path, limit).outputs("w", inputs(Counting()))
     assert size(tmp_path) <= limit
     assert len(entries(tmp_path)) == 1
+
+
+def test_a_halted_process_that_holds_the_folder_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outputs_cache, "_PATIENCE", 0.01)
+    cache, model = OutputsCache(tmp_path, 10**6), Counting()
+    with FileLock(tmp_path / ".lock"):
+        cache.trim()
+        outputs = cache.outputs("w", inputs(model))
+    assert entries(tmp_path) == []
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        f"outputs are not kept in {tmp_path}"
+    ]
+    assert same(cache.outputs("w", inputs(model)), outputs)
+    assert len(entries(tmp_path)) == 1, "it is free again"
 
 
 def _use(folder: Path, first: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import save_file
 
 import opencil
@@ -478,6 +479,20 @@ def test_a_second_process_is_refused_until_the_first_is_gone(
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert isinstance(run_all(config)[-1], Finished)
+
+
+def test_a_run_that_another_process_holds_is_not_announced(
+    tmp_path: Path, tiny: Make, contents: Contents
+) -> None:
+    """Two that write one file at once would write into each other's half of it."""
+    (spec,) = plan(tiny(tmp_path, detector="msp"))
+    folder, environment = RunFolder(tmp_path / spec.folder), provenance.environment(torch.device("cpu"))
+    folder.path.mkdir(parents=True)
+    with FileLock(folder.path / ".lock"):
+        folder.announce(spec, environment)
+        assert contents(folder.path) == {}
+    folder.announce(spec, environment)
+    assert list(contents(folder.path)) == ["config.yml", "environment.json"]
 
 
 def test_leaving_a_run_in_the_middle_frees_it(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:

@@ -119,7 +119,15 @@ def flip_byte(path: Path, at: int) -> None:
 
 
 def relabel(record: Path, labels: list[int]) -> None:
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"labels": labels}))
+    record.write_text(json.dumps(of_before_seals(record) | {"labels": labels}))
+
+
+def of_before_seals(record: Path) -> dict[str, Any]:
+    return {key: value for key, value in json.loads(record.read_text()).items() if key != "seal"}
+
+
+def rename_class(record: Path) -> None:
+    record.write_text(record.read_text().replace('"banded"', '"bended"'))
 
 
 @pytest.mark.parametrize(
@@ -138,10 +146,11 @@ def relabel(record: Path, labels: list[int]) -> None:
         lambda path: path.with_suffix(".json").write_text("[]"),
         lambda path: relabel(path.with_suffix(".json"), [0, 0, 0, 1, 0]),
         lambda path: relabel(path.with_suffix(".json"), [0, 0, 0, 1, 2**70]),
+        lambda path: rename_class(path.with_suffix(".json")),
     ],
     ids=[
         *("image", "magic", "header", "truncated", "empty", "shifted", "longer", "floats", "fewer"),
-        *("no record", "another record", "label", "impossible label"),
+        *("no record", "another record", "label", "impossible label", "class name"),
     ],
 )
 def test_a_damaged_file_is_told_and_made_again(
@@ -337,7 +346,7 @@ def test_a_record_that_lacks_something_is_damaged(
     file = cache_file(root)
     file.prepare(workers=1)
     record = file.path.with_suffix(".json")
-    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != lacking}))
+    record.write_text(json.dumps({k: v for k, v in of_before_seals(record).items() if k != lacking}))
     assert len(cache_file(root).prepare(workers=1).labels) == 5
     assert f"cache {file.path} is damaged" in caplog.text
     assert f"argument: {lacking!r}" in caplog.text
