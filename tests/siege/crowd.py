@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterable
 
 from tests.siege.grounds import SHORT, Camp, differences, results, succeed
 from tests.siege.siege import Tally, siege
@@ -61,10 +62,10 @@ def alone(camp: Camp) -> dict[str, object]:
     return results(runs)
 
 
-def besiege(camp: Camp, count: int, seed: int, tally: Tally) -> str:
+def besiege(camp: Camp, numbers: Iterable[int], seed: int, tally: Tally) -> str:
     """Some trials; what there is to say of them all."""
     expected = alone(camp)
-    for number in range(count):
+    for number in numbers:
         tally.note(f"seed {seed} trial {number}", trial(camp, expected, random.Random(f"{seed} {number}")))
     return f"{PROCESSES} processes each"
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,7 @@ def mounting_is_allowed(place: Path) -> bool:
         return False
 
 
-def besiege(camp: Camp, count: int, seed: int, tally: Tally) -> str:
+def besiege(camp: Camp, numbers: Iterable[int], seed: int, tally: Tally) -> str:
     """Some trials; what there is to say of them all."""
     runs, journal = camp.folder / "undisturbed", camp.folder / "operations.txt"
     succeed(camp.start(*GRID, "--runs", str(runs), journal=journal))
@@ -108,7 +108,7 @@ def besiege(camp: Camp, count: int, seed: int, tally: Tally) -> str:
     kinds = ["one operation", "one run's folder"]
     kinds += ["full disk"] * mounting_is_allowed(camp.folder / "probe")
     counts: Counter[str] = Counter()
-    for number in range(count):
+    for number in numbers:
         chance = random.Random(f"{seed} {number}")
         kind = kinds[number % len(kinds)]
         counts[kind] += 1

@@ -242,13 +242,16 @@ def results(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != ".lock":
             name = path.relative_to(folder).as_posix()
-            found[name] = _less_measured(path) if path.name in _MEASURED else path.read_bytes()
+            try:
+                found[name] = _less_measured(path) if path.name in _MEASURED else path.read_bytes()
+            except (OSError, ValueError) as error:
+                found[name] = f"damaged: {error}"
     return found
 
 
 _MEASURED = {"step.json", "environment.json"}
-#: The seal is of the others, too.
-_MEASURES = {"seconds", "peak_memory_mib", "time", "seal"}
+#: What of them says when, how long and by which command; the seal is of all of it.
+_MEASURES = {"seconds", "peak_memory_mib", "time", "command", "seal"}
 
 
 def _less_measured(path: Path) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.siege import crowd, grounds, kills, writers
+from tests.siege import crowd, damage, damages, flips, grounds, kills, writers
 from tests.siege.grounds import Camp
 
 
@@ -27,6 +27,18 @@ def test_what_is_disturbed_goes_on_as_if_nothing_had_happened(camp: Camp) -> Non
     preparing.undisturbed(camp)
     wrong, _ = preparing.trial(camp, random.Random("short"))
     assert wrong is None
+
+
+def test_damage_is_told_or_harmless(camp: Camp) -> None:
+    """Of a run's files; each kind of damage and of use is met once."""
+    runs, run = flips.run_of(camp)
+    for number, kind in enumerate(flips.kinds_of_finished(runs, run)):
+        assert kind.trial(number, seed=1) is None
+    siege = damages.Damages(camp, {"finished": runs}, elsewhere=run)
+    kinds = ["step*/step.json", "step*/detectors/*.parquet", "step*/model.safetensors", "environment.json"]
+    for number, (name, use) in enumerate(zip(damage.DAMAGES, [*damages.USES] * 2, strict=False)):
+        kind = kinds[number % len(kinds)]
+        assert siege.trial("finished", kind, name, use, random.Random(number)) is None, (kind, name, use)
 
 
 def test_two_stores_are_told_apart_by_any_byte_but_times(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,13 +147,13 @@ def reporting(camp: Camp) -> Writing:
     return Writing(["report", str(two), "--out", str(out)], out, before, look)
 
 
-def besiege(camp: Camp, count: int, seed: int, tally: Tally) -> str:
+def besiege(camp: Camp, numbers: Iterable[int], seed: int, tally: Tally) -> str:
     """Some trials; what there is to say of them all."""
     kinds = {"prepare": preparing(camp), "report": reporting(camp)}
     for writing in kinds.values():
         writing.undisturbed(camp)
     counts: Counter[str] = Counter()
-    for number in range(count):
+    for number in numbers:
         chance = random.Random(f"{seed} {number}")
         kind = chance.choice(list(kinds))
         wrong, name = kinds[kind].trial(camp, chance)
