@@ -40,6 +40,8 @@ CIL = {"icarl": "iCaRL", "bic": "BiC", "wa": "WA", "foster": "FOSTER"}
 _POSTHOC = ("MSP", "MaxLogit", "Energy", "KLM", "GEN", "ODIN", "ReAct", "NNGuide", "Relation")
 _TUNED = ("LogitNorm", "T2FNorm", "AugMix", "RegMix", "VOS", "NPOS", "BER")
 POSTHOC, TUNED = ({name.lower(): name for name in names} for names in (_POSTHOC, _TUNED))
+#: In which nothing has changed since the first grids.
+FIVE = ("energy", "gen", "maxlogit", "msp", "odin")
 EIGHT = [name for name in POSTHOC if name != "relation"]
 NO_MNIST = ("cifar10", "tin", "texture", "svhn", "places365")
 CHOSEN = "BER, fixed lr=0.01 α=0.01"
@@ -56,6 +58,10 @@ TRAININGS = {
 
 #: The models that have been run under today's defaults.
 TODAY = {"icarl": "iCaRL", "wa": "WA"}
+#: All four models under today's defaults with kernels of our own: seeds 0 and 1.
+TWO_SEEDS = ("kernels", "seed1")
+#: A folder, or several whose means are taken.
+Folders = str | tuple[str, ...]
 
 
 # --- what rows, the paper and files of single questions say -----------------------------------------
@@ -145,16 +151,17 @@ def today(
     detector: str = "",
     cil: Any = tuple(TODAY),
     metric: str = "auc",
-    folder: str = "defaults",
+    folder: Folders = "defaults",
     **where: Any,
 ) -> float:
     """Under today's defaults, of OOD sets."""
     sets = {"distance": ("near", "far")} if detector else {}
-    return mean(metric, detector, folder=folder, cil=cil, **sets, **where)
+    folders = (folder,) if isinstance(folder, str) else folder
+    return fmean(mean(metric, detector, folder=one, cil=cil, **sets, **where) for one in folders)
 
 
 def today_off(
-    cil: Any = tuple(TODAY), without: Iterable[str] = (), folder: str = "defaults"
+    cil: Any = tuple(TODAY), without: Iterable[str] = (), folder: Folders = "defaults"
 ) -> "pd.Series[float]":
     """AUC of each detector under today's defaults less the paper's."""
     names = [name for name in POSTHOC | TUNED if name not in without]
@@ -162,22 +169,23 @@ def today_off(
 
 
 def today_apart(
-    without: Iterable[str] = (), folder: str = "defaults", models: Iterable[str] = TODAY
+    without: Iterable[str] = (), folder: Folders = "defaults", models: Iterable[str] = TODAY
 ) -> float:
     """Mean distance from the paper's AUC over detectors and models."""
     return fmean(today_off(cil, without, folder).abs().mean() for cil in models)
 
 
-def today_order(cil: str, without: Iterable[str] = (), folder: str = "defaults") -> float:
+def today_order(cil: str, without: Iterable[str] = (), folder: Folders = "defaults") -> float:
     """Rank correlation of the detectors' AUC with the paper's."""
     away = today_off(cil, without, folder)
     ours = pd.Series({name: today(name, cil, folder=folder) for name in away.index})
     return float(ours.corr(ours - away, method="spearman"))
 
 
-def today_farthest() -> tuple[str, str]:
+def farthest() -> tuple[str, str]:
     """The detector and the model whose AUC is farthest from the paper's."""
-    away = {(name, cil): abs(value) for cil in TODAY for name, value in today_off(cil).items()}
+    every = {cil: today_off(cil, folder=TWO_SEEDS) for cil in CIL}
+    away = {(name, cil): abs(value) for cil, values in every.items() for name, value in values.items()}
     return max(away, key=away.__getitem__)
 
 
@@ -341,11 +349,14 @@ def table(header: Iterable[str], lines: Iterable[Iterable[str]], texts: Sequence
 
 
 def ours_and_papers_table() -> str:
-    """Six lines: accuracies of the four models, AUC of the two kinds of detectors on those run by default."""
-    pairs = {f"accuracy, {name}": (accuracy(cil), paper("accuracy", cil=cil)) for cil, name in CIL.items()}
+    """Six lines: accuracies of the four models, AUC of the two kinds of detectors, mean of two seeds."""
+    pairs = {
+        f"accuracy, {name}": (today("", cil, "accuracy", TWO_SEEDS), paper("accuracy", cil=cil))
+        for cil, name in CIL.items()
+    }
     for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
-        ours, papers = fmean(map(today, detectors)), fmean(paper("auc", d, tuple(TODAY)) for d in detectors)
-        pairs[f"AUC, mean of {kind} detectors on {' and '.join(TODAY.values())}"] = ours, papers
+        ours = fmean(today(d, tuple(CIL), folder=TWO_SEEDS) for d in detectors)
+        pairs[f"AUC, mean of {kind} detectors on all four"] = ours, fmean(paper("auc", d) for d in detectors)
     lines = [[name, f"{a:.2f}", f"{b:.2f}", f"{a - b:+.1f}"] for name, (a, b) in pairs.items()]
     return table(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
 
@@ -386,44 +397,85 @@ def today_table() -> str:
     return table(["", *head, *(f"{name} −" for name in TODAY.values()), "stated −"], lines)
 
 
-def kernels_accuracy_table() -> str:
-    """Accuracies with kernels of our own, in other trainings at k = 10, and the paper's."""
-    others = {"the grid": ("cifar100", 0), "other kernels": ("rounding", 0)}
+def two_seeds_accuracy_table() -> str:
+    """Accuracies of both seeds, each beside a training with torch's kernels, and the paper's."""
     lines = []
     for cil, name in CIL.items():
-        cells = [today("", cil, "accuracy", "kernels"), today("", cil, "accuracy", "kernels", step=1)]
-        for folder, seed in others.values():
-            there = (study(folder).rows["cil"] == cil).any()
-            cells += [
-                mean("accuracy", folder=folder, seed=seed, cil=cil, **where) if there else math.nan
-                for where in ({}, {"step": 1})
-            ]
-        cells.append(paper("accuracy", cil=cil))
-        lines.append([name, *("" if math.isnan(value) else f"{value:.2f}" for value in cells)])
-    head = [cell for name in ("kernels", *others) for cell in (name, "step 1")]
-    return table(["accuracy", *head, "paper"], lines)
+        ours = [today("", cil, "accuracy", folder) for folder in TWO_SEEDS]
+        others = [accuracy(cil), independent("accuracy", cil)]
+        cells = [ours[0], others[0], ours[1], others[1], fmean(ours), paper("accuracy", cil=cil)]
+        lines.append([name, *(f"{value:.2f}" for value in cells)])
+    seeds = [cell for seed in (0, 1) for cell in (f"seed {seed}", "torch's kernels")]
+    return table(["accuracy", *seeds, "mean of ours", "paper"], lines)
 
 
-def kernels_table() -> str:
-    """AUC of all four models with kernels of our own, and what it is off the paper's."""
+def independent(metric: str, cil: str, detector: str = "", **where: Any) -> float:
+    """Of the independent run of seed 1, made with the engine of before."""
+    every = found("seed1/independent.csv").fillna("")
+    return 100 * average(every, "value", metric=metric, cil=cil, detector=detector, **where)
+
+
+def five_less(cil: str) -> float:
+    """AUC of the five detectors that nothing was changed in, seed 1, less that of the independent run."""
+    return fmean(today(d, cil, folder="seed1") - independent("auc", cil, d) for d in FIVE)
+
+
+def two_seeds_table() -> str:
+    """AUC of all four models, mean of both seeds, and what it is off the paper's."""
     lines = []
     for detector, name in (POSTHOC | TUNED).items():
-        away = [float(today_off(cil, folder="kernels")[detector]) for cil in CIL]
+        away = [float(today_off(cil, folder=TWO_SEEDS)[detector]) for cil in CIL]
         name = f"**{name}**" if abs(fmean(away)) > 3 else name
-        ours = [today(detector, cil, folder="kernels") for cil in CIL]
+        ours = [today(detector, cil, folder=TWO_SEEDS) for cil in CIL]
+        apart = fmean(
+            abs(today(detector, c, folder="seed1") - today(detector, c, folder="kernels")) for c in CIL
+        )
         cells = [f"{value:.2f} ({off:+.1f})" for value, off in zip(ours, away, strict=True)]
-        lines.append([name, *cells, f"{fmean(away):+.1f}"])
-    return table(["", *CIL.values(), "mean −"], lines)
+        lines.append([name, *cells, f"{fmean(away):+.1f}", f"{apart:.1f}"])
+    return table(["", *CIL.values(), "mean −", "seeds apart"], lines)
+
+
+SET_UP = ("klm", "nnguide", "react", "relation")
+#: Whose models have been set up in three ways: the method, and its k.
+SIX_MODELS = (("icarl", 10), ("bic", 10), ("wa", 10), ("foster", 10), ("icarl", 20), ("icarl", 5))
+
+
+def set_up_of(detector: str, kind: str, cil: str, k: int) -> float:
+    """AUC of a detector that is set up on train+, the memory, or as released, on the models of two seeds."""
+    if (cil, k) == ("icarl", 10):
+        return set_up(detector, kind, cil, "set_up_data_kernels")
+    file = found("../experiments/set_up_data_seed1.csv")
+    return 100 * average(file, "auc", detector=detector, setup=kind, cil=cil, k=k)
 
 
 def released_set_up_table() -> str:
-    detectors, file = ("klm", "nnguide", "react", "relation"), "set_up_data_kernels"
-    lines = [
-        [kind, *(f"{set_up(d, kind, 'icarl', file):.2f}" for d in detectors)]
-        for kind in ("train+", "memory", "as released")
+    lines = []
+    for cil, k in SIX_MODELS:
+        for kind in ("train+", "memory", "as released"):
+            lines.append([f"{CIL[cil]}, {k}: {kind}", *(f"{set_up_of(d, kind, cil, k):.2f}" for d in SET_UP)])
+        lines.append(["the paper", *(f"{paper('auc', d, cil, k):.2f}" for d in SET_UP)])
+    return table(["model, k: set up on", *(POSTHOC[d] for d in SET_UP)], lines)
+
+
+def off_as_released(cil: str) -> "pd.Series[float]":
+    """AUC less the paper's, mean of two seeds, with Relation set up as released."""
+    away = today_off(cil, folder=TWO_SEEDS)
+    away["relation"] = set_up_of("relation", "as released", cil, 10) - paper("auc", "relation", cil)
+    return away
+
+
+def order_as_released(cil: str) -> float:
+    papers = pd.Series({name: paper("auc", name, cil) for name in POSTHOC | TUNED})
+    return float((papers + off_as_released(cil)).corr(papers, method="spearman"))
+
+
+def set_up_gains(*steps: int) -> list[float]:
+    """What the memory gives the four detectors over train+ on iCaRL, seed 1, at some k."""
+    return [
+        today(d, "icarl", folder="seed1", k=k) - today(f"{d}@stated", "icarl", folder="seed1", k=k)
+        for k in steps
+        for d in SET_UP
     ]
-    lines.append(["the paper", *(f"{paper('auc', d, 'icarl'):.2f}" for d in detectors)])
-    return table(["set up on", *(POSTHOC[d] for d in detectors)], lines)
 
 
 def shift_table() -> str:

@@ -134,24 +134,34 @@ def configs_below(heading: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("section", "folder"),
+    ("section", "folders"),
     [
-        ("Under today's defaults", "defaults"),
-        ("All four models, with kernels of our own", "kernels"),
+        ("Under today's defaults", ["defaults"]),
+        ("All four models, two seeds, with kernels of our own", ["kernels", "seed1"]),
     ],
 )
-def test_the_command_of_todays_defaults_made_its_results(section: str, folder: str) -> None:
-    (config,) = configs_below(section)
-    runs = read_study(RESULTS / folder).runs
-    assert {run["cil"] for run in runs} == set(config["cil"])
-    for run in runs:
-        stored = in_todays_terms(run["config"])
-        values = {name: plain(DETECTORS.create(name, **v)) for name, v in stored["detector"].items()}
-        assert values == config["detector"]
-        assert stored["cil"] == {run["cil"]: config["cil"][run["cil"]]}
-        assert (stored["benchmark"], stored["training"]) == (config["benchmark"], config["training"])
-        assert set(run["detectors"].values()) == {run["trained"]} == {10}
+def test_the_commands_of_todays_defaults_made_their_results(section: str, folders: list[str]) -> None:
+    asked: dict[tuple[int, str, int], dict[str, Any]] = {}
+    for config in configs_below(section):
+        benchmark = config["benchmark"]
+        for k, cil, seed in product(benchmark["classes_per_step"], config["cil"], config["seed"]["runs"]):
+            values = {
+                "benchmark": benchmark | {"classes_per_step": [k]},
+                "training": config["training"],
+                "cil": {cil: config["cil"][cil]},
+            }
+            known = asked.setdefault((k, cil, seed), values | {"detector": {}})
+            assert {name: known[name] for name in values} == values
+            known["detector"] |= config["detector"]
+    stored = {}
+    for run in (run for folder in folders for run in read_study(RESULTS / folder).runs):
+        config = in_todays_terms(run["config"])
+        values = {name: plain(DETECTORS.create(name, **v)) for name, v in config["detector"].items()}
+        said = {name: config[name] for name in ("benchmark", "training", "cil")}
+        stored[run["k"], run["cil"], run["seed"]] = said | {"detector": values}
+        assert set(run["detectors"].values()) == {run["trained"]} == {100 // run["k"]}
         assert len(run["made"]) == 1, "one source, one device"
+    assert asked == stored
 
 
 def test_the_readmes_commands_made_the_results() -> None:
