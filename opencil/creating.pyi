@@ -60,6 +60,7 @@ def create_detector(
     *,
     variant: Literal["p", "b", "s"] = "s",
     percentile: float = 65.0,
+    by_task: bool = False,
 ) -> ASH:
     """Energy of a sample's largest features alone: as they are (P), all alike (B) or scaled up (S)."""
 
@@ -77,6 +78,7 @@ def create_detector(
     depth: int = 0,
     concentration: float = 1.0,
     rule: Literal["torchvision", "original"] = "torchvision",
+    by_task: bool = False,
 ) -> AugMix:
     """A head trained by CE on clean images and to predict alike on two augmented views of each."""
 
@@ -96,6 +98,7 @@ def create_detector(
     oter: bool = True,
     concentration: float = 1.0,
     share: float = 0.002,
+    by_task: bool = False,
 ) -> BER:
     """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
 
@@ -104,6 +107,7 @@ def create_detector(
     name: Literal["dice"],
     *,
     percentile: float = 90.0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> DICE:
     """Energy of the head with the weights alone that contribute most in the mean over set-up images."""
@@ -113,11 +117,16 @@ def create_detector(
     name: Literal["energy"],
     *,
     temperature: float = 1.0,
+    by_task: bool = False,
 ) -> Energy:
     """Negative free energy of the logits: T · logsumexp(z / T)."""
 
 @overload
-def create_detector(name: Literal["entropy"]) -> Entropy:
+def create_detector(
+    name: Literal["entropy"],
+    *,
+    by_task: bool = False,
+) -> Entropy:
     """Negative entropy of the prediction: Σ p log p."""
 
 @overload
@@ -125,6 +134,7 @@ def create_detector(
     name: Literal["fdbd"],
     *,
     divided_by: Literal["distance", "norm"] = "distance",
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> FDBD:
     """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
@@ -135,6 +145,7 @@ def create_detector(
     *,
     gamma: float = 0.1,
     largest: int = 100,
+    by_task: bool = False,
 ) -> GEN:
     """Negative generalised entropy of the M largest probabilities: −Σ p^γ (1 − p)^γ."""
 
@@ -143,6 +154,7 @@ def create_detector(
     name: Literal["gradnorm"],
     *,
     temperature: float = 1.0,
+    by_task: bool = False,
 ) -> GradNorm:
     """Size of the head's gradient towards an even prediction: Σ|φ| · Σ|C softmax(z / T) − 1| / T."""
 
@@ -153,6 +165,7 @@ def create_detector(
     powers: int = 5,
     held_out: float = 0.1,
     seed: int = 0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> Gram:
     """How little the correlations of maps leave the range that the predicted class has, stage by stage."""
@@ -161,6 +174,7 @@ def create_detector(
 def create_detector(
     name: Literal["klm"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> KLM:
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
@@ -170,6 +184,7 @@ def create_detector(
     name: Literal["knn"],
     *,
     neighbours: int = 10,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> KNN:
     """Negative squared distance to the K-th nearest of the set-up features, all of length 1."""
@@ -180,6 +195,7 @@ def create_detector(
     *,
     share: float = 0.2,
     most: int = 88,
+    by_task: bool = False,
 ) -> LogitGap:
     """Largest logit minus the mean of the N next ones."""
 
@@ -192,6 +208,7 @@ def create_detector(
     init: Literal["copy", "fresh"] = "copy",
     temperature: float = 1.0,
     tau: float = 0.04,
+    by_task: bool = False,
 ) -> LogitNorm:
     """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
 
@@ -200,6 +217,7 @@ def create_detector(
     name: Literal["lts"],
     *,
     share: float = 0.05,
+    by_task: bool = False,
 ) -> LTS:
     """Energy of logits that are scaled by (Σφ⁺ / sum of its largest)²."""
 
@@ -207,12 +225,17 @@ def create_detector(
 def create_detector(
     name: Literal["mahalanobis"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> Mahalanobis:
     """Negative squared distance to the nearest class mean, by one covariance of all classes."""
 
 @overload
-def create_detector(name: Literal["maxlogit"]) -> MaxLogit:
+def create_detector(
+    name: Literal["maxlogit"],
+    *,
+    by_task: bool = False,
+) -> MaxLogit:
     """Largest logit: max z."""
 
 @overload
@@ -224,11 +247,16 @@ def create_detector(
     init: Literal["copy", "fresh"] = "copy",
     temperature: float = 1.0,
     scored: Literal["task", "class"] = "task",
+    by_task: bool = False,
 ) -> MORE:
     """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
 
 @overload
-def create_detector(name: Literal["msp"]) -> MSP:
+def create_detector(
+    name: Literal["msp"],
+    *,
+    by_task: bool = False,
+) -> MSP:
     """Largest softmax probability: max softmax(z)."""
 
 @overload
@@ -236,6 +264,7 @@ def create_detector(
     name: Literal["nci"],
     *,
     alpha: float = 0.0001,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> NCI:
     """How far the weights of the predicted class reach along the centred feature, and a bit of its length."""
@@ -246,6 +275,7 @@ def create_detector(
     *,
     variance: float = 0.9,
     max_logit: bool = False,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> NECO:
     """Share of a standardised feature's length that lies along the first principal axes."""
@@ -258,6 +288,7 @@ def create_detector(
     share: float = 0.01,
     smallest_bank: int = 128,
     seed: int = 0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> NNGuide:
     """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
@@ -283,6 +314,7 @@ def create_detector(
     kept: int = 300,
     sigma: float = 0.1,
     distances: Literal["directions", "features"] = "directions",
+    by_task: bool = False,
 ) -> NPOS:
     """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier."""
 
@@ -293,6 +325,7 @@ def create_detector(
     temperature: float = 1000.0,
     epsilon: float = 0.0014,
     batch_size: int = 256,
+    by_task: bool = False,
 ) -> ODIN:
     """Largest softmax(z / T) after a step of ε that raises it: x − ε · sign(∇ CE) / std."""
 
@@ -306,6 +339,7 @@ def create_detector(
     temperature: float = 1.0,
     weight: float = 0.5,
     concentration: float = 1.0,
+    by_task: bool = False,
 ) -> OE:
     """A head trained by CE, and to be undecided about mixtures of new images: what BER adds to that shows."""
 
@@ -315,6 +349,7 @@ def create_detector(
     *,
     tail: int = 20,
     alpha: int = 3,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> OpenMax:
     """Odds of the known against an unknown class, which takes from the largest logits what is far away."""
@@ -323,6 +358,7 @@ def create_detector(
 def create_detector(
     name: Literal["pnml"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> PNML:
     """Negative regret of the head: how much it would gain by one more image, whatever its label."""
@@ -332,6 +368,7 @@ def create_detector(
     name: Literal["rankfeat"],
     *,
     temperature: float = 1.0,
+    by_task: bool = False,
 ) -> RankFeat:
     """Energy of the last maps' mean when their first singular component is taken out of them."""
 
@@ -340,6 +377,7 @@ def create_detector(
     name: Literal["react"],
     *,
     percentile: float = 90.0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> ReAct:
     """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
@@ -354,6 +392,7 @@ def create_detector(
     temperature: float = 1.0,
     share: float = 0.5,
     concentration: float = 10.0,
+    by_task: bool = False,
 ) -> RegMix:
     """A head trained by CE on images and, half of it, on mixtures of two of them."""
 
@@ -363,6 +402,7 @@ def create_detector(
     *,
     power: float = 1.0,
     threshold: float = 0.03,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> Relation:
     """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
@@ -371,6 +411,7 @@ def create_detector(
 def create_detector(
     name: Literal["relative-mahalanobis"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> RelativeMahalanobis:
     """Distance to a Gaussian of all features minus that to the nearest class: what classes explain."""
@@ -380,6 +421,7 @@ def create_detector(
     name: Literal["residual"],
     *,
     dimensions: int = 0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> Residual:
     """Negative length of what lies outside the principal space of the set-up features: −‖R^T(φ − u)‖."""
@@ -389,6 +431,7 @@ def create_detector(
     name: Literal["scale"],
     *,
     percentile: float = 85.0,
+    by_task: bool = False,
 ) -> SCALE:
     """Energy of features scaled up where the largest make little of their sum: h(φ · exp(Σφ / Σ largest))."""
 
@@ -396,6 +439,7 @@ def create_detector(
 def create_detector(
     name: Literal["she"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> SHE:
     """Inner product with the predicted class's pattern, the mean feature of its rightly predicted images."""
@@ -410,6 +454,7 @@ def create_detector(
     temperature: float = 1.0,
     tau: float = 0.1,
     scored: Literal["raw", "scaled"] = "raw",
+    by_task: bool = False,
 ) -> T2FNorm:
     """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
 
@@ -417,6 +462,7 @@ def create_detector(
 def create_detector(
     name: Literal["tempscale"],
     *,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> TempScale:
     """Largest log softmax(z / T), at the temperature under which the set-up's labels are likeliest."""
@@ -426,6 +472,7 @@ def create_detector(
     name: Literal["tpl"],
     *,
     neighbours: int = 5,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> TPL:
     """Best task by nearness to its classes, distance from other tasks' memory, and its largest logit."""
@@ -435,6 +482,7 @@ def create_detector(
     name: Literal["vim"],
     *,
     dimensions: int = 0,
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> ViM:
     """Energy less a virtual logit, the residual in the scale of logits: logsumexp(z) − α‖R^T(φ − u)‖."""
@@ -455,6 +503,7 @@ def create_detector(
     outliers_by: Literal["head", "linear"] = "head",
     samples: int = 10000,
     ridge: float = 0.0001,
+    by_task: bool = False,
 ) -> VOS:
     """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
 
@@ -466,6 +515,7 @@ def create_detector(
     high: float = 95.0,
     below: Literal["zero", "low"] = "zero",
     thresholds: Literal["each", "all"] = "each",
+    by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> VRA:
     """Energy of features that are cut off above a percentile of the set-up features, and 0 below another."""

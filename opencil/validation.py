@@ -54,6 +54,10 @@ _UNITS = {"": 1, "B": 1} | {
 }
 
 
+#: Metadata of a dataclass's field whose value is written down only where it is not the default.
+QUIET = {"quiet": True}
+
+
 class Values:
     """Base of every dataclass that is built from a user's values: unknown keys are errors."""
 
@@ -135,8 +139,14 @@ def _checkable(annotation: Any) -> Any:
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """The values of a dataclass as dicts and lists, ready for YML; ``build`` takes them back."""
+    """The values of a dataclass as dicts and lists, ready for YML; ``build`` takes them back.
+
+    Those of ``QUIET`` fields are left out where they are the defaults.
+    """
     listed: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(value), default=str))
+    quiet = (f for f in dataclasses.fields(value) if f.metadata.get("quiet"))
+    for name in [f.name for f in quiet if getattr(value, f.name) == f.default]:
+        del listed[name]
     return listed
 
 

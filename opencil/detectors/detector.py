@@ -1,7 +1,8 @@
 """What a detector is: set up on training outputs (where it needs that), then a score for each sample."""
 
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, overload
 
@@ -9,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.arrays import dense, on_one_device
+from opencil.arrays import dense, on_one_device, tensor_of
+from opencil.detectors.task_standards import TaskStandards
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput, nearest
-from opencil.validation import Values
+from opencil.validation import QUIET, Values
 
 Array = np.ndarray[Any, Any]
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
@@ -42,8 +44,12 @@ class Detector(Values, ABC):
     - ``labels`` [N], in a set-up alone.
 
     A set-up reads the same, or what ``setup_reads`` says. ``family`` is the block of the tables it stands in.
+    Every detector has the value ``by_task``: its scores less the mean of what the memory's images of the
+    predicted task score, over their spread. So a score means the same whichever task an image is taken for.
     Nothing that is read may be changed: the model's parameters are the same before and after.
     """
+
+    by_task: bool = field(default=False, kw_only=True, metadata=QUIET)
 
     family: ClassVar[str] = "post-hoc"
     reads: ClassVar[frozenset[Reads]]
@@ -76,20 +82,33 @@ class Detector(Values, ABC):
         return 1
 
     @property
+    def reads_to_score(self) -> frozenset[Reads]:
+        """What ``score`` must be given under its values: the predicted task is that of the largest logit."""
+        return frozenset({*self.reads, "logits"}) if self.by_task else self.reads
+
+    @property
     def reads_to_set_up(self) -> frozenset[Reads]:
         """What ``fit`` must be given: the head is not read before samples are scored."""
-        return self.reads - {"head"} if self.setup_reads is None else self.setup_reads
+        reads = self.reads - {"head"} if self.setup_reads is None else self.setup_reads
+        if not self.by_task:
+            return reads
+        return frozenset({*self.reads_to_score, "labels", *(reads if self.needs_setup else ())})
 
     @property
     def set_up_on(self) -> Setup:
         """The images of a run that it is set up on: its value ``setup`` where it has one."""
-        setup: Setup = getattr(self, "setup", "train+")
+        setup: Setup = getattr(self, "setup", "train+" if self.needs_setup else "memory")
         return setup
 
     @property
-    def ready(self) -> bool:
-        """Whether it can score: it needs no set-up, or has had one."""
+    def learned(self) -> bool:
+        """Whether it needs no set-up of its own, or has had it."""
         return not self.needs_setup or hasattr(self, "_widths")
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can score: it has learned, and by task knows what each task's images score."""
+        return self.learned and (not self.by_task or hasattr(self, "_standards"))
 
     def widths(self, outputs: Outputs) -> dict[str, int]:
         """Columns of features and logits that it can score after a set-up on ``outputs``."""
@@ -107,23 +126,65 @@ class Detector(Values, ABC):
         *,
         classify: Callable[[Tensor], Tensor] | None = None,
         inputs: Inputs | None = None,
+        tasks: Tensor | Array | Sequence[int] | None = None,
+        memory: Outputs | None = None,
     ) -> Self:
         """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
 
-        These are tensors or numpy arrays. A detector that needs no set-up stays as it is.
+        These are tensors or numpy arrays. A detector that needs no set-up stays as it is. ``tasks`` [C] are
+        the tasks, counted from 1, that classes came with, for those that ask. By task, scores are compared
+        with those of ``memory``, by default of the same samples.
         """
-        if not self.needs_setup:
+        if not self.needs_setup and not self.by_task:
             return self
-        outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs)
+        outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
         if len(outputs) < self.fewest:
             raise BadInput(
                 f"{type(self).__name__} needs at least {self.fewest} samples to be set up on: "
                 f"{len(outputs)} are not enough"
             )
-        with FULL.active():
-            self.set_up(outputs)
+        if self.by_task:
+            self._known_tasks(outputs if memory is None else memory)
+        if self.needs_setup:
+            with FULL.active():
+                self.set_up(outputs)
         self._classify, self._widths = outputs.classify, self.widths(outputs)
+        self._follow_up(outputs, memory)
         return self
+
+    @torch.no_grad()
+    def complete(self, setup: Outputs, memory: Outputs | None = None) -> Self:
+        """Do what is left before it can score: all of ``fit``, or of one that has learned what follows."""
+        if not self.learned:
+            return self.fit(setup, memory=memory)
+        reads = self.reads_to_set_up & (self.reads_to_score | {"labels"})
+        self._follow_up(self._checked(reads, setup, None, None, None, None), memory)
+        return self
+
+    def _follow_up(self, outputs: Outputs, memory: Outputs | None) -> None:
+        """What a set-up is followed by: what each task's images score, where that is asked."""
+        if not self.by_task:
+            return
+        if memory is not None:
+            head = getattr(self, "_classify", None)
+            outputs = self._checked(self.reads_to_score | {"labels"}, memory, None, None, head, None)
+        assert outputs.labels is not None
+        tasks, of_samples = self._known_tasks(outputs), self._finite_scores(outputs)
+        self._standards = TaskStandards.of(of_samples, outputs.labels, tasks)
+        self._widths = {**getattr(self, "_widths", {}), "logits": len(tasks)}
+
+    def _known_tasks(self, outputs: Outputs) -> Tensor:
+        """The task of each class [C], which some samples must tell."""
+        if outputs.tasks is None:
+            raise BadInput(
+                f"{type(self).__name__} scores by task, and which task a class came with is not known: "
+                "tasks=[1, 1, 2, …] says it, one for each class"
+            )
+        if len(outputs.tasks) != outputs.logits.shape[1]:
+            raise BadInput(
+                f"tasks are of {len(outputs.tasks)} classes: logits have {outputs.logits.shape[1]} columns"
+            )
+        return outputs.tasks
 
     @overload
     def score(
@@ -161,12 +222,19 @@ class Detector(Values, ABC):
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
         plain = isinstance(features, np.ndarray) or isinstance(logits, np.ndarray)
-        outputs = self._checked(self.reads, features, logits, None, classify, inputs)
+        outputs = self._checked(self.reads_to_score, features, logits, None, classify, inputs)
         for name, width in _widths(outputs).items():
-            if name in self.reads and width != known.get(name, width):
+            if name in self.reads_to_score and width != known.get(name, width):
                 raise BadInput(
                     f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
                 )
+        scores = self._finite_scores(outputs)
+        if self.by_task:
+            scores = self._standards.standardised(scores, outputs.logits)
+        return scores.numpy(force=True) if plain else scores
+
+    def _finite_scores(self, outputs: Outputs) -> Tensor:
+        """Its own scores, before they are compared with those of a task; what is no score is refused."""
         with FULL.active():
             scores = self.scores(outputs).float().detach()
         if scores.shape != (len(outputs),):
@@ -179,7 +247,7 @@ class Detector(Values, ABC):
             raise BadInput(
                 f"{type(self).__name__} has no finite score for sample {bad}: {float(scores[bad])}"
             )
-        return scores.numpy(force=True) if plain else scores
+        return scores
 
     def _checked(
         self,
@@ -189,9 +257,9 @@ class Detector(Values, ABC):
         labels: Any,
         classify: Callable[[Tensor], Tensor] | None,
         inputs: Inputs | None,
+        tasks: Any = None,
     ) -> Outputs:
         """What a user gave, as ``Outputs``: present where it is read, of fitting shapes, finite."""
-        tasks = None
         if isinstance(features, Outputs):
             given = features
             features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
@@ -199,7 +267,7 @@ class Detector(Values, ABC):
             if isinstance(features, Tensor) and features.ndim and not features.shape[-1]:
                 features = None
             classify = classify if given.classify is None else given.classify
-            tasks = given.tasks
+            tasks = given.tasks if tasks is None else tasks
         given_arrays = {"features": features, "logits": logits, "labels": labels}
         arrays = {name: None if one is None else dense(one, name) for name, one in given_arrays.items()}
         features, logits, labels = arrays.values()
@@ -253,7 +321,7 @@ class Detector(Values, ABC):
             labels,
             classify,
             inputs,
-            tasks,
+            None if tasks is None else _tasks(tasks),
         )
 
 
@@ -270,6 +338,20 @@ def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: 
         classes = "classes" if logits is None else str(logits.shape[1])
         raise BadInput(f"classify gives {what} of one sample's features: logits [1, {classes}] are needed")
     dense(found, "what classify gives")
+
+
+def _tasks(given: Tensor | Array | Sequence[int]) -> Tensor:
+    """The task of each class [C] as a user says it."""
+    try:
+        tasks = dense(torch.as_tensor(tensor_of(given)), "tasks")
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        tasks = torch.empty(0)
+    whole = tasks.ndim == 1 and len(tasks) and not (tasks.is_floating_point() or tasks.dtype == torch.bool)
+    if not whole or int(tasks.min()) < 1:
+        raise BadInput(
+            f"tasks = {reprlib.repr(given)} is not allowed: a whole number from 1 on is needed for each class"
+        )
+    return tasks
 
 
 def _widths(outputs: Outputs) -> dict[str, int]:

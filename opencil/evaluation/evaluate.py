@@ -121,7 +121,7 @@ def evaluate(
         try:
             found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
         except BadInput as refusal:
-            if detectors is not None or "layers" not in detector.reads | detector.reads_to_set_up:
+            if detectors is not None or "layers" not in detector.reads_to_score | detector.reads_to_set_up:
                 raise
             warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
             continue
@@ -194,7 +194,9 @@ def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
     if not isinstance(model, LogitsAlone):
         return
     lacking = {
-        name: sorted((one.reads | (one.reads_to_set_up if not one.ready else set())) - {"logits", "labels"})
+        name: sorted(
+            (one.reads_to_score | (one.reads_to_set_up if not one.ready else set())) - {"logits", "labels"}
+        )
         for name, one in chosen.items()
     }
     if wanting := {name: needs for name, needs in lacking.items() if needs}:
@@ -212,7 +214,7 @@ def _readable(
     setup: Images | Tensor | ForeignImages | None,
 ) -> None:
     """Refuse images that cannot be read as often, or in the order, as detectors do, before any is read."""
-    again = [name for name, one in chosen.items() if not {"images", "layers"}.isdisjoint(one.reads)]
+    again = [name for name, one in chosen.items() if not {"images", "layers"}.isdisjoint(one.reads_to_score)]
     unready = {name: one.reads_to_set_up for name, one in chosen.items() if not one.ready}
     training = [name for name, reads in unready.items() if "images" in reads]
     looking = [name for name, reads in unready.items() if "layers" in reads]

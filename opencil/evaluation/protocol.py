@@ -39,15 +39,21 @@ def measure(
     tasks: Tensor | None = None,
     shifted: Mapping[str, Outputs] | None = None,
     names: Iterable[str] | None = None,
+    memory: Outputs | None = None,
 ) -> list[Measurement]:
     """Set a detector up on ``setup`` unless it is ready, and score test (ID) against each OOD set.
 
     ``tasks`` [C] gives the task, counted from 1, that each class came with; the highest is the new one. With
     it, and labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are
-    ID images under a shift. ``names`` are the metrics to measure: by default the standard ones.
+    ID images under a shift. ``names`` are the metrics to measure: by default the standard ones. A detector
+    that scores by task compares with what ``memory`` scores, by default with what ``setup`` does.
     """
+
+    def told(outputs: Outputs) -> Outputs:
+        return outputs if tasks is None else replace(outputs, tasks=tasks)
+
     if setup is not None and not detector.ready:
-        detector.fit(setup if tasks is None else replace(setup, tasks=tasks))
+        detector.complete(told(setup), None if memory is None else told(memory))
 
     def scored(outputs: Outputs) -> Samples:
         return _samples(outputs, tasks, detector.score(outputs))

@@ -312,7 +312,8 @@ def _detect(
     for name, detector in detectors.items():
         try:
             learned_from = None if detector.ready else of_setup(detector.set_up_on)
-            found = measure(detector, learned_from, test, ood, tasks, shifted, names)
+            memory = of_setup("memory") if detector.by_task else None
+            found = measure(detector, learned_from, test, ood, tasks, shifted, names, memory)
             yield name, rows_of(run, step, name, found)
         except Exception as error:  # one detector's trouble is not the others'
             yield name, error

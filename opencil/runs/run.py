@@ -319,8 +319,12 @@ class Run:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
             weights = self.trained(number).weights
             read_head(detector, self.source(step, model), stored.head(name), weights)
-        elif not detector.ready:
-            images, transform = self.stream.train, self.data.transform
-            outputs = partial(forward, model, images, transform)
-            detector.fit(self.of_setup(step, detector.set_up_on, outputs))
+        if not detector.ready:
+            outputs = partial(forward, model, self.stream.train, self.data.transform)
+
+            def told(which: Setup) -> Outputs:
+                found = self.of_setup(step, which, outputs)
+                return replace(found, tasks=torch.tensor(step.task_of_class, device=found.logits.device))
+
+            detector.complete(told(detector.set_up_on), told("memory") if detector.by_task else None)
         return detector

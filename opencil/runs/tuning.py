@@ -49,7 +49,7 @@ def tune(
                 problems[name] = error  # one tuner's trouble is not the others'
                 continue
             file_formats.set_aside(head, error.reason)
-        if tuner.ready:
+        if tuner.learned:
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
         else:
             running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)

@@ -459,6 +459,30 @@ def check_fewest(detector: str | Detector) -> None:
         ) from error
 
 
+def check_by_task(detector: str | Detector) -> None:
+    """By task, scores are its own, standardised by those of the predicted task's set-up samples."""
+    own, name = _fresh(detector), _name(detector)
+    samples = _samples(own.fewest)
+    tasks = torch.arange(_CLASSES) // 2 + 1
+    setup, test = replace(samples.setup, tasks=tasks), samples.test
+    own.fit(setup)
+    by_task = copy.deepcopy(own)
+    by_task.by_task = True
+    _refused("samples by task before it knows what each scores", name, by_task.score, test)
+    _refused("by task, set-up samples without tasks", name, by_task.fit, samples.setup)
+    by_task.complete(setup)
+    assert setup.labels is not None
+    of_setup, expected = own.score(setup), own.score(test)
+    predicted = tasks[test.logits.argmax(dim=1)]
+    for task in torch.unique(tasks):
+        of_task = of_setup[tasks[setup.labels] == task]
+        rows = predicted == task
+        expected[rows] = (expected[rows] - of_task.mean()) / of_task.std()
+    assert _same(by_task.score(test), expected), (
+        f"{name} by task gives other scores than its own, standardised by the samples of the predicted task"
+    )
+
+
 #: Every check of the detectors' contract, by name.
 DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
     check.__name__.removeprefix("check_"): check
@@ -478,5 +502,6 @@ DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
         check_missing_reads,
         check_wrong_shapes,
         check_fewest,
+        check_by_task,
     )
 }

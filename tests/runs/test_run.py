@@ -1,5 +1,6 @@
 """A stored run opened again: the models, memories and detectors that its rows were computed with."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +13,19 @@ from opencil.config import Config, dump_yaml, read_yaml
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[object]]
 SETTINGS = ("benchmark.classes_per_step=4", "detector.ber.schedule.epochs=1")
-DETECTORS = ["msp", "react", "ber"]
+BY_TASK = (
+    "detector.msp@task.by_task=true",
+    "detector.react@task.by_task=true",
+    "detector.react@task.setup=train+",
+    "detector.ber@task.by_task=true",
+)
+DETECTORS = ["msp", "react", "ber", "msp@task", "react@task", "ber@task"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny: Make, run_all: RunAll) -> Path:
     runs = tmp_path_factory.mktemp("stored")
-    run_all(tiny(runs, *SETTINGS, detector=DETECTORS))
+    run_all(tiny(runs, *SETTINGS, *BY_TASK, detector=DETECTORS))
     return runs / "digits" / "k4" / "icarl" / "seed0"
 
 
@@ -37,6 +44,29 @@ def test_a_detector_gives_the_scores_behind_the_rows(run: Path, name: str) -> No
     assert float(found.set_index("step")["value"][2]) == pytest.approx(expected)
 
 
+def test_by_task_scores_are_standardised_by_the_memory(run: Path) -> None:
+    """Whatever a detector is set up on; and only values that are not the default are written down."""
+    opened = open_run(run)
+    memory = opencil.forward(
+        opened.model(2), opened.stream.train, opened.data.transform, opened.memory(2).indices
+    )
+    assert memory.labels is not None
+    for name in ("msp@task", "react@task", "ber@task"):
+        detector = opened.detector(name, 2)
+        own = copy.copy(detector)
+        own.by_task = False
+        scores, found = own.score(memory), detector.score(memory)
+        for task in (0, 1):
+            of_task = scores[memory.labels // 4 == task]
+            predicted = memory.logits.argmax(dim=1) // 4 == task
+            assert predicted.any()
+            expected = (scores[predicted] - of_task.mean()) / of_task.std()
+            assert found[predicted].tolist() == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+    stored = opened.folder.stored()["detector"]
+    assert stored["msp@task"] == {"by_task": True}
+    assert stored["msp"] == {}
+
+
 def test_memories_hold_old_classes(run: Path) -> None:
     opened = open_run(run)
     labels = opened.stream.train.labels
@@ -51,7 +81,9 @@ def test_what_is_not_there(run: Path, tmp_path: Path) -> None:
         open_run(tmp_path)
     opened = open_run(run)
     assert repr(opened) == f"Run(digits/k4/icarl/seed0: 2 of 2 steps trained, in {run})"
-    with pytest.raises(BadInput, match="'gen' is not one of the run's: those are msp, react, ber"):
+    with pytest.raises(
+        BadInput, match="'gen' is not one of the run's: those are msp, react, ber, msp@task, "
+    ):
         opened.detector("gen", 1)
     for number in (-1, 0, 3):
         with pytest.raises(BadInput, match=rf"has no step {number}: stored are 1, 2"):

@@ -341,6 +341,15 @@ class Peeping(Right):
         return torch.cat([maps[0].amax(dim=(1, 2, 3)) for maps in outputs.layers()])
 
 
+@dataclass
+class Stubborn(Right):
+    """Adds to its scores what is not theirs, by task."""
+
+    def score(self, *args: Any, **given: Any) -> Tensor:
+        standardised = super().score(*args, **given)
+        return standardised + 1 if self.by_task else standardised
+
+
 WRONG = [
     ("larger_is_id", Upside(), "larger score must mean more in-distribution"),
     ("result", Halves(), "float32 is promised"),
@@ -370,6 +379,7 @@ WRONG = [
     ("wrong_shapes", Careless(), "should refuse .* with BadInput"),
     ("fewest", Boastful(), "says that 1 set-up samples are enough, and fails on them"),
     ("fewest", Timid(), "should refuse 4 set-up samples with BadInput, and takes it"),
+    ("by_task", Stubborn(), "gives other scores than its own, standardised"),
 ]
 
 

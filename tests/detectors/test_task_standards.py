@@ -1,0 +1,140 @@
+"""Scores by task against a naive reference, where images are few, and where tasks are not known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import opencil
+from opencil import BadInput, Outputs, create_detector
+from opencil.detectors.task_standards import TaskStandards
+
+TASKS = [1, 1, 2, 2, 2, 3]
+
+
+def samples(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, logits and labels of six classes."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 6
+    logits = torch.randn(count, 6, generator=random) + 3 * torch.eye(6)[labels]
+    return torch.rand(count, 8, generator=random), logits, labels
+
+
+def naive(scores: Tensor, logits: Tensor, of_setup: Tensor, labels: Tensor) -> list[float]:
+    """Sample by sample, from the definition."""
+    found = []
+    for score, z in zip(scores.numpy().astype(float), logits.numpy(), strict=True):
+        task = TASKS[int(np.argmax(z))]
+        own = [float(s) for s, label in zip(of_setup, labels, strict=True) if TASKS[label] == task]
+        mean = sum(own) / len(own)
+        spread = (sum((s - mean) ** 2 for s in own) / (len(own) - 1)) ** 0.5
+        found.append((score - mean) / spread)
+    return found
+
+
+@pytest.mark.parametrize("name", ["energy", "msp", "react", "knn", "nnguide", "vim"])
+def test_scores_are_those_of_the_naive_reference(name: str) -> None:
+    setup, (features, logits, _) = samples(150, 0), samples(40, 1)
+    head = torch.nn.Linear(8, 6)
+    own = create_detector(name).fit(*setup, classify=head)
+    by_task = create_detector(name, by_task=True).fit(*setup, classify=head, tasks=TASKS)
+    given = {"features": features, "logits": logits, "classify": head}
+    expected = naive(own.score(**given), logits, own.score(*setup[:2], classify=head), setup[2])
+    assert by_task.score(**given).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_what_one_task_has_more_of_goes_away() -> None:
+    """A head that favours the new classes, in every image alike, favours them no more by task."""
+    (_, setup, labels), (_, logits, of_test) = samples(60, 0), samples(20, 1)
+    setup, logits = setup + 20 * torch.eye(6)[labels], logits + 20 * torch.eye(6)[of_test]
+    more = torch.tensor([0.0, 0, 0, 0, 0, 5])
+    fair, biased = (
+        create_detector("maxlogit", by_task=True)
+        .fit(logits=setup + bias, labels=labels, tasks=TASKS)
+        .score(logits=logits + bias)
+        for bias in (0 * more, more)
+    )
+    assert torch.allclose(fair, biased, atol=1e-4)
+    plain = create_detector("maxlogit")
+    assert not torch.allclose(plain.score(logits=logits), plain.score(logits=logits + more))
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "mean", "spread"),
+    [
+        # One image: its score, and the spread within all tasks together, √((1 + 1) / (3 − 2)).
+        ([1.0, 3.0, 7.0], [0, 0, 2], [2.0, 7.0], [2**0.5, 2**0.5]),
+        # Images that score alike: theirs, and √((1 + 1) / (4 − 2)).
+        ([1.0, 3.0, 7.0, 7.0], [0, 0, 2, 2], [2.0, 7.0], [2**0.5, 1.0]),
+        # No image: the mean of all.
+        ([1.0, 3.0], [0, 1], [2.0, 2.0], [2**0.5, 2**0.5]),
+        # One image of each: the spread of all.
+        ([1.0, 3.0], [0, 2], [1.0, 3.0], [2**0.5, 2**0.5]),
+        # All alike, and a single one.
+        ([4.0, 4.0, 4.0], [0, 2, 2], [4.0, 4.0], [1.0, 1.0]),
+        ([4.0], [2], [4.0, 4.0], [1.0, 1.0]),
+    ],
+)
+def test_few_images_fall_back(
+    scores: list[float], labels: list[int], mean: list[float], spread: list[float]
+) -> None:
+    found = TaskStandards.of(torch.tensor(scores), torch.tensor(labels), torch.tensor([1, 1, 2]))
+    assert found.mean[[0, 2]].tolist() == pytest.approx(mean)
+    assert found.spread[[0, 2]].tolist() == pytest.approx(spread)
+    assert found.mean[0] == found.mean[1]
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    features, logits, labels = samples(60, 0)
+    made = create_detector("energy", by_task=True)
+    assert not made.ready
+    with pytest.raises(BadInput, match="Energy has not been set up"):
+        made.score(logits=logits)
+    with pytest.raises(BadInput, match="which task a class came with is not known: tasks="):
+        made.fit(logits=logits, labels=labels)
+    with pytest.raises(BadInput, match="Energy reads the labels: missing"):
+        made.fit(logits=logits, tasks=TASKS)
+    with pytest.raises(BadInput, match="tasks are of 5 classes: logits have 6 columns"):
+        made.fit(logits=logits, labels=labels, tasks=TASKS[:5])
+    with pytest.raises(BadInput, match="labels reach 6: tasks are of the classes 0 to 5"):
+        made.fit(logits=logits, labels=labels + 1, tasks=TASKS)
+    for wrong in (["a"], [0, 1, 1, 1, 1, 1], [1.5] * 6, [], [[1] * 6]):
+        with pytest.raises(BadInput, match=r"tasks = .* is not allowed: a whole number from 1 on"):
+            made.fit(logits=logits, labels=labels, tasks=wrong)  # type: ignore[arg-type]
+    made.fit(logits=logits.numpy(), labels=labels.numpy(), tasks=np.array(TASKS))
+    with pytest.raises(BadInput, match="logits have 5 columns: Energy was set up on 6"):
+        made.score(logits=logits[:, :5])
+    near = create_detector("knn", by_task=True)
+    near.fit(features, logits, labels, tasks=TASKS)
+    with pytest.raises(BadInput, match="KNN reads the logits: missing"):
+        near.score(features)
+
+
+def test_the_memory_may_be_others_than_the_set_up() -> None:
+    setup, memory, (features, logits, _) = samples(150, 0), samples(60, 2), samples(40, 1)
+    told = Outputs(*memory, tasks=torch.tensor(TASKS))
+    own = create_detector("react").fit(*setup, classify=torch.nn.Linear(8, 6))
+    by_task = create_detector("react", by_task=True)
+    by_task.fit(*setup, classify=own._classify, memory=told)
+    expected = naive(own.score(features, logits), logits, own.score(*memory[:2]), memory[2])
+    assert by_task.score(features, logits).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_evaluate_takes_it_where_tasks_are_told() -> None:
+    _, logits, labels = samples(60, 0)
+    given: dict[str, Any] = {
+        "test": logits[:30, :, None, None],
+        "ood": {"noise": samples(20, 1)[0][:, :6, None, None]},
+        "setup": logits[30:, :, None, None],
+        "labels": labels[:30],
+        "setup_labels": labels[30:],
+        "detectors": {"by task": create_detector("maxlogit", by_task=True), "maxlogit": "maxlogit"},
+    }
+    table = opencil.evaluate(lambda images: images.flatten(1), **given, tasks=TASKS)
+    values = table[(table["metric"] == "auc") & (table["task"] == 0)].set_index("detector")["value"]
+    assert values["by task"] != values["maxlogit"]
+    given["detectors"] = create_detector("maxlogit", by_task=True)
+    with pytest.raises(BadInput, match="which task a class came with is not known"):
+        opencil.evaluate(lambda images: images.flatten(1), **given)
