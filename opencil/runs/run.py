@@ -51,9 +51,8 @@ def opened_run(path: str | Path, place: PlaceConfig, data: BenchmarkData | None 
     record = folder.stored()
     if not record or len(record["cil"]) != 1:
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is needed")
-    folder.record(
-        ENVIRONMENT, folder.identity(record)
-    )  # it says whose folder it is: a config may be another's
+    # It says whose folder it is: a config may be another's.
+    folder.record(ENVIRONMENT, folder.identity(record))
     of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
     require(record.get("plugins"), of_model, f"run {path} needs what is not known here")
     ((cil, values),) = record["cil"].items()

@@ -93,14 +93,14 @@ def test_no_bit_of_any_kind_of_file_flips_unnoticed(
         with pytest.raises(OpenCILError) as raised:
             reads[path]()
         assert str(path) in str(raised.value), position
-        path.write_bytes(content)
+        flip(path, position)
     # The marks of the seal are the only bytes without which a file would be one from before there were seals.
     start = content.index(b"<sha256")
     for position in range(8 * start, 8 * (content.index(b"file>") + 5), 5):
         flip(path, position)
         with pytest.raises(OpenCILError, match="checksum"):
             reads[path]()
-        path.write_bytes(content)
+        flip(path, position)
     reads[path]()
 
 
