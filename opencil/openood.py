@@ -13,7 +13,7 @@ from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, device_of
 from opencil.errors import BadInput, unknown
-from opencil.evaluation.evaluate import check_reads, outputs_named, with_labels
+from opencil.evaluation.evaluate import check_reads, named, outputs_named, with_labels
 from opencil.evaluation.metric import metrics
 from opencil.evaluation.reading import Reading, Samples
 from opencil.nets.model import Classifier
@@ -197,7 +197,7 @@ def _checked(sets: Mapping[str, Any]) -> dict[str, Any]:
         raise BadInput("dataloader_dict['id'] has no 'test': the ID images to tell from OOD are needed")
     sets_of = [outside.get(split) for split in OOD_ROLES] if isinstance(outside, Mapping) else []
     shifted = known.get("csid")
-    if any(one is not None and not isinstance(one, Mapping) for one in (*sets_of, shifted)):
+    if not all(one is None or (isinstance(one, Mapping) and named(one)) for one in (*sets_of, shifted)):
         raise BadInput("dataloader_dict should map names to images in 'near', 'far' and 'csid'")
     if not any(sets_of):
         raise BadInput("dataloader_dict['ood'] has no sets: 'near' or 'far' should map names to images")

@@ -313,7 +313,7 @@ class Detector(Values, ABC):
                     f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
                 )
         if features is not None and classify is not None and not {"head", "linear"}.isdisjoint(reads):
-            _check_head(classify, features, logits)
+            _check_head(classify, features, logits if "logits" in reads else None)
         nothing = torch.empty(rows.pop(), 0)
         return Outputs(
             nothing if features is None else features.float(),

@@ -77,10 +77,10 @@ def evaluate(
         raise BadInput(
             f"set-up images are needed for {', '.join(needing)}: give setup=..., or name other detectors"
         )
-    if not isinstance(ood, Mapping) or not ood or not _names(ood):
+    if not isinstance(ood, Mapping) or not ood or not named(ood):
         raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
     if shifted is not None and (
-        not isinstance(shifted, Mapping) or not _names(shifted) or set(shifted) & set(ood)
+        not isinstance(shifted, Mapping) or not named(shifted) or set(shifted) & set(ood)
     ):
         raise BadInput(
             "shifted should map names, none of them empty or an OOD set's, to image sets with labels"
@@ -149,7 +149,8 @@ def outputs_named(
         raise BadInput(f"the model fails on the images of {name}: {why}") from error
 
 
-def _names(sets: Mapping[str, AnyImages]) -> bool:
+def named(sets: Mapping[Any, AnyImages]) -> bool:
+    """Whether every set has a name: a text that is not empty."""
     return all(isinstance(name, str) and name for name in sets)
 
 

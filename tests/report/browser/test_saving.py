@@ -71,3 +71,21 @@ def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: 
     for ours, theirs in zip(saved[1:], expected[1:], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert one == other or float(one) == pytest.approx(float(other), rel=1e-5)
+
+
+def test_what_is_missing_is_shown_and_saved(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
+    lost = {"step02/step.json": "is missing"}
+    runs = [record(left_out=lost), record(seed=1, trained=2, failed="RuntimeError: no luck")]
+    browser = show(made_up(seeds=(0, 1)), runs)
+    said = "Damaged or lost, so left out: icarl seed 0 (step02/step.json)."
+    assert said in browser.evaluate("document.querySelector('#notes').innerText")
+    status = browser.evaluate("document.querySelector('#status').innerText")
+    assert "1 damaged" in status
+    assert "1 failed" in status
+    assert "b/k2/icarl/seed0: step02/step.json is missing" in status
+    assert "RuntimeError: no luck" in browser.evaluate("document.querySelector('#progress').innerText")
+    for place in ("#leaderboard", "#matrix"):
+        head, *lines = csv.reader(io.StringIO(browser.saved(place, "CSV")))
+        assert head[-1] == "missing"
+        assert all(line[-1].startswith(said) for line in lines)
+        assert r"(step02/step.json)" in browser.saved(place, "LaTeX")
