@@ -79,6 +79,8 @@ def create_detector(
     concentration: float = 1.0,
     rule: Literal["torchvision", "original"] = "torchvision",
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> AugMix:
     """A head trained by CE on clean images and to predict alike on two augmented views of each."""
 
@@ -99,6 +101,8 @@ def create_detector(
     concentration: float = 1.0,
     share: float = 0.002,
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> BER:
     """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
 
@@ -209,6 +213,8 @@ def create_detector(
     temperature: float = 1.0,
     tau: float = 0.04,
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> LogitNorm:
     """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
 
@@ -248,6 +254,8 @@ def create_detector(
     temperature: float = 1.0,
     scored: Literal["task", "class"] = "task",
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> MORE:
     """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
 
@@ -315,6 +323,8 @@ def create_detector(
     sigma: float = 0.1,
     distances: Literal["directions", "features"] = "directions",
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> NPOS:
     """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier."""
 
@@ -340,6 +350,8 @@ def create_detector(
     weight: float = 0.5,
     concentration: float = 1.0,
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> OE:
     """A head trained by CE, and to be undecided about mixtures of new images: what BER adds to that shows."""
 
@@ -393,6 +405,8 @@ def create_detector(
     share: float = 0.5,
     concentration: float = 10.0,
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> RegMix:
     """A head trained by CE on images and, half of it, on mixtures of two of them."""
 
@@ -455,6 +469,8 @@ def create_detector(
     tau: float = 0.1,
     scored: Literal["raw", "scaled"] = "raw",
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> T2FNorm:
     """A head trained on features of norm 1 / τ, and scored on features that keep their norm."""
 
@@ -504,6 +520,8 @@ def create_detector(
     samples: int = 10000,
     ridge: float = 0.0001,
     by_task: bool = False,
+    scored_by: str | Mapping[str, Any] | None = None,
+    head_of: str | None = None,
 ) -> VOS:
     """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
 

@@ -32,7 +32,7 @@ KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
 
 _SPLITS = (*OOD_ROLES, ALL)
 _MAIN = ("auc", "fpr")
-#: Every fine-tuning detector scores by Energy: without its training, that is what it would be.
+#: Fine-tuning detectors score by Energy unless told otherwise: without training, that is what they would be.
 UNTUNED = "energy"
 _CONTINUAL = (
     "Percent. Average: mean over steps of the accuracy on all classes seen. Forgetting: best earlier "

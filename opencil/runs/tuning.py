@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -30,11 +31,13 @@ def tune(
     """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
     ``weights`` identifies the source's model. A head that is stored under the same values is read, a
-    checkpoint is gone on from. A tuner that has rows already lacks a metric: that is measured with the
-    head that made the rows, or not at all. What is returned are the errors of those that could not be tuned.
+    checkpoint is gone on from. Tuners whose heads are trained alike have one: it is trained once. A tuner
+    that has rows already lacks a metric: that is measured with the head that made the rows, or not at all.
+    What is returned are the errors of those that could not be tuned.
     """
     identities = {name: _identity(tuner, source, weights) for name, tuner in tuners.items()}
     running: dict[str, _Tuning] = {}
+    waiting: dict[str, list[str]] = {}  # for the head of another, by its name
     problems: dict[str, Exception] = {}
     for name, tuner in tuners.items():
         head, rows = stored.head(name), stored.detector_rows(name)
@@ -42,7 +45,9 @@ def tune(
             made_of = file_formats.metadata(head)
             if rows.exists() and made_of is None:
                 raise OpenCILError(f"its head is gone; delete {rows} to tune it again")
-            if rows.exists() or _same(made_of, identities[name]):
+            if not _same(made_of, identities[name]) and not rows.exists():
+                made_of = _copied(stored, name, identities[name])
+            if made_of is not None:
                 read_head(tuner, source, head, weights)
         except OpenCILError as error:
             if rows.exists() or not isinstance(error, Damaged):
@@ -51,6 +56,8 @@ def tune(
             file_formats.set_aside(head, error.reason)
         if tuner.learned:
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
+        elif alike := next((n for n in running if identities[n] == identities[name]), None):
+            waiting.setdefault(alike, []).append(name)
         else:
             running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)
     while running:
@@ -59,11 +66,31 @@ def tune(
                 progress = tuning.next()
             except Exception as error:  # one tuner's trouble is not the others'
                 problems[name], progress = error, None
-            if progress is None:
-                del running[name]
-            else:
+            if progress is not None:
                 yield progress
+                continue
+            del running[name]
+            for other in waiting.get(name, ()):
+                if name in problems:
+                    problems[other] = problems[name]
+                else:
+                    _copied(stored, other, identities[other])
+                    read_head(tuners[other], source, stored.head(other), weights)
     return problems
+
+
+def _copied(stored: StepFolder, name: str, identity: dict[str, str]) -> dict[str, str] | None:
+    """What is noted of a head under its own name, after one that is the same, of another label, was copied.
+
+    None where there is no such head.
+    """
+    for path in sorted(stored.head(name).parent.glob(f"{name.partition('@')[0]}*.safetensors")):
+        with suppress(Damaged):  # its own tuner's matter
+            tensors, notes, _ = file_formats.read_checked(path)
+            if _same(notes, identity) and not path.name.endswith(".checkpoint.safetensors"):
+                file_formats.write_tensors(stored.head(name), tensors, identity)
+                return notes
+    return None
 
 
 class _Tuning:
@@ -119,9 +146,9 @@ class _Tuning:
 
 def _identity(tuner: Tuner, source: ViewSource, weights: str) -> dict[str, str]:
     """What a head is of, for its file: a digest of all that decides it, and two of these by themselves."""
-    parts = [tuner.registered_name, plain(tuner), weights, source.seed, plain(source.arithmetic)]
+    parts = [tuner.trained_as, tuner.training_values, weights, source.seed, plain(source.arithmetic)]
     made_of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return {"made_of": made_of, "detector": tuner.registered_name, "model": weights}
+    return {"made_of": made_of, "detector": tuner.trained_as, "model": weights}
 
 
 def _same(noted: dict[str, str] | None, identity: dict[str, str]) -> bool:
@@ -133,7 +160,7 @@ def read_head(tuner: Tuner, source: ViewSource, path: Path, weights: str) -> Non
     head = tuner.head(source)
     tensors, notes, _ = file_formats.read_checked(path)
     # Heads did not say once whose they are.
-    if notes.get("detector", tuner.registered_name) != tuner.registered_name:
+    if notes.get("detector", tuner.trained_as) != tuner.trained_as:
         raise file_formats.damaged(path, f"it is the head of {notes['detector']}")
     if notes.get("model", weights) != weights:
         raise file_formats.damaged(path, "it was tuned on another model than the step's")

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput
 from opencil.evaluation.metrics import ood_metrics
@@ -483,6 +485,29 @@ def check_by_task(detector: str | Detector) -> None:
     )
 
 
+def check_scored_by(detector: str | Detector) -> None:
+    """A tuner's head can be scored by another detector: by the same one, with its logits and head given."""
+    made, name = _fresh(detector), _name(detector)
+    if not isinstance(made, Tuner):
+        return
+    samples = _samples(made.fewest)
+    made.fit(samples.setup)
+    for scored_by in ("energy", "react", "nnguide"):
+        composed = copy.deepcopy(made)
+        composed.scored_by = scored_by
+        composed.__dict__.pop("scorer", None)
+        composed.complete(samples.setup)
+        own: list[dict[str, Any]] = [
+            {"features": o.features, "logits": made.logits(made._extra, o.features)}
+            for o in (samples.setup, samples.test)
+        ]
+        alone: Detector = DETECTORS.create(scored_by)
+        alone.fit(**own[0], classify=partial(made.logits, made._extra))
+        assert _same(composed.score(samples.test), alone.score(**own[1])), (
+            f"{name} scored by {scored_by} gives other scores than {scored_by} on its head's logits"
+        )
+
+
 #: Every check of the detectors' contract, by name.
 DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
     check.__name__.removeprefix("check_"): check
@@ -503,5 +528,6 @@ DETECTOR_CHECKS: dict[str, Callable[[str | Detector], None]] = {
         check_wrong_shapes,
         check_fewest,
         check_by_task,
+        check_scored_by,
     )
 }

@@ -18,8 +18,12 @@ BY_TASK = (
     "detector.react@task.by_task=true",
     "detector.react@task.setup=train+",
     "detector.ber@task.by_task=true",
+    "detector.ber@nnguide.scored_by={name: nnguide, neighbours: 20}",
+    "detector.ber@nnguide.by_task=true",
+    "detector.ber@odin.scored_by=odin",
+    "detector.ber@odin.head_of=ber@other",
 )
-DETECTORS = ["msp", "react", "ber", "msp@task", "react@task", "ber@task"]
+DETECTORS = ["msp", "react", "ber", "msp@task", "react@task", "ber@task", "ber@nnguide", "ber@odin"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,16 @@ def test_by_task_scores_are_standardised_by_the_memory(run: Path) -> None:
     stored = opened.folder.stored()["detector"]
     assert stored["msp@task"] == {"by_task": True}
     assert stored["msp"] == {}
+
+
+def test_labels_that_are_only_scored_otherwise_share_a_head(run: Path) -> None:
+    heads = {path.stem: path.read_bytes() for path in (run / "step02" / "heads").iterdir()}
+    assert set(heads) == {"ber", "ber@task", "ber@nnguide", "ber@odin"}
+    assert heads["ber"] == heads["ber@task"] == heads["ber@nnguide"]
+    assert heads["ber@odin"] != heads["ber"], "it was trained with the random numbers of another label"
+    rows = opencil.read_rows(run)
+    auc = rows[(rows["metric"] == "auc") & (rows["step"] == 2)].set_index(["detector", "ood"])["value"]
+    assert auc["ber"].ne(auc["ber@nnguide"]).any()
 
 
 def test_memories_hold_old_classes(run: Path) -> None:

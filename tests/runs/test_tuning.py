@@ -1,5 +1,6 @@
 """Fine-tuning detectors in runs: added to a finished one, killed and resumed, damaged, refused."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -31,6 +32,7 @@ from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata, write_tensors
 from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
+from opencil.validation import plain
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -320,6 +322,29 @@ def test_a_stored_head_is_used_and_not_tuned_again(
     assert tuning_of(events) == []
     assert [e.step for e in events if isinstance(e, Evaluated)] == [1, 2]
     assert results(tuned) == whole
+
+
+def test_a_label_that_only_scores_otherwise_takes_the_stored_head(
+    tuned: Path, tiny: Make, run_all: RunAll
+) -> None:
+    heads = run_of(tuned) / "step02" / "heads"
+    one, other = "detector.ber@gen.scored_by=gen", "detector.ber@other.scored_by=gen"
+    settings = [*SETTINGS, *short(["ber"], 2), one, other, "detector.ber@other.alpha=0.5"]
+    events = run_all(tiny(tuned, *settings, detector=["ber", "ber@gen", "ber@other"]))
+    assert {e.progress.stage for e in tuning_of(events)} == {"tune ber@other"}, "it is trained under others"
+    assert (heads / "ber@gen.safetensors").read_bytes() == (heads / "ber.safetensors").read_bytes()
+    assert (heads / "ber@other.safetensors").read_bytes() != (heads / "ber.safetensors").read_bytes()
+    assert rows_of(tuned) >= {(2, "ber@gen"), (2, "ber@other")}
+    notes = metadata(heads / "ber.safetensors")
+    # What identified a head before it could be scored otherwise: those that are stored are still found.
+    values = {name: value for name, value in plain(BER()).items() if name not in ("scored_by", "by_task")}
+    assert values == plain(BER())
+    parts = ["ber", values | {"schedule": plain(BER().schedule) | {"epochs": 2}}, notes and notes["model"]]
+    run = opencil.open_run(run_of(tuned))
+    source = run.source(run.stream[1], run.model(2))
+    parts += [source.seed, plain(source.arithmetic)]
+    assert notes is not None
+    assert notes["made_of"] == hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def test_a_head_stored_under_other_values_is_not_used(

@@ -17,6 +17,8 @@ from opencil import (
     list_detectors,
 )
 from opencil.detectors.detector import Reads
+from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.engine.schedule import Schedule
 from opencil.testing import DETECTOR_CHECKS, check_detector
 
 #: Values under which the same is checked in a tenth of the time.
@@ -350,6 +352,16 @@ class Stubborn(Right):
         return standardised + 1 if self.by_task else standardised
 
 
+@dataclass
+class Deaf(LogitNorm):
+    """Scores by its energy, whatever is asked."""
+
+    schedule: Schedule = Schedule(epochs=1, lr=0.001)
+
+    def score(self, *args: Any, **given: Any) -> Tensor:
+        return super().score(*args, **given) + (self.scored_by is not None)
+
+
 WRONG = [
     ("larger_is_id", Upside(), "larger score must mean more in-distribution"),
     ("result", Halves(), "float32 is promised"),
@@ -379,6 +391,7 @@ WRONG = [
     ("wrong_shapes", Careless(), "should refuse .* with BadInput"),
     ("fewest", Boastful(), "says that 1 set-up samples are enough, and fails on them"),
     ("fewest", Timid(), "should refuse 4 set-up samples with BadInput, and takes it"),
+    ("scored_by", Deaf(), "Deaf scored by energy gives other scores than energy on its head's logits"),
     ("by_task", Stubborn(), "gives other scores than its own, standardised"),
 ]
 

@@ -69,6 +69,7 @@ class AugMix(Tuner):
     formerly: ClassVar[Mapping[str, Any]] = {"rule": "original"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if problem := refused_severity(self.severity, self.rule):
             raise ValueError(problem)
 

@@ -44,6 +44,7 @@ class NPOS(Synthesiser):
     formerly: ClassVar[Mapping[str, Any]] = {"distances": "features", "outliers_by": "head"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for small, large in (
             ("neighbours", "queue"),
             ("boundary", "queue"),

@@ -31,7 +31,7 @@ class Synthesiser(EnergyTuner):
     @property
     def fewest(self) -> int:
         """As many of one class as fill its queue."""
-        return -(-self.queue // self.schedule.epochs)
+        return max(super().fewest, -(-self.queue // self.schedule.epochs))
 
     @abstractmethod
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:

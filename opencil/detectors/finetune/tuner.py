@@ -1,15 +1,16 @@
 """What a fine-tuning detector is: a loss that trains an extra head f on frozen features, and its energy."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import placed
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
@@ -20,7 +21,9 @@ from opencil.engine.loop import Progress, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
 from opencil.errors import BadInput
-from opencil.validation import Count, Positive
+from opencil.nets.model import Classifier
+from opencil.registry import DETECTORS
+from opencil.validation import QUIET, Count, Positive, plain
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Tuner(Detector):
     """A detector that trains an extra linear head f on the frozen model's features.
 
     A subclass is a dataclass whose fields are its config values, and says in ``loss`` what f is trained for.
-    The score of all of them is the energy T · logsumexp(f's logits / T). The model is not changed.
+    The score of all of them is the energy T · logsumexp(f's logits / T), unless ``scored_by`` names a
+    post-hoc detector: that then has f for the head, and f's logits for the logits. The model is not changed.
 
     In a run, the images of old classes are the memory's exemplars. Elsewhere the set-up images tell by
     ``Outputs.tasks`` which classes are old; where they do not, all are new.
@@ -64,6 +68,10 @@ class Tuner(Detector):
     batch_size: Count = 128  #: of current images, and as many again of the memory
     init: Literal["copy", "fresh"] = "copy"  #: of the model's head, or new weights
     temperature: Positive = 1.0
+    #: A post-hoc detector by name, or by a mapping with its name and values, which scores by f.
+    scored_by: str | dict[str, Any] | None = field(default=None, kw_only=True, metadata=QUIET)
+    #: The name, with its label, as which f is trained: see ``trained_as``.
+    head_of: str | None = field(default=None, kw_only=True, metadata=QUIET)
 
     family: ClassVar[str] = "fine-tuning"
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
@@ -72,6 +80,77 @@ class Tuner(Detector):
     needs_old: ClassVar[bool] = True
     #: As the paper prints it; its figures come out with the default, a hundredth of that.
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stated": {"schedule": {"lr": 0.1}}}
+
+    def __post_init__(self) -> None:
+        own = self.registered_name.partition("@")[0]
+        if self.head_of is not None and self.head_of.partition("@")[0] != own:
+            raise ValueError(
+                f"head_of = {self.head_of!r} is not allowed: it should be {own or 'its own name'}, with a "
+                "label or without"
+            )
+        try:
+            _ = self.scorer
+        except BadInput as error:
+            raise ValueError(f"scored_by: {error}") from None
+
+    @cached_property
+    def scorer(self) -> Detector | None:
+        """What scores by f in place of its energy, not yet set up."""
+        if self.scored_by is None:
+            return None
+        values = {"name": self.scored_by} if isinstance(self.scored_by, str) else dict(self.scored_by)
+        name = values.pop("name", None)
+        if not isinstance(name, str):
+            raise BadInput("the name of a post-hoc detector is needed, or a mapping with its name and values")
+        made: Detector = DETECTORS.create(name, **values)
+        if isinstance(made, Tuner) or made.by_task:
+            what = "by_task is a value of the tuner" if made.by_task else f"{name} has a head of its own"
+            raise BadInput(f"{what}: a post-hoc detector is needed, which scores by this one's")
+        return made
+
+    @property
+    def trained_as(self) -> str:
+        """The name that its random numbers follow from: its own, with its label, or what ``head_of`` says.
+
+        One that is scored otherwise than by default has those of the method without a label. So labels under
+        which f is trained alike, and scored differently, have one f.
+        """
+        if self.head_of is not None:
+            return self.head_of
+        scored_otherwise = self.by_task or self.scored_by is not None
+        return self.registered_name.partition("@")[0] if scored_otherwise else self.registered_name
+
+    @property
+    def training_values(self) -> dict[str, Any]:
+        """Its values, plain, less those that only say how f is used or called."""
+        used = ("by_task", "scored_by", "head_of")
+        return {name: value for name, value in plain(self).items() if name not in used}
+
+    @property
+    def reads_to_score(self) -> frozenset[Reads]:
+        """Features, and what the detector that scores by f reads beside its head."""
+        images = frozenset() if self.scorer is None else self.scorer.reads & {"images", "layers"}
+        return frozenset({*super().reads_to_score, *images})
+
+    @property
+    def reads_to_set_up(self) -> frozenset[Reads]:
+        """What f is trained on, and what is scored by it where that is needed too."""
+        return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.scorer else ())})
+
+    @property
+    def set_up_on(self) -> Setup:
+        """The images of a run that the detector is set up on which scores by f; f is tuned on train+."""
+        return super().set_up_on if self.scorer is None else self.scorer.set_up_on
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has f, and whatever scores by f is ready too."""
+        return super().ready and (self.scorer is None or self.scorer.ready)
+
+    @property
+    def fewest(self) -> int:
+        """As many as what scores by f is set up on."""
+        return 1 if self.scorer is None else self.scorer.fewest
 
     @abstractmethod
     def loss(self, extra: "Extra", batch: Batch) -> Tensor:
@@ -140,10 +219,39 @@ class Tuner(Detector):
         """Columns that the head reads."""
         return {"features": self._extra.width}
 
+    def _follow_up(self, outputs: Outputs, memory: Outputs | None) -> None:
+        if self.scorer is not None:
+            self.scorer.fit(self._by_head(outputs))
+        super()._follow_up(outputs, memory)
+
+    def _finite_scores(self, outputs: Outputs) -> Tensor:
+        if self.scorer is None:
+            return super()._finite_scores(outputs)
+        return self.scorer.score(self._by_head(outputs))
+
+    def _by_head(self, outputs: Outputs) -> Outputs:
+        """Outputs as they are of the model with f for its head."""
+        head, inputs = partial(self.logits, self._extra), outputs.inputs
+        if inputs is not None:
+            inputs = replace(inputs, model=_WithHead(inputs.model, head))
+        with FULL.active():
+            logits = head(outputs.features)
+        return replace(outputs, logits=logits, classify=head, inputs=inputs)
+
     def scores(self, outputs: Outputs) -> Tensor:
         """T · logsumexp(f's logits / T), [N]."""
         z = self.logits(self._extra, outputs.features)
         return self.temperature * torch.logsumexp(z / self.temperature, dim=1)
+
+
+class _WithHead(nn.Module):
+    """A model with another head."""
+
+    def __init__(self, model: Classifier, head: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.features, self.classify = model, model.features, head
+        if maps := getattr(model, "maps", None):
+            self.maps = maps
 
 
 class Extra(nn.Module):
@@ -213,7 +321,7 @@ class _TuningFeed(Feed):
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """The views' tensors, then the tuner's."""
         tuner, source, batch = self._tuner, self._source, self._batch
-        seed = (*source.seed, tuner.registered_name)
+        seed = (*source.seed, tuner.trained_as)
         # Too small for several threads, which would take longer to begin.
         with cpu_threads(1):
             drawn = tuner.draw(self.iterations, batch, len(source.pools), generator(*seed, "draw", number))
