@@ -137,7 +137,7 @@ def _json(data: object) -> str:
 
 def _record(run: RunRecord, config: int) -> dict[str, Any]:
     shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment"}
-    shown |= {"failed", "left_out"}
+    shown |= {"bytes", "failed", "left_out"}
     return {key: value for key, value in run.items() if key in shown} | {"config": config}
 
 

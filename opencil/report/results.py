@@ -87,6 +87,16 @@ class Outcome:
         """The average incremental accuracy of a CIL method."""
         return self.of(cil, "", "accuracy", "")
 
+    def megabytes(self, cil: str) -> tuple[float, float] | None:
+        """Of a CIL method's model and of its memory after the last step; None where no run noted them."""
+        of_runs = [
+            run["bytes"][-1]
+            for run in self.runs
+            if run["cil"] == cil and run["trained"] == self.steps and run.get("bytes")
+        ]
+        known = [(b["model"] / 1e6, b["memory"] / 1e6) for b in of_runs if {"model", "memory"} <= b.keys()]
+        return (fmean(m for m, _ in known), fmean(e for _, e in known)) if known else None
+
     def mean_over(self, detectors: Iterable[str], cil: str, metric: str, place: str) -> Average | None:
         """Mean over detectors, if each has a value; its deviation is over the seeds that all have."""
         names = list(detectors)

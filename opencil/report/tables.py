@@ -38,6 +38,10 @@ _CONTINUAL = (
     "Percent. Average: mean over steps of the accuracy on all classes seen. Forgetting: best earlier "
     "accuracy on a task minus the last, mean over old tasks. Backward transfer: last minus first."
 )
+_KEPT = (
+    "MB: millions of bytes that are kept after the last step, of the model's tensors and of the exemplars' "
+    "pixels; a dash where a run did not note them."
+)
 _LABELLED = (
     "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
     "the best."
@@ -168,11 +172,13 @@ def _by_family(outcome: Outcome, name: str, title: str, columns: dict[Column, Ke
         blocks.append(Block(lines, family, [_average("Average", outcome, own, keys)] if own else []))
     ranked = iter(_ranked([line for block in blocks for line in block.lines], [m for _, m, _ in keys]))
     blocks = [replace(block, lines=[next(ranked) for _ in block.lines]) for block in blocks]
-    top = [Block([_accuracy_line(outcome, columns)])]
+    kept = _kept_lines(outcome, columns)
+    top = [Block([_accuracy_line(outcome, columns), *kept])]
     bottom = [Block([_average("Average (All)", outcome, plain, keys)])] if len(blocks) > 1 else []
     notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(labelled, outcome.detectors))]
     # All columns are of one method: its accuracy has no place on top.
     alone = any(column.group != cil for column, (cil, _, _) in columns.items())
+    notes += [_KEPT] * (bool(kept) and not alone)
     if alone:
         top = []
         notes.append(f"Average accuracy of {keys[0][0]}: {_cell(outcome.accuracy(keys[0][0])).text}.")
@@ -196,11 +202,27 @@ def _average(name: str, outcome: Outcome, detectors: list[str], keys: list[Key])
 
 
 def _accuracy_line(outcome: Outcome, columns: dict[Column, Key]) -> list[Cell]:
-    """The accuracy of each CIL method, over the columns of its group."""
-    cells, names = [words("CIL accuracy")], [cil for cil, _, _ in columns.values()]
+    """The accuracy of each CIL method."""
+    return _over_groups("CIL accuracy", columns, lambda cil: _cell(outcome.accuracy(cil)))
+
+
+def _kept_lines(outcome: Outcome, columns: dict[Column, Key]) -> list[list[Cell]]:
+    """What each CIL method keeps after the last step, where any run noted that."""
+    kept = {cil: outcome.megabytes(cil) or (None, None) for cil in outcome.cil}
+    if not any(map(outcome.megabytes, outcome.cil)):
+        return []
+    return [
+        _over_groups("model MB", columns, lambda cil: Cell(kept[cil][0])),
+        _over_groups("memory MB", columns, lambda cil: Cell(kept[cil][1])),
+    ]
+
+
+def _over_groups(name: str, columns: dict[Column, Key], of: Callable[[str], Cell]) -> list[Cell]:
+    """A line of what each CIL method has, over the columns of its group."""
+    cells, names = [words(name)], [cil for cil, _, _ in columns.values()]
     for i, cil in enumerate(names):
         first = i == 0 or names[i - 1] != cil
-        cells.append(replace(_cell(outcome.accuracy(cil)), span=names.count(cil)) if first else words(""))
+        cells.append(replace(of(cil), span=names.count(cil)) if first else words(""))
     return cells
 
 
@@ -248,7 +270,7 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         missing = outcome.missing(averaged=True)
         if key in models:
             title = f"{outcome.title}: accuracy"
-            accuracy = _models(f"accuracy-{outcome.name}", title, models[key], outcome.mixture())
+            accuracy = _models(f"accuracy-{outcome.name}", title, models[key], outcome)
             made.append(replace(accuracy, missing=missing))
         if outcome.datasets:
             notes = [
@@ -279,19 +301,25 @@ def _uneven(rows: pd.DataFrame) -> list[str]:
     return [f"{note}{'; '.join(parts)}."] if parts else []
 
 
-def _models(name: str, title: str, averages: pd.DataFrame, mixture: list[str]) -> Table:
+def _models(name: str, title: str, averages: pd.DataFrame, outcome: Outcome) -> Table:
     cells = {(row["cil"], row["metric"]): _spread(row) for row in averages.to_dict("records")}
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
+    kept = {cil: outcome.megabytes(cil) for cil in sort_cil(averages["cil"])}
+    noted = any(kept.values())
     lines = [
-        [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)] for cil in sort_cil(averages["cil"])
+        [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)]
+        + [Cell(megabytes) for megabytes in of_cil or (None, None)] * noted
+        for cil, of_cil in kept.items()
     ]
     records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
     columns = [Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics]
+    columns += [Column("model MB"), Column("memory MB")] * noted
     measured = [record.sentence for record in records.values() if record.function]
-    notes = [_CONTINUAL, *_fewer_seeds(averages.groupby("cil")["seeds"].min()), *measured, *mixture]
+    notes = [_CONTINUAL, *_fewer_seeds(averages.groupby("cil")["seeds"].min()), *measured]
+    notes += [*[_KEPT] * noted, *outcome.mixture()]
     return Table(name, title, [Column("CIL", label=True), *columns], [Block(lines)], notes)
 
 

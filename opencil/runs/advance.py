@@ -26,6 +26,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.metric import chosen_metrics
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement, measure, measure_model
+from opencil.nets.model import Model
 from opencil.registry import DETECTORS
 from opencil.runs import file_formats
 from opencil.runs.events import Evaluated, Event, Training
@@ -155,6 +156,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
         "steps": step.steps,
         "classes": step.seen,
         "seconds": {"training": time.monotonic() - started},
+        "bytes": bytes_kept(task.model, memory, setting.images),
         "images": run.stream.train.fingerprint,
         "precision": setting.arithmetic.on(setting.images.device),
         "computed_with": decides_bits(setting.images.device),
@@ -170,6 +172,12 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
     )
     run.keep(TrainedStep(step, task.model, info, stock, computed))
     run.remember(step, memory)
+
+
+def bytes_kept(model: Model, memory: Memory, images: Images) -> dict[str, int]:
+    """What a method keeps after a step: its model's tensors, and the exemplars' pixels, three bytes each."""
+    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in model.state_dict().values()}
+    return {"model": sum(tensors.values()), "memory": len(memory.indices) * 3 * images.side**2}
 
 
 def _remembered_and_measured(

@@ -156,6 +156,8 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         made=_made(list(steps), infos),
         data=data.get("datasets", []),
     )
+    if any("bytes" in info for info in infos):
+        record["bytes"] = [info.get("bytes", {}) for info in infos]
     if failed := folder.failed():
         record["failed"] = _seen_from(folder.path, failed)
     if left_out.why:

@@ -540,6 +540,34 @@ def test_the_accuracy_table_has_a_line_for_each_method(made_up: Rows) -> None:
         assert word in table.notes[0]
 
 
+def test_what_a_method_keeps_stands_beside_its_accuracy(made_up: Rows, record: Record) -> None:
+    """Of runs that are finished, after the last step, mean over seeds; a dash for those that noted none."""
+    rows = pd.concat([made_up(entropy=1), made_up(cil="wa", entropy=2), made_up(cil="bic", entropy=3)])
+    grown = [{"model": 1_000_000 * t, "memory": 3_072 * t} for t in (1, 2, 3, 4)]
+    runs = [
+        record(bytes=grown),
+        record(seed=1, bytes=[{"model": 5_000_000, "memory": 12_288}] * 4),
+        record(cil="wa", bytes=grown[:2], trained=2),
+        record(cil="bic"),
+    ]
+    study = Study(rows, runs)  # type: ignore[arg-type]
+    table = summaries(study)[0]
+    assert headings(table)[-2:] == ["model MB", "memory MB"]
+    assert {cells[0]: cells[-2:] for cells in texts(table)} == {
+        "icarl": ["4.50", "0.01"],
+        "wa": ["–", "–"],
+        "bic": ["–", "–"],
+    }
+    assert any(note.startswith("MB: millions of bytes") for note in table.notes)
+    (main,) = tables("main", study)
+    assert texts(main)[1:3] == [
+        ["model MB", "4.50", "", "–", "", "–", ""],
+        ["memory MB", "0.01", "", "–", "", "–", ""],
+    ]
+    (before,) = tables("main", Study(rows, [record()]))  # type: ignore[list-item]
+    assert not any("MB" in text for cells in texts(before) for text in cells)
+
+
 def test_an_accuracy_that_one_method_has_is_a_dash_for_the_others(made_up: Rows) -> None:
     rows = pd.concat([made_up(others=("accuracy_nearest_mean",)), made_up(cil="wa")])
     table = models(rows)

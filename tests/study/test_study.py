@@ -44,6 +44,19 @@ def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 # --- reading ---------------------------------------------------------------------------------------
 
 
+def read_model(run: Path, step: int) -> int:
+    """Bytes of a step's model, tensor by tensor."""
+    found = opencil.open_run(run).model(step)
+    return sum(len(t.contiguous().numpy().tobytes()) for t in found.state_dict().values())
+
+
+def test_a_run_that_did_not_note_bytes_has_none(finished: Path, tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(finished, tmp_path / "runs"))
+    for t in (1, 2, 3, 4):
+        changed(runs / RUN / f"step0{t}/step.json", lambda info: info.pop("bytes"))
+    assert "bytes" not in only(read_study(runs))
+
+
 def test_a_finished_run(finished: Path) -> None:
     study = read_study(finished)
     pd.testing.assert_frame_equal(study.rows, opencil.read_rows(finished))
@@ -52,6 +65,11 @@ def test_a_finished_run(finished: Path) -> None:
     assert (run["trained"], run["steps"]) == (4, 4)
     stored = [json.loads((finished / RUN / f"step0{t}/step.json").read_text()) for t in (1, 2, 3, 4)]
     assert run["seconds"] == [info["seconds"] for info in stored]
+    # The memory holds 80 // seen images of each class, of 3 × 8 × 8 bytes; the head grows by two rows a step.
+    assert [of["memory"] for of in run["bytes"]] == [80 // seen * seen * 192 for seen in (2, 4, 6, 8)]
+    weights = [read_model(finished / RUN, t) for t in (1, 2, 3, 4)]
+    assert [of["model"] for of in run["bytes"]] == weights
+    assert len(set(weights)) == 4
     assert run["detectors"] == {"energy": 4, "msp": 4, "relation": 4}
     assert run["config"]["cil"].keys() == {"icarl"}
     assert run["environment"]["opencil"] == opencil.__version__

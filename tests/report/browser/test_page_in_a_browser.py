@@ -347,6 +347,14 @@ def test_the_time_of_a_run_is_that_of_all_its_work(
     assert browser.evaluate(f"{cell}.title") == "training 60 s, tuning 7 s"
 
 
+def test_what_a_run_keeps_is_shown(show: Callable[..., Any], rows: pd.DataFrame, record: Record) -> None:
+    kept = [{}, {"model": 1_900_000, "memory": 6_144_000}]
+    browser = show(rows, [record(bytes=kept), record(seed=1)])
+    at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Model + memory')"
+    cells = f"[...document.querySelectorAll('#progress tbody tr')].map(row => row.cells[{at}].innerText)"
+    assert browser.evaluate(cells) == ["1.90 + 6.14 MB", "–"]
+
+
 def test_a_box_shows_at_which_edges_there_is_more(
     show: Callable[..., Any], made_up: Rows, record: Record
 ) -> None:
