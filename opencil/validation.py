@@ -64,6 +64,8 @@ class Values:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
 
+#: Sentences about one section.
+_MOST = 20
 #: The parts of a key, and of all that somebody may have meant by it.
 Key = tuple[str, ...]
 Guess = Callable[[Key], Sequence[str]]
@@ -90,7 +92,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | No
         if missing:
             absent = ", ".join(_key(where, e["loc"]) for e in missing)
             sentences.append(f"{absent} {'is' if len(missing) == 1 else 'are'} missing")
-        raise BadInput("\n".join(sentences)) from None
+        more = [f"and {len(sentences) - _MOST} more"] if len(sentences) > _MOST else []
+        raise BadInput("\n".join([*sentences[:_MOST], *more])) from None
 
 
 def arguments(

@@ -576,6 +576,20 @@ def test_several_errors_are_a_sentence_each() -> None:
     ]
 
 
+def test_of_many_errors_the_first_are_told() -> None:
+    with pytest.raises(BadInput) as raised:
+        resolve({"seed": ["x"] * 2000})
+    lines = str(raised.value).split("\n")
+    assert (len(lines), lines[-1]) == (21, "and 1980 more")
+
+
+@pytest.mark.parametrize("setting", ["cil=" + "9" * 9000, "benchmark.classes_per_step=" + "10-" * 3000 + "1"])
+def test_a_long_setting_is_cut_in_the_sentence(setting: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        resolve(settings=[setting])
+    assert len(str(raised.value)) < 500
+
+
 def test_a_long_value_is_cut_in_the_sentence() -> None:
     with pytest.raises(BadInput) as raised:
         resolve({"cil": {"icarl": {"temperature": "x" * 5000}}})

@@ -27,7 +27,7 @@ def settings_written_out(settings: Iterable[str]) -> dict[str, Any]:
             if equals and path[0] and path[0] not in SECTIONS:
                 raise unknown("config section", path[0], SECTIONS, guess_outside((path[0],)))
             if equals and path[0] in SECTIONS and len(path) == 1:
-                flag = f"; did you mean --{path[0]} {text}?" if path[0] in _FLAGS else ""
+                flag = f"; did you mean --{path[0]} {text[:80]}?" if path[0] in _FLAGS else ""
                 raise BadInput(
                     f"setting {shown(setting)} is of a whole section: allowed is one value of it, say "
                     f"cil.icarl.epochs=5{flag}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.images import Images
-from opencil.errors import BadInput
+from opencil.errors import BadInput, shown
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
@@ -46,8 +46,8 @@ class StepSizes:
         listed = [tuple(map(int, part.split("-"))) for part in (match.groups() if match else ()) if part]
         if not listed or (len(listed) == 2 and len(listed[1]) > 1):
             raise BadInput(
-                f"classes_per_step = {value!r} is not allowed: a number of classes is (10), or a first step "
-                "before it (50+10), or the sizes of all steps (20-20-10)"
+                f"classes_per_step = {shown(value)} is not allowed: a number of classes is (10), or a first "
+                "step before it (50+10), or the sizes of all steps (20-20-10)"
             )
         if len(listed) == 1 and len(listed[0]) > 1:
             return cls(listed[0], None)
@@ -74,7 +74,8 @@ class StepSizes:
         if left < 0 or (left and self.then is None):
             have = f"they are {sum(self.first)} in all" if self.then is None else "the first are more"
             raise BadInput(
-                f"classes_per_step = {self.label!r} is not allowed: there are {classes} classes, and {have}"
+                f"classes_per_step = {shown(self.label)} is not allowed: there are {classes} "
+                f"classes, and {have}"
             )
         then = self.then or 1
         return (*self.first, *(min(then, left - start) for start in range(0, left, then)))

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from opencil.data.readers.decode import LARGEST_IMAGE, CorruptImage, Pixels, fit, read_image, too_large
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -118,7 +118,7 @@ class ZipSource(ImageSource):
         except OSError as error:
             raise BadInput(f"archive {self.archive} cannot be read: {error.strerror or error}") from None
         except Exception as error:
-            raise CorruptImage(f"image {name} cannot be decoded: {error}") from None
+            raise CorruptImage(f"image {name} cannot be decoded: {one_line(error)}") from None
         with member:
             return fit(read_image(member, name), side, name)
 
