@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from opencil.errors import BadInput, meant, nearest
+from opencil.errors import BadInput, meant, nearest, one_line
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -264,7 +264,7 @@ def _union_at(cls: Any, loc: tuple[int | str, ...]) -> int | None:
 
 def _key(where: str, loc: tuple[int | str, ...]) -> str:
     """A place as people write it: ``benchmark.transform.mean[2]``."""
-    return where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return where + "".join(f"[{part}]" if isinstance(part, int) else f".{one_line(part)}" for part in loc)
 
 
 def _sentence(cls: type, error: "ErrorDetails", where: str, guess: Guess | None) -> str:

@@ -145,6 +145,7 @@ def test_printed_yml_holds_every_value() -> None:
         "device": "auto",
         "pack": 1,
         "tensorboard": None,
+        "only_deterministic": False,
     }
 
 
@@ -574,6 +575,11 @@ def test_several_errors_are_a_sentence_each() -> None:
         "benchmark.batch_size",
         "benchmark.bckbone",
     ]
+
+
+def test_a_key_that_cannot_be_shown_is_escaped() -> None:
+    with pytest.raises(BadInput, match=r"benchmark\.shifted\.a\\x00b\.seed = \"x\" is not allowed"):
+        resolve({"benchmark": {"shifted": {"a\0b": {"seed": "x"}}}})
 
 
 def test_of_many_errors_the_first_are_told() -> None:
