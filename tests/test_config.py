@@ -445,7 +445,7 @@ REFUSED = [
     ("benchmark.backbone={name: timm, model: 3}", ["benchmark.backbone.model", "3", "string"]),
     ("benchmark.name=digit", ["benchmark", "'digit'", "did you mean 'digits'"]),
     ("benchmark.setup=memory", ["benchmark.setup", "take it out", "'detector.*.setup=memory'"]),
-    ("detector.*.setup=train", ["detector.klm.setup", "train", "train+", "memory"]),
+    ("detector.*.setup=train", [".setup = ", "train", "train+", "memory"]),
     ("detector.*.setups=memory", ["detector.*.setups", "no detector has it", "did you mean 'setup'"]),
     ("benchmark.transform.std=[0.1, 0.1]", ["benchmark.transform.std"]),
     ("benchmark.transform.std=[0, 1, 1]", ["benchmark.transform.std[0]", "0", "greater than 0"]),
