@@ -71,7 +71,7 @@ def file_name(name: str) -> str:
 
 def remove_temporary(folder: Path) -> None:
     """Delete what an interrupted process left half-written."""
-    for leftover in folder.rglob(f"*{_TEMPORARY}"):
+    for leftover in filter(is_temporary, folder.rglob(f"*{_TEMPORARY}")):
         leftover.unlink(missing_ok=True)
 
 

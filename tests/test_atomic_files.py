@@ -110,8 +110,11 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     leftover.parent.mkdir(parents=True)
     keep.write_text("x")
     leftover.write_text("x")
+    folder = tmp_path / "a" / "mine.part"
+    folder.mkdir()
     atomic_files.remove_temporary(tmp_path)
     assert keep.exists()
+    assert folder.exists()
     assert not leftover.exists()
 
 

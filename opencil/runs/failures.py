@@ -64,7 +64,7 @@ def failed(spec: RunSpec, folder: RunFolder, error: Exception, held: bool = True
     cause = unforeseen([error])
     text = f"{error}\n" if cause is None else "".join(traceback.format_exception(cause))
     if held or cause is not None:
-        with suppress(OSError):  # a full disk may be what has ended it
+        with suppress(OSError, OpenCILError):  # a full disk may be what has ended it
             write_text(folder.error, text, follow=False)
     if cause is None:
         assert isinstance(error, OpenCILError)
