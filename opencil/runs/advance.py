@@ -117,6 +117,8 @@ def _trained(run: Run, step: Step, checkpoint_seconds: float) -> Generator[Event
         stored.checkpoint.unlink(missing_ok=True)  # a kill may have come between the two
         return None
     yield from train_step(run, step, checkpoint_seconds)
+    # Where step.json had been lost, rows of the model before are there, which may have been another.
+    stored.mend(run.spec.identity)
     return run.trained(step.number)
 
 

@@ -20,10 +20,11 @@ from safetensors.torch import save_file
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config, dump_yaml, read_yaml
-from opencil.runs import provenance, runner
+from opencil.runs import file_formats, provenance, runner
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
+from opencil.study.rows import Table, noted, read_tables, write_rows
 from tests.siege.damage import unseal
 
 Make = Callable[..., Config]
@@ -445,6 +446,32 @@ def test_a_memory_of_other_tensors_is_named(
 
 def test_a_damaged_run_does_not_stop_the_others(finished: Path, tiny: Make, run_all: RunAll) -> None:
     (finished / RUN / "step01" / "step.json").write_text("junk")
+    events = run_all(tiny(finished, "benchmark.classes_per_step=[2, 8]", detector="msp"))
+    assert [str(e.run) for e in events if isinstance(e, Failed)] == [RUN.as_posix()]
+    assert [str(e.run) for e in events if isinstance(e, Finished)] == ["digits/k8/icarl/seed0"]
+
+
+def test_rows_of_a_model_that_is_gone_are_not_taken_for_those_of_the_next(
+    finished: Path, tiny: Make, run_all: RunAll, results: Callable[[Path], dict[str, object]]
+) -> None:
+    """The step lost its mark and is trained anew; rows that stayed were measured on another model."""
+    run = unfinish(finished, 3, 4)
+    expected = results(run)
+    table = run / "step02" / "detectors" / "msp.parquet"
+    rows = read_tables([Table(table)], file_formats.damaged)
+    write_rows(table, noted(rows.assign(value=0.5), rows["metric"].unique(), "0" * 64))
+    (run / "step02" / "step.json").unlink()
+    for event in opencil.execute(tiny(finished)):
+        if isinstance(event, Training) and event.step == 3:
+            break
+    made = {name: content for name, content in results(run).items() if not name.startswith("step03")}
+    assert made.pop("step02/detectors/msp.parquet.damaged")
+    assert made == expected
+
+
+def test_a_run_whose_error_cannot_be_noted_fails_alone(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    (finished / RUN / "step01" / "step.json").write_text("junk")
+    (finished / RUN / "error.txt").mkdir()
     events = run_all(tiny(finished, "benchmark.classes_per_step=[2, 8]", detector="msp"))
     assert [str(e.run) for e in events if isinstance(e, Failed)] == [RUN.as_posix()]
     assert [str(e.run) for e in events if isinstance(e, Finished)] == ["digits/k8/icarl/seed0"]
