@@ -24,8 +24,8 @@ _NOTES = b"PANDAS_ATTRS"
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
-def write_rows(path: Path, rows: pd.DataFrame) -> None:
-    """Write a table as Parquet, with its seal; what ``noted`` has noted is written beside it."""
+def write_rows(path: Path, rows: pd.DataFrame) -> str:
+    """Write a table as Parquet, what ``noted`` has noted beside it, with its seal; the seal's digits."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -35,7 +35,7 @@ def write_rows(path: Path, rows: pd.DataFrame) -> None:
     notes = {_NOTES: json.dumps(rows.attrs).encode()} if rows.attrs else {}
     file = pa.BufferOutputStream()
     write_table(table.replace_schema_metadata({**table.schema.metadata, **notes, b"seal": BLANK}), file)
-    write_sealed(path, file.getvalue().to_pybytes())
+    return write_sealed(path, file.getvalue().to_pybytes())
 
 
 def noted(rows: pd.DataFrame, metrics: Iterable[str], model: str = "") -> pd.DataFrame:

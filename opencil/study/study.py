@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from opencil.errors import BadInput
-from opencil.seals import Damaged, read_json, write_json
+from opencil.seals import Damaged, read_json, read_sealed, write_json
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
 from opencil.study.rows import Table, read_tables, write_rows
 
@@ -70,9 +70,9 @@ def together(studies: Iterable[Study], places: str) -> Study:
 
 def write_study(study: Study, folder: Path) -> None:
     """Write a study so that ``read_study`` gives it back, each of its two files whole or absent."""
-    write_rows(folder / ROWS, study.rows)
+    sealed = write_rows(folder / ROWS, study.rows)
     left_out = {"left_out": study.left_out} if study.left_out else {}
-    write_json(folder / RUNS, {"format": _FORMAT, "runs": study.runs, **left_out})
+    write_json(folder / RUNS, {"format": _FORMAT, "rows": sealed, "runs": study.runs, **left_out})
 
 
 def published_below(root: Path) -> list[Path]:
@@ -86,6 +86,9 @@ def read_published(folder: Path) -> Study:
     path = folder / RUNS
     content = read_json(path, unusable)
     runs = content.get("runs")
+    sealed = read_sealed(folder / ROWS, unusable)[1]
+    if sealed and content.get("rows", sealed) != sealed:  # studies did not say it once
+        raise unusable(path, f"it was written with other rows than those of {ROWS}")
     if content.get("format") != _FORMAT or not isinstance(runs, list):
         raise unusable(path, f"format {_FORMAT} with a list of runs is needed")
     for run in runs:

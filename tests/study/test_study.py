@@ -17,6 +17,7 @@ from opencil import BadInput, OpenCILError
 from opencil.config import Config
 from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study
+from opencil.study.rows import write_rows
 from opencil.study.study import Study, write_study
 from tests.siege.damage import unseal
 
@@ -360,3 +361,13 @@ def test_records_nested_deeper_than_python_goes_are_refused(published: Path) -> 
     (published / "runs.json").write_text('{"runs": ' + "[" * 100_000)
     with pytest.raises(OpenCILError, match=r"runs\.json cannot be used"):
         read_study(published)
+
+
+def test_rows_of_another_publication_are_refused(finished: Path, published: Path) -> None:
+    """As a kill between the two files leaves them."""
+    whole = read_study(finished)
+    write_rows(published / "rows.parquet", whole.rows[whole.rows["detector"] != "msp"])
+    with pytest.raises(OpenCILError, match=r"runs\.json .*with other rows than those of rows\.parquet"):
+        read_study(published)
+    write_study(whole, published)
+    assert len(read_study(published).rows) == len(whole.rows)
