@@ -76,7 +76,7 @@ class OutputsCache:
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Store an entry, if it fits at all, after others have made room for it."""
-        content = file_formats.packed(tensors)
+        content = file_formats.packed(tensors, {"entry": path.stem})
         if len(content) > self.limit:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,9 @@ def _key(weights: str, inputs: Inputs) -> str:
 def _read(path: Path) -> dict[str, Tensor] | None:
     """The tensors of an entry, marked as used just now; None where it is absent or damaged."""
     try:
-        found, _, _ = file_formats.read_checked(path)
+        found, notes, _ = file_formats.read_checked(path)
+        if notes.get("entry", path.stem) != path.stem:  # another's; entries did not say it once
+            return None
         # Copied: in the file they lie unaligned, and products of such matrices round otherwise on a CPU.
         tensors = {name: found[name].clone() for name in _NAMES}
     except (KeyError, OpenCILError):  # absent, damaged, or removed by another process just now

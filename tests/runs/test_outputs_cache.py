@@ -173,6 +173,16 @@ def test_a_damaged_entry_is_computed_again(tmp_path: Path, damage: str) -> None:
     assert entry.read_bytes() == whole  # and is whole again
 
 
+def test_the_entry_of_others_is_computed_again(tmp_path: Path) -> None:
+    cache, model = OutputsCache(tmp_path, 10**6), Counting()
+    expected = cache.outputs("w", inputs(model))
+    (entry,) = entries(tmp_path)
+    cache.outputs("other", inputs(model, seed=1))
+    (other,) = set(entries(tmp_path)) - {entry}
+    entry.write_bytes(other.read_bytes())
+    assert same(cache.outputs("w", inputs(model)), expected)
+
+
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
     limit = 2 * (ENTRY + 400)
     (tmp_path / "abc.safetensors.part").write_bytes(b"x" * limit)
