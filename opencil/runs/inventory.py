@@ -56,7 +56,7 @@ class Leftover:
     @property
     def size(self) -> int:
         """Its bytes."""
-        return _size(self.path)
+        return sum(found.st_size for found in _file_states(self.path))
 
     def remove(self) -> None:
         """Delete it."""
@@ -69,9 +69,10 @@ class Leftover:
 def entry(folder: RunFolder) -> Entry:
     """How far a run is, by a look at its names and small files; nothing large is read."""
     state, detail, config = _state(folder)
-    files = [path for path in folder.path.rglob("*") if path.is_file()]
-    written = max((path.stat().st_mtime for path in files), default=folder.path.stat().st_mtime)
-    return Entry(folder, state, detail, _size(folder.path), written, bool(config.get("foreign")))
+    states = list(_file_states(folder.path))
+    written = max((found.st_mtime for found in states), default=folder.path.stat().st_mtime)
+    size = sum(found.st_size for found in states)
+    return Entry(folder, state, detail, size, written, bool(config.get("foreign")))
 
 
 def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
@@ -210,15 +211,18 @@ def leftovers(folder: RunFolder) -> list[Leftover]:
     """What can go of a run: stale files, and damaged ones that 'opencil run' makes again; it must be held.
 
     Every file is read. A step whose model, memory or notes are damaged goes as a whole, as it is trained
-    again as a whole; the steps after it stay.
+    again as a whole; the steps after it stay. One that was trained elsewhere stays: none here makes it again.
     """
     found = {leftover.path: leftover for leftover in _stale(folder)}
     damaged = [finding.path for finding in verify(folder) if finding.state == "damaged"]
     if folder.config in damaged or not folder.config.exists():
         return list(found.values())  # nobody but the user knows what could be computed again
+    foreign = bool(folder.stored().get("foreign"))
     for bad in damaged:
         state = "damaged" if bad.exists() else "missing"
         for path in _goes_with(bad, folder):
+            if foreign and path.is_dir():
+                continue
             why = f"is {state}" if path == bad else f"goes with {bad.name}, which is {state}"
             found.setdefault(path, Leftover(path, f"{why}: it is computed again"))
     whole = {path for path in found if path.is_dir()}
@@ -227,11 +231,20 @@ def leftovers(folder: RunFolder) -> list[Leftover]:
 
 @contextmanager
 def useless_outputs(folder: Path) -> Iterator[list[Leftover]]:
-    """What can go of a folder of models' outputs, which nobody writes to inside the block."""
-    if not folder.is_dir():
+    """What can go of a folder of models' outputs, which nobody writes to inside the block.
+
+    Nothing while somebody holds it, who may be halted, or where it is read-only.
+    """
+    lock = FileLock(folder / ".lock", timeout=1)
+    try:
+        if folder.is_dir():
+            lock.acquire()
+    except OSError:
+        pass
+    if not lock.is_locked:
         yield []
         return
-    with FileLock(folder / ".lock"):
+    with lock:
         found = []
         for path in sorted(folder.iterdir()):
             if is_temporary(path):
@@ -250,11 +263,10 @@ def _stale(folder: RunFolder) -> Iterator[Leftover]:
             yield Leftover(path, _HALF)
         elif path.name.endswith(file_formats.SET_ASIDE):
             yield Leftover(path, "was damaged, and what it was for has been computed again")
-    for path in sorted(folder.path.glob("step*")):
-        step = StepFolder(path)
+    for step in folder.steps():
         if step.trained and step.checkpoint.exists():
             yield Leftover(step.checkpoint, "is a checkpoint of a training that is done")
-        for checkpoint in sorted((path / "heads").glob("*.checkpoint.safetensors")):
+        for checkpoint in sorted((step.path / "heads").glob("*.checkpoint.safetensors")):
             if step.head(checkpoint.name.removesuffix(".checkpoint.safetensors")).exists():
                 yield Leftover(checkpoint, "is a checkpoint of a tuning that is done")
 
@@ -281,13 +293,12 @@ def _goes_with(path: Path, folder: RunFolder) -> list[Path]:
     return [step.path]
 
 
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    total = 0
-    for file in files:
+def _file_states(path: Path) -> Iterator[os.stat_result]:
+    """What the system knows of a file, or of all below a folder."""
+    for file in path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]:
         with suppress(OSError):  # gone meanwhile
-            total += file.lstat().st_size if file.is_file() else 0
-    return total
+            if file.is_file():
+                yield file.lstat()
 
 
 def age(written: float) -> str:

@@ -201,8 +201,7 @@ def _steps(folder: RunFolder, left_out: _Lost) -> dict[StepFolder, dict[str, Any
     last = max((step.number for step in trained), default=0)
     there = {step.number for step in folder.trained()}
     # Detectors are evaluated, and a next step is trained, only where a step has its notes.
-    tables = folder.path.glob("step*/detectors/*.parquet")
-    evaluated = {StepFolder(table.parent.parent).number for table in tables}
+    evaluated = {step.number for step in folder.steps() if len(step.tables()) > 1}
     for number in sorted((set(range(1, last)) | evaluated) - there):
         left_out.note(folder.step(number).path / "step.json", "is missing")
     return trained

@@ -317,7 +317,7 @@ class Run:
             if not stored.head(name).exists():
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
             weights = self.trained(number).weights
-            read_head(detector, self.source(step, model), stored.head(name), weights)
+            read_head(detector, self.source(step, model), stored, weights)
         if not detector.ready:
             outputs = partial(forward, model, self.stream.train, self.data.transform)
 

@@ -169,6 +169,20 @@ class StepFolder:
         """The file of a fine-tuning detector's head."""
         return self.path / "heads" / f"{name}.safetensors"
 
+    def head_tensors(self, name: str, model: str, trained_as: str | None = None) -> dict[str, Tensor]:
+        """What a head's file holds; it must be that detector's, tuned on the model with this checksum.
+
+        It may have been tuned under another label; ``trained_as`` says which, where that is known.
+        """
+        path = self.head(name)
+        tensors, notes, _ = file_formats.read_checked(path)
+        found = notes.get("detector", trained_as or name)  # heads did not say once whose they are
+        if found != trained_as and (trained_as or found.partition("@")[0] != name.partition("@")[0]):
+            raise file_formats.damaged(path, f"it is the head of {notes['detector']}")
+        if notes.get("model", model) != model:
+            raise file_formats.damaged(path, "it was tuned on another model than the step's")
+        return tensors
+
     def head_checkpoint(self, name: str) -> Path:
         """A head in the middle of its tuning; deleted when it is stored."""
         return self.path / "heads" / f"{name}.checkpoint.safetensors"
@@ -396,8 +410,8 @@ class RunFolder:
         """Set aside every damaged file that can be computed again, saying so; the run must be held."""
         for name in (ENVIRONMENT, DATA):
             _set_aside_if_damaged(self.path / name, partial(self.record, name, run))
-        for path in sorted(self.path.glob("step*")):
-            StepFolder(path).mend(run)
+        for step in self.steps():
+            step.mend(run)
 
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
@@ -427,9 +441,14 @@ class RunFolder:
         finally:
             lock.release()
 
+    def steps(self) -> list[StepFolder]:
+        """The folders of steps, in their order; one by another name, as a copy has, is none."""
+        numbers = sorted({int(p.name[4:]) for p in self.path.glob("step*") if p.name[4:].isdecimal()})
+        return [self.step(number) for number in numbers if self.step(number).path.is_dir()]
+
     def trained(self) -> list[StepFolder]:
         """The steps whose models are stored, in their order."""
-        return [StepFolder(mark.parent) for mark in sorted(self.path.glob("step*/step.json"))]
+        return [step for step in self.steps() if step.trained]
 
     def stored(self) -> dict[str, Any]:
         """The config that the run was made under; empty before there is one."""

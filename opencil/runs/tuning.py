@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -48,7 +47,7 @@ def tune(
             if not _same(made_of, identities[name]) and not rows.exists():
                 made_of = _copied(stored, name, identities[name])
             if made_of is not None:
-                read_head(tuner, source, head, weights)
+                read_head(tuner, source, stored, weights)
         except OpenCILError as error:
             if rows.exists() or not isinstance(error, Damaged):
                 problems[name] = error  # one tuner's trouble is not the others'
@@ -75,7 +74,7 @@ def tune(
                     problems[other] = problems[name]
                 else:
                     _copied(stored, other, identities[other])
-                    read_head(tuners[other], source, stored.head(other), weights)
+                    read_head(tuners[other], source, stored, weights)
     return problems
 
 
@@ -155,15 +154,10 @@ def _same(noted: dict[str, str] | None, identity: dict[str, str]) -> bool:
     return noted is not None and noted.get("made_of") == identity["made_of"]
 
 
-def read_head(tuner: Tuner, source: ViewSource, path: Path, weights: str) -> None:
+def read_head(tuner: Tuner, source: ViewSource, stored: StepFolder, weights: str) -> None:
     """Give a tuner the head that is stored for it; ``weights`` identifies the model that it must be of."""
-    head = tuner.head(source)
-    tensors, notes, _ = file_formats.read_checked(path)
-    # Heads did not say once whose they are.
-    if notes.get("detector", tuner.trained_as) != tuner.trained_as:
-        raise file_formats.damaged(path, f"it is the head of {notes['detector']}")
-    if notes.get("model", weights) != weights:
-        raise file_formats.damaged(path, "it was tuned on another model than the step's")
+    head, path = tuner.head(source), stored.head(tuner.registered_name)
+    tensors = stored.head_tensors(tuner.registered_name, weights, tuner.trained_as)
     try:
         head.load_state_dict(tensors, strict=True)
     except RuntimeError as error:

@@ -42,15 +42,14 @@ def readers(folder: RunFolder) -> Iterator[tuple[Path, Callable[[], object]]]:
     What should be there and is not has a reader too. A step whose notes are damaged has that of the notes.
     """
     config, run = folder.path / "config.yml", None
-    if config.exists():
-        yield config, lambda: folder.identity(folder.stored())
-        with suppress(OpenCILError):
-            run = folder.identity(folder.stored())
+    yield config, lambda: folder.identity(folder.stored())
+    with suppress(OpenCILError):
+        run = folder.identity(folder.stored())
     for name in (ENVIRONMENT, DATA):
         if (folder.path / name).exists():
             yield folder.path / name, partial(folder.record, name, run)
-    for path in sorted(folder.path.glob("step*")):
-        yield from _of_step(StepFolder(path), run)
+    for step in folder.steps():
+        yield from _of_step(step, run)
 
 
 def _findings(folder: RunFolder) -> Iterator[Finding]:
@@ -66,8 +65,10 @@ def _findings(folder: RunFolder) -> Iterator[Finding]:
 
 
 def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Callable[[], object]]]:
-    for path in (step.checkpoint, *sorted((step.path / "heads").glob("*.safetensors"))):
-        if path.exists():
+    heads = sorted((step.path / "heads").glob("*.safetensors"))
+    middles = [path for path in heads if path.name.endswith(".checkpoint.safetensors")]
+    for path in (step.checkpoint, *middles):
+        if path.exists():  # whoever goes on from it looks what it is of
             yield path, partial(file_formats.read_checked, path)
     if not step.trained:
         return
@@ -76,7 +77,11 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
         info = step.info()
     except OpenCILError:
         return
-    yield step.model, partial(step.weights, str(info.get("weights_sha256")))
+    model = str(info.get("weights_sha256"))
+    yield step.model, partial(step.weights, model)
+    for path in heads:
+        if path not in middles:
+            yield path, partial(step.head_tensors, path.stem, model)
     yield step.memory_file, partial(step.memory, 0, info.get("memory_sha256"))
     for table in step.placed(step.tables(), run, info):
         yield table.path, partial(measured_metrics, table, file_formats.damaged)

@@ -111,10 +111,14 @@ def test_a_run_is_verified(whole: Path, halted: dict[str, Path], tmp_path: Path)
     flip(run / "step02" / "memory.safetensors", 4000)
     (run / "step01" / "detectors" / "msp.parquet").rename(run / "step01" / "detectors" / "x.parquet.damaged")
     shutil.copy(run / "step01" / "detectors" / "ber.parquet", run / "step01" / "detectors" / "msp.parquet")
+    shutil.copy(run / "step01" / "heads" / "ber.safetensors", run / "step02" / "heads" / "ber.safetensors")
+    shutil.copy(run / "step01" / "heads" / "ber.safetensors", run / "step01" / "heads" / "vos.safetensors")
     found = {(f.path.relative_to(run).as_posix(), f.state) for f in verify(RunFolder(run))}
     assert found == {
         ("step02/memory.safetensors", "damaged"),
         ("step01/detectors/msp.parquet", "damaged"),
+        ("step02/heads/ber.safetensors", "damaged"),
+        ("step01/heads/vos.safetensors", "damaged"),
         ("step01/detectors/x.parquet.damaged", "set aside"),
     }
 

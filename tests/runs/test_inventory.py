@@ -16,7 +16,7 @@ from opencil.disk import DiskError
 from opencil.runs import file_formats, inventory
 from opencil.runs.events import Event, Finished
 from opencil.runs.inventory import age, entry, held, is_held, leftovers, remarks, runs_below, useless_outputs
-from opencil.runs.store import RunFolder
+from opencil.runs.store import RunFolder, read_rows
 from opencil.seals import read_json, write_json
 
 Make = Callable[..., Config]
@@ -82,6 +82,7 @@ def test_a_run_that_was_only_announced_waits(tiny: Make, tmp_path: Path) -> None
     (spec,) = plan(tiny(tmp_path))
     folder = RunFolder(tmp_path / spec.folder)
     folder.announce(spec, {"device": "cpu"})
+    (folder.path / ".lock").unlink()
     assert (entry(folder).state, entry(folder).detail) == ("waiting", "nothing is done yet")
     assert runs_below(tmp_path, tmp_path / "digits") == [folder]
     assert not (folder.path / ".lock").exists(), "looking leaves nothing behind"
@@ -247,3 +248,52 @@ def test_useless_outputs_go(finished: Path) -> None:
     with useless_outputs(finished / "nowhere") as found:
         assert found == []
     assert inventory.runs_below(finished) == [RunFolder(finished / RUN)]
+
+
+def test_outputs_that_somebody_holds_are_left_alone(finished: Path) -> None:
+    folder = finished / ".outputs"
+    flip(next(folder.glob("*.safetensors")))
+    with FileLock(folder / ".lock"), useless_outputs(folder) as going:
+        assert going == []
+    with useless_outputs(folder) as going:
+        assert len(going) == 1
+
+
+def test_a_copy_of_a_step_is_no_step(run: RunFolder, finished: Path) -> None:
+    """Somebody keeps one beside the run: it is nobody's matter."""
+    before = read_rows(finished)
+    shutil.copytree(run.step(1).path, run.path / "step01.bak")
+    shutil.copytree(run.step(1).path, run.path / "step1")
+    assert bad(run) == []
+    assert going(run) == {}
+    assert entry(run).detail == "4 of 4 steps"
+    assert read_rows(finished).equals(before)
+
+
+def test_a_run_that_has_lost_its_config_is_wrong(run: RunFolder) -> None:
+    run.config.unlink()
+    assert [problem for problem in bad(run) if "config.yml is missing" in problem]
+    assert going(run) == {}
+
+
+def test_a_model_from_elsewhere_stays(run: RunFolder) -> None:
+    """Nobody here could train it again; its rows are measured again."""
+    flip(run.step(2).memory_file)
+    flip(run.step(2).detector_rows("msp"), 100)
+    run._write_config(run.stored() | {"foreign": True})
+    assert list(going(run)) == ["step02/detectors/msp.parquet"]
+
+
+def test_files_may_go_while_a_run_is_looked_at(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = run.path / "step.json.part"
+    part.touch()
+    is_file = Path.is_file
+
+    def vanishing(path: Path) -> bool:
+        found = is_file(path)
+        if path == part:
+            part.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", vanishing)
+    assert entry(run).state == "finished"
