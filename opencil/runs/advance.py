@@ -36,6 +36,7 @@ from opencil.runs.provenance import decides_bits
 from opencil.runs.run import Run, TrainedStep
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
+from opencil.study.records import name_of
 from opencil.study.rows import COLUMNS, Table, measured_metrics, noted, read_tables, write_rows
 
 #: Steps of a run that may be trained and not evaluated before the next one's training waits: their models and
@@ -154,6 +155,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
         ) from None
     memory, measured, computed = _remembered_and_measured(run, task)
     info: dict[str, Any] = {
+        "run": name_of(*run.spec.identity),
         "step": step.number,
         "steps": step.steps,
         "classes": step.seen,

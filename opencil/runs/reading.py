@@ -125,7 +125,7 @@ def _understood(run: RunRecord) -> RunRecord:
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
     config, left_out = folder.stored(), _Lost(folder)
     named = folder.identity(config) if config else None
-    steps = _steps(folder, left_out)
+    steps = _steps(folder, named, left_out)
     infos = list(steps.values())
     tables = [table for step, info in steps.items() for table in step.placed(step.tables(), named, info)]
     rows = _rows(tables, left_out)
@@ -190,18 +190,19 @@ class _Lost:
             return {}
 
 
-def _steps(folder: RunFolder, left_out: _Lost) -> dict[StepFolder, dict[str, Any]]:
+def _steps(folder: RunFolder, run: Identity | None, left_out: _Lost) -> dict[StepFolder, dict[str, Any]]:
     """The trained steps with what is noted of each; a step that has lost its notes is left out."""
     trained: dict[StepFolder, dict[str, Any]] = {}
     for step in folder.trained():
         try:
-            trained[step] = step.info()
+            trained[step] = step.info(run)
         except (OpenCILError, OSError) as error:
             left_out.note(step.path / "step.json", error)
     last = max((step.number for step in trained), default=0)
     there = {step.number for step in folder.trained()}
     # Detectors are evaluated, and a next step is trained, only where a step has its notes.
-    evaluated = {step.number for step in folder.steps() if len(step.tables()) > 1}
+    tables = {table.parents[1] for table in folder.path.glob("step*/detectors/*.parquet")}
+    evaluated = {step.number for step in folder.steps() if step.path in tables}
     for number in sorted((set(range(1, last)) | evaluated) - there):
         left_out.note(folder.step(number).path / "step.json", "is missing")
     return trained

@@ -138,7 +138,7 @@ class Run:
     def info(self, number: int) -> dict[str, Any]:
         """What is noted of a stored step: see ``StepFolder.info``."""
         if number not in self._infos:
-            self._infos[number] = self._stored(number).info()
+            self._infos[number] = self._stored(number).info(self.spec.identity)
         return self._infos[number]
 
     def check_images(self, number: int) -> None:

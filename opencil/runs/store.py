@@ -62,14 +62,19 @@ class StepFolder:
         """Whether the step's model is stored."""
         return (self.path / "step.json").exists()
 
-    def info(self) -> dict[str, Any]:
-        """What is noted of a stored step: number, steps, seconds by kind of work, digest of the weights."""
+    def info(self, run: Identity | None = None) -> dict[str, Any]:
+        """What is noted of a stored step: number, steps, seconds by kind of work, digest of the weights.
+
+        It must be the step of its place, and of the run, if that is named.
+        """
         path = self.path / "step.json"
         info = file_formats.read_json(path)
         if not isinstance(info.get("steps"), int):
             raise file_formats.damaged(path, "it does not say how many steps there are")
         if info.get("step", self.number) != self.number:
             raise file_formats.damaged(path, f"it is of step {info['step']}")
+        if run and info.get("run", name_of(*run)) != name_of(*run):  # it was not noted once
+            raise file_formats.damaged(path, f"it is of run {info['run']}")
         return info
 
     @property
@@ -213,7 +218,7 @@ class StepFolder:
     def unmeasured(self, spec: RunSpec, info: dict[str, Any] | None = None) -> list[str]:
         """Those of a run's detectors, and '' for the model, whose rows are not all there and usable."""
         tables = {name: self.detector_rows(name) for name in spec.detectors} | {"": self.model_rows}
-        placed = self.placed(tables.values(), spec.identity, info or self.info())
+        placed = self.placed(tables.values(), spec.identity, info or self.info(spec.identity))
         asked = {self.model_rows: spec.metrics_of_model}
         return [
             name
@@ -232,7 +237,7 @@ class StepFolder:
             # The head that rows were measured with is not made again under them: whoever needs it is told.
             if path.exists() and not self.detector_rows(path.stem).exists():
                 _set_aside_if_damaged(path, partial(file_formats.read_checked, path))
-        for table in self.placed(self.tables(), run, self.info()) if self.trained else ():
+        for table in self.placed(self.tables(), run, self.info(run)) if self.trained else ():
             if table.path.exists() and not _measured(table, ()):
                 # Rows are of another model where step.json is: then it is what is damaged.
                 file_formats.read_checked(self.model, table.model)
@@ -447,8 +452,9 @@ class RunFolder:
         return [self.step(number) for number in numbers if self.step(number).path.is_dir()]
 
     def trained(self) -> list[StepFolder]:
-        """The steps whose models are stored, in their order."""
-        return [step for step in self.steps() if step.trained]
+        """The steps whose models are stored, in their order; none that cannot be looked into."""
+        marks = {mark.parent for mark in self.path.glob("step*/step.json")}
+        return [step for step in self.steps() if step.path in marks]
 
     def stored(self) -> dict[str, Any]:
         """The config that the run was made under; empty before there is one."""
@@ -481,7 +487,9 @@ class RunFolder:
         """The rows of all steps that are trained; a file of other rows than those of its place is refused."""
         config = self.stored()
         run = self.identity(config) if config else None
-        tables = [table for step in self.trained() for table in step.placed(step.tables(), run, step.info())]
+        tables = [
+            table for step in self.trained() for table in step.placed(step.tables(), run, step.info(run))
+        ]
         return read_tables(tables, file_formats.damaged)
 
 

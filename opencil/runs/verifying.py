@@ -1,5 +1,6 @@
 """Whether the files of a run are as they were written and where they belong."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +50,10 @@ def readers(folder: RunFolder) -> Iterator[tuple[Path, Callable[[], object]]]:
         if (folder.path / name).exists():
             yield folder.path / name, partial(folder.record, name, run)
     for step in folder.steps():
-        yield from _of_step(step, run)
+        if os.access(step.path, os.R_OK | os.X_OK):
+            yield from _of_step(step, run)
+        else:
+            yield step.path, partial(_refuse, step.path)
 
 
 def _findings(folder: RunFolder) -> Iterator[Finding]:
@@ -64,6 +68,10 @@ def _findings(folder: RunFolder) -> Iterator[Finding]:
         yield Finding(path, "set aside", f"{path} was damaged, and what it was for has been computed again")
 
 
+def _refuse(path: Path) -> None:
+    raise DiskError(f"{path} cannot be looked into: its permissions do not allow it")
+
+
 def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Callable[[], object]]]:
     heads = sorted((step.path / "heads").glob("*.safetensors"))
     middles = [path for path in heads if path.name.endswith(".checkpoint.safetensors")]
@@ -72,9 +80,9 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
             yield path, partial(file_formats.read_checked, path)
     if not step.trained:
         return
-    yield step.path / "step.json", step.info
+    yield step.path / "step.json", partial(step.info, run)
     try:
-        info = step.info()
+        info = step.info(run)
     except OpenCILError:
         return
     model = str(info.get("weights_sha256"))

@@ -123,6 +123,21 @@ def test_a_run_is_verified(whole: Path, halted: dict[str, Path], tmp_path: Path)
     }
 
 
+def test_a_whole_step_of_another_run_is_not_taken_for_its_own(
+    whole: Path, tiny: Make, tmp_path: Path
+) -> None:
+    """Its model, memory and notes agree with each other: its rows would be measured again as the run's."""
+    runs = Path(shutil.copytree(whole, tmp_path / "runs"))
+    step = run_folder(runs) / "step02"
+    shutil.rmtree(step)
+    shutil.copytree(run_folder(runs, seed=1) / "step02", step)
+    said = "step02/step.json cannot be used (it is of run digits/k4/icarl/seed1)"
+    assert [finding.problem for finding in verify(RunFolder(run_folder(runs))) if said in finding.problem]
+    assert [problem for problem in read_study(runs).problems if said in problem]
+    events = list(opencil.execute(config_of(tiny, runs)))
+    assert [said in str(event.error) for event in events if isinstance(event, Failed)] == [True]
+
+
 def test_a_run_from_before_there_were_seals_is_as_good_as_ever(
     whole: Path, tiny: Make, tmp_path: Path
 ) -> None:
