@@ -263,8 +263,8 @@ def _stale(folder: RunFolder) -> Iterator[Leftover]:
             yield Leftover(path, _HALF)
         elif path.name.endswith(file_formats.SET_ASIDE):
             yield Leftover(path, "was damaged, and what it was for has been computed again")
-    for step in folder.steps():
-        if step.trained and step.checkpoint.exists():
+    for step in folder.trained():
+        if step.checkpoint.exists():
             yield Leftover(step.checkpoint, "is a checkpoint of a training that is done")
         for checkpoint in sorted((step.path / "heads").glob("*.checkpoint.safetensors")):
             if step.head(checkpoint.name.removesuffix(".checkpoint.safetensors")).exists():

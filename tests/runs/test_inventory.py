@@ -297,3 +297,13 @@ def test_files_may_go_while_a_run_is_looked_at(run: RunFolder, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "is_file", vanishing)
     assert entry(run).state == "finished"
+
+
+def test_a_step_that_cannot_be_looked_into_is_wrong_and_stays(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only told: root may look into everything."""
+    closed, access = run.step(2).path, os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    assert bad(run) == [f"{closed} cannot be looked into: its permissions do not allow it"]
+    assert going(run) == {}
