@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from opencil.config import PlaceConfig
+from opencil.engine.determinism import only_deterministic
 from opencil.engine.device import cpu_threads, resolve_device
 from opencil.errors import BadInput
 from opencil.runs import file_formats
@@ -31,7 +32,6 @@ _MADE_WITH = {
     "cudnn": "another cuDNN",
     "precision": "another precision",
     "threads": "another number of threads",
-    "only_deterministic": "with --deterministic or without",
 }
 
 
@@ -52,12 +52,17 @@ class Trial:
     number: int
     doubts: list[str]
     threads: int | None
+    strict: bool  #: whether it was made with ``--deterministic``
 
     def carry_out(self) -> Generator[Event, None, Again]:
         """Train it beside the run, in which nothing is changed, and compare."""
         run, number = self.run, self.number
         step = run.stream[number - 1]
-        with tempfile.TemporaryDirectory(prefix="opencil-again-") as folder, cpu_threads(self.threads):
+        with (
+            tempfile.TemporaryDirectory(prefix="opencil-again-") as folder,
+            cpu_threads(self.threads),
+            only_deterministic(self.strict),
+        ):
             again = Run(run.spec, _Beside(Path(folder), run.folder, number), run.data)
             yield from train_step(again, step, checkpoint_seconds=float("inf"))
             return Again(run.spec, number, list(_differences(run, again, number)))
@@ -84,7 +89,7 @@ def trial(path: Path, place: PlaceConfig, number: int | None = None) -> Trial:
         threads = None
     with cpu_threads(threads):
         doubts = list(_doubts(run, run.info(number).get("made", {}).get(""), then))
-    return Trial(run, number, doubts, threads)
+    return Trial(run, number, doubts, threads, bool(then.get("only_deterministic")))
 
 
 def place_for(path: Path, device: str | None, data_root: str | None) -> PlaceConfig:

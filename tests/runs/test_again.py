@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from opencil.config import Config, PlaceConfig
 from opencil.errors import BadInput
@@ -66,6 +67,16 @@ def test_bits_that_cannot_be_expected_are_said_why(finished: Path, monkeypatch: 
         "another number of threads",
     ]
     assert doubts[0].endswith("then, 9.9 here)")
+
+
+def test_a_step_is_trained_as_deterministically_as_it_was(finished: Path) -> None:
+    info = trial(finished / RUN, CPU).run.info(1)
+    info["computed_with"]["only_deterministic"] = True
+    RunFolder(finished / RUN).step(1).save_info(info)
+    one = trial(finished / RUN, CPU, 1)
+    assert one.doubts == []
+    assert {torch.are_deterministic_algorithms_enabled() for _ in one.carry_out()} == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_cannot_be_trained_again_is_refused(
