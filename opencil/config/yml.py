@@ -13,6 +13,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
+from yaml.scanner import ScannerError
 
 from opencil.errors import BadInput, shown
 
@@ -81,6 +82,14 @@ class _Loader(yaml.SafeLoader):
         self._characters = len(text)  # with the aliases so far written out
         self._lengths: dict[str, int] = {}  # of what the anchors name, its aliases written out
         self._flat: set[yaml.Node] = set()
+
+    def fetch_more_tokens(self) -> None:
+        """The text's next tokens, unless an escape or a version in it is a number that there is not."""
+        try:
+            super().fetch_more_tokens()
+        except (ValueError, OverflowError):
+            mark = self.get_mark()
+            raise ScannerError(None, None, "a number of no character or version", mark) from None
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """A node of the text, unless it lies too deep or its aliases make the text too long."""
