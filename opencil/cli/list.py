@@ -17,7 +17,7 @@ from rich.table import Table
 from opencil.cli.completion import one_of
 from opencil.cli.flags import names
 from opencil.cli.guard import guarded
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
 if TYPE_CHECKING:
@@ -159,7 +159,11 @@ def list_names(
     if not lines:
         filters = {"--needs": needs, "--year": year}
         also = "".join(f" with {flag} {text}" for flag, text in filters.items() if text)
-        raise BadInput(f"none of the {what} matches {pattern!r}{also}")
+        known = [line["name"] for line in KINDS[what](_Asked("*", False, None, None))]
+        known += (
+            {"cil": LEARNERS, "detectors": DETECTORS}[what].groups() if what in ("cil", "detectors") else []
+        )
+        raise BadInput(f"none of the {what} matches {pattern!r}{also}{nearest(pattern, known)}")
     if markdown:
         cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
         typer.echo(
