@@ -82,7 +82,8 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
         steps = trained[0].info()["steps"] if trained else expected_steps(config)
     except OpenCILError as error:
         # The whole sentence, with what to do, is for who checks.
-        return "damaged", str(error).replace(f"{folder.path}{os.sep}", "").partition("): ")[0] + ")", config
+        problem, bracket, _ = str(error).replace(f"{folder.path}{os.sep}", "").partition("): ")
+        return "damaged", f"{problem})" if bracket else problem.partition(": ")[0], config
     of = f" of {steps}" if steps else ""
     so_far = f"{len(trained)}{of} steps"
     if is_held(folder):
@@ -171,16 +172,16 @@ def _misplaced(folder: RunFolder) -> Iterator[Remark]:
 
 
 def _incomplete(folder: RunFolder) -> Iterator[Remark]:
-    """Steps that are missing before others, or that there cannot be."""
+    """Steps that are missing though they were trained, or that there cannot be."""
     numbers = {step.number: step for step in folder.trained()}
     known = {}
     for number, step in numbers.items():
         with suppress(OpenCILError):
             known[number] = step.info()
-    for number in range(1, max(numbers, default=0)):
-        if number not in numbers:
-            path = folder.step(number).path
-            yield Remark(path, f"{path} is missing, and later steps are there: 'opencil run' makes it", True)
+    for step in folder.lost():
+        path = step.path / "step.json"
+        said = f"{path} is missing, though rows or later steps are there: 'opencil run' makes the step again"
+        yield Remark(path, said, bad=True)
     if len({info["steps"] for info in known.values()}) > 1:
         yield Remark(folder.path, f"the steps in {folder.path} differ in how many there are", True)
     for number, info in known.items():

@@ -198,13 +198,8 @@ def _steps(folder: RunFolder, run: Identity | None, left_out: _Lost) -> dict[Ste
             trained[step] = step.info(run)
         except (OpenCILError, OSError) as error:
             left_out.note(step.path / "step.json", error)
-    last = max((step.number for step in trained), default=0)
-    there = {step.number for step in folder.trained()}
-    # Detectors are evaluated, and a next step is trained, only where a step has its notes.
-    tables = {table.parents[1] for table in folder.path.glob("step*/detectors/*.parquet")}
-    evaluated = {step.number for step in folder.steps() if step.path in tables}
-    for number in sorted((set(range(1, last)) | evaluated) - there):
-        left_out.note(folder.step(number).path / "step.json", "is missing")
+    for step in folder.lost():
+        left_out.note(step.path / "step.json", "is missing")
     return trained
 
 

@@ -456,6 +456,16 @@ class RunFolder:
         marks = {mark.parent for mark in self.path.glob("step*/step.json")}
         return [step for step in self.steps() if step.path in marks]
 
+    def lost(self) -> list[StepFolder]:
+        """The steps that were trained and no longer say so, in their order.
+
+        Detectors are evaluated, and a next step is trained, only where a step has its notes.
+        """
+        there = {step.number for step in self.trained()}
+        tables = {table.parents[1] for table in self.path.glob("step*/detectors/*.parquet")}
+        evaluated = {step.number for step in self.steps() if step.path in tables}
+        return [self.step(n) for n in sorted((set(range(1, max(there, default=0))) | evaluated) - there)]
+
     def stored(self) -> dict[str, Any]:
         """The config that the run was made under; empty before there is one."""
         path = self.config

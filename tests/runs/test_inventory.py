@@ -123,7 +123,8 @@ def test_damage_is_wrong_and_leftovers_are_only_noted(run: RunFolder) -> None:
 
 def test_missing_and_misplaced_steps_are_wrong(run: RunFolder) -> None:
     shutil.rmtree(run.step(2).path)
-    assert f"{run.step(2).path} is missing, and later steps are there: 'opencil run' makes it" in bad(run)
+    (wrong,) = bad(run)
+    assert wrong.startswith(f"{run.step(2).path / 'step.json'} is missing, though rows or later steps")
     shutil.copytree(run.step(1).path, run.step(2).path)
     (wrong,) = bad(run)
     assert wrong.startswith(f"{run.step(2).path / 'step.json'} cannot be used")
@@ -133,6 +134,12 @@ def test_missing_and_misplaced_steps_are_wrong(run: RunFolder) -> None:
     told = bad(run)
     assert f"{run.step(4).path} is of no use: there are 3 steps" in told
     assert f"the steps in {run.path} differ in how many there are" in told
+
+
+def test_a_last_step_that_lost_its_notes_is_wrong(run: RunFolder) -> None:
+    (run.step(4).path / "step.json").unlink()
+    (wrong,) = bad(run)
+    assert wrong.startswith(f"{run.step(4).path / 'step.json'} is missing, though rows")
 
 
 def test_a_run_in_the_place_of_another_is_wrong(run: RunFolder) -> None:
@@ -273,6 +280,7 @@ def test_a_copy_of_a_step_is_no_step(run: RunFolder, finished: Path) -> None:
 def test_a_run_that_has_lost_its_config_is_wrong(run: RunFolder) -> None:
     run.config.unlink()
     assert [problem for problem in bad(run) if "config.yml is missing" in problem]
+    assert (entry(run).state, entry(run).detail) == ("damaged", "config.yml is missing")
     assert going(run) == {}
 
 
