@@ -156,6 +156,13 @@ def test_both_models_can_be_evaluated(boosted: Task, setting: Setting, stream: S
         assert torch.equal(found[1], expected)
 
 
+def test_at_step_one_both_models_are_the_one_there_is(setting: Setting, stream: Stream) -> None:
+    task = SHORT.begin(setting, stream[0], Memory(12), None)
+    test = forward(task.model, stream.test, setting.transform, stream[0].test)
+    (found,) = SHORT.other_predictions(task, task.memory, test).values()
+    assert torch.equal(found, test.logits.argmax(dim=1))
+
+
 @pytest.mark.parametrize(("evaluate", "width"), [("boosted", 128), ("compressed", 64)])
 def test_an_extra_head_is_of_the_model_that_is_evaluated(boosted: Task, evaluate: str, width: int) -> None:
     list(SHORT.learn(boosted))  # so that the student differs from the pair

@@ -264,6 +264,7 @@ def test_a_loss_that_diverges_names_the_method_and_the_step(second: Task) -> Non
         ({"epochs_scale": 0.5}, 50, (20, 40)),
         ({"epochs_scale": 2.0}, 200, (80, 160)),
         ({"epochs_scale": 1e-6}, 1, ()),
+        ({"epochs_scale": 1e12}, 10**9, (4 * 10**8, 8 * 10**8)),
         ({"epochs": 10, "epochs_scale": 0.5}, 10, (4, 8)),
     ],
 )

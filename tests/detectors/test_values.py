@@ -1,4 +1,4 @@
-"""What the paper's detectors are by default: results under a bare name are of these values."""
+"""What detectors are by default and under their labels: results under a name are of these values."""
 
 from typing import Any
 
@@ -34,12 +34,56 @@ VALUES: dict[str, dict[str, Any]] = {
     "relation": {"setup": "memory", "power": 1.0, "threshold": 0.03},
     "t2fnorm": TUNED | {"tau": 0.1, "scored": "raw"},
     "vos": ENERGIES | {"queue": 1000, "outliers_by": "head", "samples": 10_000, "ridge": 1e-4},
+    # Not the paper's.
+    "ash": {"variant": "s", "percentile": 65.0},
+    "dice": {"setup": "memory", "percentile": 90.0},
+    "entropy": {},
+    "fdbd": {"setup": "memory", "divided_by": "distance"},
+    "gradnorm": {"temperature": 1.0},
+    "gram": {"setup": "memory", "powers": 5, "held_out": 0.1, "seed": 0},
+    "knn": {"setup": "memory", "neighbours": 10},
+    "logitgap": {"share": 0.2, "most": 88},
+    "lts": {"share": 0.05},
+    "more": TUNED | {"scored": "task"},
+    "nci": {"setup": "memory", "alpha": 0.0001},
+    "neco": {"setup": "memory", "variance": 0.9, "max_logit": False},
+    "oe": TUNED | {"weight": 0.5, "concentration": 1.0},
+    "openmax": {"setup": "memory", "tail": 20, "alpha": 3},
+    "rankfeat": {"temperature": 1.0},
+    "residual": {"setup": "memory", "dimensions": 0},
+    "scale": {"percentile": 85.0},
+    "tpl": {"setup": "memory", "neighbours": 5},
+    "vim": {"setup": "memory", "dimensions": 0},
+    "vra": {"setup": "memory", "low": 60.0, "high": 95.0, "below": "zero", "thresholds": "each"},
+}
+#: What a label changes; ``stated`` of a detector that is set up is the paper's own set, of a tuner its rate.
+LABELS: dict[str, dict[str, Any]] = {
+    "ash@authors": {"variant": "s", "percentile": 95.0},
+    "ash@openood": {"variant": "b", "percentile": 90.0},
+    "dice@imagenet": {"percentile": 70.0},
+    "dice@stated": {"setup": "train+"},
+    "knn@stated": {"setup": "train+", "neighbours": 200},
+    "knn@openood": {"setup": "train+", "neighbours": 50},
+    "nci@pytorch-ood": {"alpha": 0.0},
+    "openmax@original": {"alpha": 10},
+    "scale@pytorch-ood": {"percentile": 65.0},
+    "vra@openood": {"low": 10.0, "high": 90.0, "below": "low", "thresholds": "all"},
 }
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_by_default(name: str) -> None:
     assert plain(DETECTORS.create(name)) == VALUES[name]
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_values_under_a_label(name: str) -> None:
+    assert plain(DETECTORS.create(name)) == VALUES[name.partition("@")[0]] | LABELS[name]
+
+
+def test_the_papers_rate_is_a_label_of_every_tuner() -> None:
+    rates = {name: plain(DETECTORS.create(f"{name}@stated")) for name in VALUES if "schedule" in VALUES[name]}
+    assert {name: values["schedule"]["lr"] for name, values in rates.items()} == dict.fromkeys(rates, 0.1)
 
 
 def test_none_of_the_papers_is_left_out() -> None:

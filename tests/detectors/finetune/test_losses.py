@@ -773,3 +773,12 @@ def test_logits_of_almost_no_length_are_not_stretched_to_full_length() -> None:
     part = SimpleNamespace(features=z, labels=label)
     found = LogitNorm(tau=0.5).loss(lambda features: features, SimpleNamespace(current=part, parts=[part]))  # type: ignore[arg-type]
     assert float(found) == pytest.approx(ce([[1.0, 0.0, 0.0]], [0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ber", "regmix", "augmix"])
+def test_concentrations_are_those_that_can_be_drawn(name: str) -> None:
+    for allowed in (0.01, 1e6):
+        assert DETECTORS.create(name, concentration=allowed).concentration == allowed
+    for refused in (0.0099, 1.1e6):
+        with pytest.raises(BadInput, match="concentration"):
+            DETECTORS.create(name, concentration=refused)

@@ -33,7 +33,7 @@ from opencil.engine.device import own_stream
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.iteration import Iteration
 from opencil.engine.schedule import Schedule
-from opencil.engine.seeding import seeded
+from opencil.engine.seeding import derive, seeded
 from opencil.errors import BadInput
 from opencil.nets.model import Model
 from opencil.nets.resnet import resnet8
@@ -551,3 +551,20 @@ def test_the_models_own_head_sets_margins_and_is_never_trained(digits: ImageSet)
     of_model = state(source.extra_head())
     assert all(torch.equal(tensor, of_model[name]) for name, tensor in extra.model_head.state_dict().items())
     assert not all(torch.equal(tensor, of_model[name]) for name, tensor in extra.head.state_dict().items())
+
+
+def test_numbers_drawn_on_the_device_are_others_in_every_epoch_and_for_every_tuner(
+    digits: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def loss(self: Tuner, extra: Extra, batch: Batch) -> Tensor:
+        assert batch.generator is not None
+        seeds.append(batch.generator.initial_seed())
+        return extra(batch.current.features).sum()
+
+    for tuner in (LogitNorm, T2FNorm):
+        monkeypatch.setattr(tuner, "loss", loss)
+        tuned(tuner(schedule=Schedule(epochs=2, lr=0.001), batch_size=100), source_of(digits))
+    names = ("logitnorm", "t2fnorm")
+    assert seeds == [derive(0, "tune", 2, name, "device", epoch) for name in names for epoch in (0, 1)]

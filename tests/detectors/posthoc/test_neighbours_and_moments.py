@@ -213,6 +213,15 @@ def test_tempscale(setup: Outputs, test: Outputs) -> None:
     close(detector.score(logits=test.logits), log_softmax(wide(test.logits) / best, axis=1).max(axis=1))
 
 
+@pytest.mark.parametrize(("wrong", "temperature"), [(False, 0.1), (True, 10.0)])
+def test_tempscale_looks_between_a_tenth_and_ten(wrong: bool, temperature: float) -> None:
+    """Where every image is right the lowest is the best, where every one is wrong the highest."""
+    logits = torch.eye(3)
+    detector = create_detector("tempscale").fit(logits=logits, labels=(torch.arange(3) + wrong) % 3)
+    expected = (logits / temperature).log_softmax(dim=1).amax(dim=1)
+    torch.testing.assert_close(detector.score(logits=logits), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_tempscale_stays_finite_where_every_image_is_right() -> None:
     logits = 5 * torch.eye(4)
     detector = create_detector("tempscale").fit(logits=logits, labels=torch.arange(4))
