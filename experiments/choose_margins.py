@@ -20,8 +20,8 @@ from stored_steps import study_steps
 from torch import Tensor
 
 import opencil
-from opencil.detectors.finetune.ber import other_class
 from opencil.detectors.finetune.energy_margins import energy
+from opencil.detectors.finetune.mixing import other_class
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
