@@ -92,6 +92,13 @@ def test_rows_of_nothing(tmp_path: Path) -> None:
         opencil.read_rows(tmp_path / "absent")
 
 
+def test_steps_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("step02", "step11", "step100", "steps"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step.json").touch()
+    assert [step.number for step in RunFolder(tmp_path).trained()] == [2, 11, 100]
+
+
 def test_a_step_without_its_mark_gives_no_rows(finished: Path) -> None:
     (finished / RUN / "step04" / "step.json").unlink()
     assert set(opencil.read_rows(finished)["step"]) == {1, 2, 3}
