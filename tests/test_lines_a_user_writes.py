@@ -96,10 +96,12 @@ def test_a_foreign_model_under_all_detectors(
         )
     torch.manual_seed(0)
     names: dict[str, Any] = {}
-    exec(FOREIGN_MODEL, names)
-    assert sorted(names["table"]["detector"].unique()) == opencil.list_detectors()
+    with pytest.warns(UserWarning, match="is left out: .* does not say what its stages are"):
+        exec(FOREIGN_MODEL, names)
+    known = [name for name in opencil.list_detectors() if name not in ("gram", "rankfeat")]
+    assert sorted(names["table"]["detector"].unique()) == known
     printed = capsys.readouterr().out.split()
-    assert {*opencil.list_detectors(), "accuracy", "auc", "fpr"} <= set(printed)
+    assert {*known, "accuracy", "auc", "fpr"} <= set(printed)
 
 
 FOREIGN_STEPS = """
