@@ -589,11 +589,14 @@ def test_of_many_errors_the_first_are_told() -> None:
     assert (len(lines), lines[-1]) == (21, "and 1980 more")
 
 
-@pytest.mark.parametrize("setting", ["cil=" + "9" * 9000, "benchmark.classes_per_step=" + "10-" * 3000 + "1"])
+@pytest.mark.parametrize(
+    "setting", ["cil=" + "9" * 9000, "metric=\x7f\0", "benchmark.classes_per_step=" + "10-" * 3000 + "1"]
+)
 def test_a_long_setting_is_cut_in_the_sentence(setting: str) -> None:
     with pytest.raises(BadInput) as raised:
         resolve(settings=[setting])
     assert len(str(raised.value)) < 500
+    assert str(raised.value).isprintable()
 
 
 def test_a_long_value_is_cut_in_the_sentence() -> None:

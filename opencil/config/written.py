@@ -9,7 +9,7 @@ from opencil.config.keys import guess, guess_outside, key_of
 from opencil.config.sections import SECTIONS
 from opencil.config.yml import DEEPEST, load, read_text
 from opencil.data.roles import ROLES, SHIFTED
-from opencil.errors import BadInput, meant, shown, unknown
+from opencil.errors import BadInput, meant, one_line, shown, unknown
 from opencil.plugins import is_file
 from opencil.validation import merge
 
@@ -27,7 +27,7 @@ def settings_written_out(settings: Iterable[str]) -> dict[str, Any]:
             if equals and path[0] and path[0] not in SECTIONS:
                 raise unknown("config section", path[0], SECTIONS, guess_outside((path[0],)))
             if equals and path[0] in SECTIONS and len(path) == 1:
-                flag = f"; did you mean --{path[0]} {text[:80]}?" if path[0] in _FLAGS else ""
+                flag = f"; did you mean --{path[0]} {one_line(text, 80)}?" if path[0] in _FLAGS else ""
                 raise BadInput(
                     f"setting {shown(setting)} is of a whole section: allowed is one value of it, say "
                     f"cil.icarl.epochs=5{flag}"

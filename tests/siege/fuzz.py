@@ -1,7 +1,7 @@
 """Inputs made from a seed and a number, each given to what reads it: it is taken, or refused in a sentence.
 
 Anything else is wrong: another error, more than ``HANG`` seconds of computing, more than ``LARGE`` bytes of
-memory, a dead process. Input 17 of seed 3 stays the same: ``--seed 3 --start 17 --count 1`` brings it back.
+memory, a dead process. ``--seed 3 --start 17 --count 1`` brings input 17 of seed 3 back, in the same version.
 """
 
 import argparse
