@@ -47,7 +47,7 @@ def readers(folder: RunFolder) -> Iterator[tuple[Path, Callable[[], object]]]:
     with suppress(OpenCILError):
         run = folder.identity(folder.stored())
     for name in (ENVIRONMENT, DATA):
-        if (folder.path / name).exists():
+        if _there(folder.path / name):
             yield folder.path / name, partial(folder.record, name, run)
     for step in folder.steps():
         if os.access(step.path, os.R_OK | os.X_OK):
@@ -76,9 +76,9 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
     heads = sorted((step.path / "heads").glob("*.safetensors"))
     middles = [path for path in heads if path.name.endswith(".checkpoint.safetensors")]
     for path in (step.checkpoint, *middles):
-        if path.exists():  # whoever goes on from it looks what it is of
+        if _there(path):  # whoever goes on from it looks what it is of
             yield path, partial(file_formats.read_checked, path)
-    if not step.trained:
+    if not _there(step.path / "step.json"):
         return
     yield step.path / "step.json", partial(step.info, run)
     try:
@@ -93,3 +93,8 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
     yield step.memory_file, partial(step.memory, 0, info.get("memory_sha256"))
     for table in step.placed(step.tables(), run, info):
         yield table.path, partial(measured_metrics, table, file_formats.damaged)
+
+
+def _there(path: Path) -> bool:
+    """Whether anything lies in a place: a link that leads nowhere is not nothing."""
+    return path.exists() or path.is_symlink()

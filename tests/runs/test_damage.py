@@ -123,6 +123,15 @@ def test_a_run_is_verified(whole: Path, halted: dict[str, Path], tmp_path: Path)
     }
 
 
+def test_links_that_lead_nowhere_are_found(whole: Path, tmp_path: Path) -> None:
+    run, names = Path(shutil.copytree(run_folder(whole), tmp_path / "run")), ["data.json", "step02/step.json"]
+    for path in (run / name for name in names):
+        path.unlink()
+        path.symlink_to("nothing")
+    found = {f.path.relative_to(run).as_posix() for f in verify(RunFolder(run)) if f.state == "damaged"}
+    assert found == set(names)
+
+
 def test_a_whole_step_of_another_run_is_not_taken_for_its_own(
     whole: Path, tiny: Make, tmp_path: Path
 ) -> None:

@@ -134,6 +134,8 @@ class Kills:
 def _unkind(victim: Victim, hit: bool) -> str | None:
     """What is wrong with how a process has ended."""
     code = victim.ended()
+    if victim.said.rstrip().endswith("KeyboardInterrupt") and "guard.py" not in victim.said:
+        return None  # it came before Python had imported the command, or after its end
     if "Traceback" in victim.said:
         return f"it ends in a traceback (exit code {code}):\n{victim.said}"
     allowed = (0, 130, -signal.SIGKILL, -signal.SIGTERM) if hit else (0,)
