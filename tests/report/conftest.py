@@ -17,7 +17,7 @@ OOD = {"n1": "near", "f1": "far", "f2": "far", "f3": "far"}
 FINE_TUNING = ("logitnorm", "t2fnorm", "augmix", "regmix", "vos", "npos", "ber")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def made_up() -> Callable[..., pd.DataFrame]:
     """Random rows: one near set and three far ones, so that a mean of splits is not a mean of datasets.
 

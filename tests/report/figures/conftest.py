@@ -8,7 +8,7 @@ import pytest
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rows(made_up: Callable[..., pd.DataFrame]) -> pd.DataFrame:
     """Two CIL models and the joint one, five detectors, three seeds, four steps; also AUC of new classes."""
     parts = [

@@ -32,6 +32,12 @@ def drawn(rows: pd.DataFrame, choice: Choice | None = None) -> dict[str, Figure]
     return {figure.about.name: figure for figure in figures(Study(rows), choice)}
 
 
+@pytest.fixture(scope="module")
+def pictures(rows: pd.DataFrame) -> dict[str, Figure]:
+    """The figures of ``rows``, to be looked at and left as they are."""
+    return drawn(rows)
+
+
 def panel(figure: Figure, number: int = 0) -> Axes:
     return figure.picture.axes[number]
 
@@ -79,8 +85,10 @@ def test_benchmarks_and_step_sizes_have_figures_of_their_own(made_up: Rows) -> N
 # --- what they draw --------------------------------------------------------------------------------
 
 
-def test_1a_draws_the_detectors_and_the_same_on_the_joint_model(rows: pd.DataFrame) -> None:
-    axes = panel(drawn(rows)["b-k2-fig1a-wa"])
+def test_1a_draws_the_detectors_and_the_same_on_the_joint_model(
+    rows: pd.DataFrame, pictures: dict[str, Figure]
+) -> None:
+    axes = panel(pictures["b-k2-fig1a-wa"])
     solid = [line for line in lines(axes) if line.get_linestyle() == "-"]
     dashed = [line for line in lines(axes) if line.get_linestyle() != "-"]
     for found, cil in ((solid, "wa"), (dashed, "joint")):
@@ -99,8 +107,8 @@ def test_1a_says_where_there_is_nothing_to_compare_with(rows: pd.DataFrame) -> N
     assert "no runs of joint" in figure.about.caption
 
 
-def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame) -> None:
-    axes = panel(drawn(rows)["b-k2-fig3a"])
+def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    axes = panel(pictures["b-k2-fig3a"])
     (band,) = [c for c in axes.collections if isinstance(c, PolyCollection)][:1]
     of_step = [naive(rows, cil="icarl", detector="energy", metric="auc", step=t) for t in (1, 2, 3, 4)]
     limits = {
@@ -114,8 +122,9 @@ def test_bands_are_a_standard_deviation_over_seeds(rows: pd.DataFrame) -> None:
 
 def test_bands_end_where_percents_do(rows: pd.DataFrame) -> None:
     rows = rows.assign(value=np.where(rows["seed"] == 0, rows["value"], np.where(rows["step"] > 2, 1.0, 0.0)))
+    found = drawn(rows)
     for name in ("b-k2-fig3a", "b-k2-fig3b-wa", "b-k2-old-new-wa"):
-        for axes in drawn(rows)[name].picture.axes:
+        for axes in found[name].picture.axes:
             bands = [c for c in axes.collections if isinstance(c, PolyCollection)]
             heights = np.concatenate([c.get_paths()[0].vertices[:, 1] for c in bands])
             assert (heights.min(), heights.max()) == (0, 100)
@@ -127,8 +136,10 @@ def test_one_seed_has_no_band(made_up: Rows) -> None:
     assert figure.about.caption.endswith("One seed.")
 
 
-def test_1b_is_the_confidence_on_each_task_at_each_step(rows: pd.DataFrame) -> None:
-    axes = panel(drawn(rows)["b-k2-fig1b-icarl"])
+def test_1b_is_the_confidence_on_each_task_at_each_step(
+    rows: pd.DataFrame, pictures: dict[str, Figure]
+) -> None:
+    axes = panel(pictures["b-k2-fig1b-icarl"])
     shown = np.ma.filled(axes.images[0].get_array(), np.nan)
     assert shown.shape == (4, 4)
     place = {"cil": "icarl", "detector": "msp", "ood": "", "metric": "confidence"}
@@ -154,15 +165,15 @@ def test_1c_is_the_confidence_of_ood_predicted_into_each_task_after_the_last_ste
         assert list(line.get_ydata()) == pytest.approx(expected, nan_ok=True)
 
 
-def test_3a_draws_every_model_under_one_detector(rows: pd.DataFrame) -> None:
-    figure = drawn(rows)["b-k2-fig3a"]
+def test_3a_draws_every_model_under_one_detector(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    figure = pictures["b-k2-fig3a"]
     for line, cil in zip(lines(panel(figure)), ("icarl", "wa", "joint"), strict=True):
         assert list(line.get_ydata()) == pytest.approx(auc(rows, cil, "energy"))
     assert texts(figure) == {"icarl", "wa", "joint"}
 
 
-def test_3b_draws_accuracy_beside_auc(rows: pd.DataFrame) -> None:
-    *detectors, accuracy = lines(panel(drawn(rows)["b-k2-fig3b-wa"]))
+def test_3b_draws_accuracy_beside_auc(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    *detectors, accuracy = lines(panel(pictures["b-k2-fig3b-wa"]))
     for line, detector in zip(detectors, FOUR, strict=True):
         assert list(line.get_ydata()) == pytest.approx(auc(rows, "wa", detector))
     whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
@@ -170,8 +181,8 @@ def test_3b_draws_accuracy_beside_auc(rows: pd.DataFrame) -> None:
     assert list(accuracy.get_ydata()) == pytest.approx(expected)
 
 
-def test_old_and_new_classes_stand_apart(rows: pd.DataFrame) -> None:
-    figure = drawn(rows)["b-k2-old-new-icarl"]
+def test_old_and_new_classes_stand_apart(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    figure = pictures["b-k2-old-new-icarl"]
     for number, detector in enumerate(FOUR):
         new, old = lines(panel(figure, number))
         assert panel(figure, number).get_title(loc="left") == detector
@@ -180,8 +191,8 @@ def test_old_and_new_classes_stand_apart(rows: pd.DataFrame) -> None:
         assert list(old.get_ydata()) == pytest.approx(auc(rows, "icarl", detector, "auc_old"))
 
 
-def test_every_baseline_is_a_point(rows: pd.DataFrame) -> None:
-    figure = drawn(rows)["b-k2-accuracy-auc"]
+def test_every_baseline_is_a_point(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    figure = pictures["b-k2-accuracy-auc"]
     by_model = {str(line.get_label()): line for line in lines(panel(figure))}
     assert set(by_model) == {"icarl", "wa", "joint"}
     whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
@@ -276,16 +287,15 @@ def test_no_text_leaves_its_figure(made_up: Rows, least: float, score: float) ->
             assert (low >= 0, high <= height) == (True, True), seen
 
 
-@pytest.mark.parametrize("name", ["b-k2-fig1a-wa", "b-k2-fig3b-wa", "b-k2-fig1c-wa", "b-k2-fig3a"])
-def test_ticks_and_label_of_the_values_do_not_touch(rows: pd.DataFrame, name: str) -> None:
-    rows = rows.assign(value=0.96 + 0.04 * rows["value"])
-    figure = drawn(rows)[name]
-    canvas = FigureCanvasAgg(figure.picture)
-    canvas.draw()
-    axis = panel(figure).yaxis
-    label = axis.label.get_window_extent(canvas.get_renderer())
-    for tick in axis.get_ticklabels():
-        assert tick.get_window_extent(canvas.get_renderer()).x0 > label.x1
+def test_ticks_and_label_of_the_values_do_not_touch(rows: pd.DataFrame) -> None:
+    found = drawn(rows.assign(value=0.96 + 0.04 * rows["value"]))
+    for name in ("b-k2-fig1a-wa", "b-k2-fig3b-wa", "b-k2-fig1c-wa", "b-k2-fig3a"):
+        canvas = FigureCanvasAgg(found[name].picture)
+        canvas.draw()
+        axis = panel(found[name]).yaxis
+        label = axis.label.get_window_extent(canvas.get_renderer())
+        for tick in axis.get_ticklabels():
+            assert tick.get_window_extent(canvas.get_renderer()).x0 > label.x1, name
 
 
 def keys(figure: Figure) -> list[Line2D]:
@@ -294,8 +304,8 @@ def keys(figure: Figure) -> list[Line2D]:
     return [line for line in found if len(line.get_xdata()) == 3]
 
 
-def test_names_stand_behind_the_marker_of_their_line(rows: pd.DataFrame) -> None:
-    figure = drawn(rows)["b-k2-fig3b-wa"]
+def test_names_stand_behind_the_marker_of_their_line(pictures: dict[str, Figure]) -> None:
+    figure = pictures["b-k2-fig3b-wa"]
     names = {text.xy[1]: text.get_text() for text in panel(figure).texts}
     found = {names[key.get_ydata()[0]]: key for key in keys(figure)}
     expected = dict(zip([*FOUR, "ACC"], lines(panel(figure)), strict=True))
