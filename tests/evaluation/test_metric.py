@@ -151,3 +151,9 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
 def test_which_metrics_need_a_shifted_set() -> None:
     of_shift = {name for name, metric in metrics().items() if metric.reads_shifted and metric.standard}
     assert of_shift == {"accuracy_shifted", "fpr_shifted", "auc_full", "fpr_full", "ap_full"}
+
+
+def test_what_is_printed_of_a_metric_is_what_it_says_of_itself() -> None:
+    printed = repr(metric_of("auc"))
+    assert "area under the ROC curve" in printed
+    assert " at 0x" not in printed, "its function's place in memory"

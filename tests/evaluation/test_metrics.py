@@ -209,6 +209,14 @@ def test_float64_scores_are_not_rounded() -> None:
     assert ood_metrics(inside, outside.float()).auc == 1.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", [3.0, 0.5, 0.0, -0.5, -3.0])
+def test_neighbouring_numbers_are_told_apart(score: float, dtype: torch.dtype) -> None:
+    outside = torch.tensor([score], dtype=dtype)
+    above, below = (outside.nextafter(torch.full_like(outside, end)) for end in (math.inf, -math.inf))
+    assert [ood_metrics(inside, outside).auc for inside in (above, outside, below)] == [1.0, 0.5, 0.0]
+
+
 def test_large_counts_do_not_overflow() -> None:
     """150,000 × 150,000 pairs are more than 32 bits hold."""
     inside = torch.arange(150_000, dtype=torch.float64)
@@ -274,6 +282,11 @@ def test_forgetting_is_the_best_earlier_accuracy_minus_the_last() -> None:
 
 def test_backward_transfer_is_the_last_accuracy_minus_the_first() -> None:
     assert backward_transfer(ACCURACIES) == pytest.approx(((0.5 - 0.9) + (0.7 - 0.8)) / 2)
+
+
+def test_two_steps_are_enough_to_forget() -> None:
+    assert forgetting(ACCURACIES[:2, :2]) == pytest.approx(0.9 - 0.95)
+    assert backward_transfer(ACCURACIES[:2, :2]) == pytest.approx(0.95 - 0.9)
 
 
 @pytest.mark.parametrize("metric", [forgetting, backward_transfer])

@@ -31,7 +31,7 @@ TESTS = {
     "data/stream.py": "data/test_stream.py",
     "engine/checkpoint.py": "cil/test_checkpoint.py runs/test_checkpoints.py",
     "engine/seeding.py": "engine/test_seeding.py",
-    "evaluation/*.py": "evaluation",
+    "evaluation/*.py": "evaluation test_openood.py",
     "cil/*.py": "cil",
     "detectors/finetune/*.py": "detectors/test_values.py detectors/finetune",
     "detectors/posthoc/*.py": "detectors/test_values.py detectors/posthoc detectors/test_detector.py",

@@ -3,6 +3,12 @@
 #: The module, the line as it is written, the change, and why nobody can see it.
 EQUIVALENT: list[tuple[str, str, str, str]] = [
     (
+        "evaluation/protocol.py",
+        "of_test, chosen = _samples(test, tasks), [metric for metric in _chosen(names) if metric.of_model]",
+        "without if metric.of_model",
+        "the others read scores or OOD samples, and have no value where there are none",
+    ),
+    (
         "detectors/posthoc/pnml.py",
         "return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)",
         "1 is 0",
