@@ -749,6 +749,7 @@ def test_values_are_those_of_the_methods_sheet() -> None:
         assert DETECTORS.create(f"{name}@stated").schedule == replace(schedule, lr=0.1)
         assert tuner.family == ("continual" if name == "more" else "fine-tuning")
         common = {"schedule": schedule, "batch_size": 128, "init": "copy", "temperature": 1.0}
+        common |= {"by_task": False, "scored_by": None, "head_of": None}
         assert {f.name: getattr(tuner, f.name) for f in fields(tuner)} == common | own[name], name
     assert tuners.keys() == own.keys()
 
