@@ -57,6 +57,8 @@ class ReleasedBiC(BiC):
 class ReleasedAugMix(augmix.AugMix):
     """AugMix that sees memory images in two augmented views, the second of them twice, and never clean."""
 
+    released: bool = True
+
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """AugMix's, with views 1, 2, 2 of the memory in place of clean, 1, 2."""
         if batch.memory is None:
@@ -79,6 +81,8 @@ class ReleasedAugMix(augmix.AugMix):
 class ReleasedNPOS(npos.NPOS):
     """NPOS that keeps perturbations whatever their distance from the class."""
 
+    released: bool = True
+
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
         every = replace(self, kept=self.perturbations)
         made = npos.NPOS._outliers(every, features, numbers)  # all of them, the farthest first
@@ -88,9 +92,10 @@ class ReleasedNPOS(npos.NPOS):
         return made.view(shape).gather(1, kept[..., None].expand(-1, -1, shape[-1])).flatten(0, 1)
 
 
-# What a tuner draws follows from its name: these draw what ours do, so that nothing else differs.
-ReleasedAugMix.registered_name = property(lambda _: "augmix")
-ReleasedNPOS.registered_name = property(lambda _: "npos")
+# What a tuner draws follows from its name: these draw what ours do, so that nothing else differs. Their
+# value ``released`` tells their heads from ours.
+ReleasedAugMix.trained_as = property(lambda _: "augmix")
+ReleasedNPOS.trained_as = property(lambda _: "npos")
 
 
 if __name__ == "__main__":
