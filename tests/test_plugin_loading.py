@@ -92,9 +92,9 @@ def forget() -> None:
 def test_every_command_takes_plugins() -> None:
     import typer
 
-    group = typer.main.get_command(app)
-    commands = dict(group.commands)
-    commands |= {f"data {name}": command for name, command in commands.pop("data").commands.items()}
+    commands = dict(typer.main.get_command(app).commands)
+    for group in ("data", "runs"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     without = [
         name
         for name, command in commands.items()
