@@ -101,7 +101,7 @@ COMMANDS = {
     "run --device gpu": "opencil doctor",
     "run absent.yml": "absent.yml cannot be read: No such file",
     "run broken.yml": "not valid YML: while parsing a flow sequence: expected ',' or ']'",
-    "run twice.yml": "key 'seed' stands here twice (line 1",
+    "run twice.yml": "key 'seed' stands here twice (line 2",
     "run list.yml": "allowed are benchmark, cil,",
     "run binary.yml": "no text in UTF-8",
     "run empty": "empty cannot be read: Is a directory",
