@@ -437,7 +437,7 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, other: str) 
         tuner = opencil.create_detector("logitnorm", schedule={"epochs": 1})
         inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
         source = ViewSource(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
-        rounds = list(tune({"mine": tuner}, source, weights, stored, 60.0))
+        rounds = list(tune({"logitnorm": tuner}, source, weights, stored, 60.0))
         assert tuner.ready
         return bool(rounds)
 
