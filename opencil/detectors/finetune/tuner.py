@@ -20,7 +20,7 @@ from opencil.engine.forward import Outputs, evaluating
 from opencil.engine.loop import Progress, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
-from opencil.errors import BadInput
+from opencil.errors import BadInput, nearest
 from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
 from opencil.validation import QUIET, Count, Positive, plain
@@ -102,6 +102,15 @@ class Tuner(Detector):
         name = values.pop("name", None)
         if not isinstance(name, str):
             raise BadInput("the name of a post-hoc detector is needed, or a mapping with its name and values")
+        kind, known = name.partition("@")[0], DETECTORS.names()
+        if kind not in known:
+            makers = {n: DETECTORS.entry(n).make for n in known}
+            others = [
+                n for n, make in makers.items() if not (isinstance(make, type) and issubclass(make, Tuner))
+            ]
+            raise BadInput(
+                f"detector {name!r} is unknown: allowed are {', '.join(others)}{nearest(kind, others)}"
+            )
         made: Detector = DETECTORS.create(name, **values)
         if isinstance(made, Tuner) or made.by_task:
             what = "by_task is a value of the tuner" if made.by_task else f"{name} has a head of its own"
