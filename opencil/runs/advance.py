@@ -191,7 +191,7 @@ def _remembered_and_measured(
     setting, learner, step = run.setting, run.learner, task.step
     if learner.remembers:
         task.computed = forward(task.model, setting.images, setting.transform, task.train_plus)
-    memory = memory or learner.remember(task)
+    memory = learner.remember(task) if memory is None else memory
     test = forward(task.model, setting.test_images, setting.transform, step.test)
     if not torch.isfinite(test.logits).all():
         raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
