@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,11 +26,10 @@ def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True, follo
         raise BadInput(f"{path} is no file but {_kind(path)}: name a file to write")
     if follow:
         path = Path(os.path.realpath(path))
-    temporary = path.with_name(f"{path.name}{_TEMPORARY}")
+    # A name of this call's own: two processes that write one report at a time each write a whole file.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if temporary.is_symlink():  # to anything, and what it points to would be written
-            temporary.unlink()
         try:
             fill(temporary)
             if flush:

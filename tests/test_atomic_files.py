@@ -71,17 +71,30 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
 
 
 def test_a_link_may_be_replaced_and_its_file_stays(tmp_path: Path) -> None:
-    target, link, temporary = tmp_path / "target", tmp_path / "link", tmp_path / "link.part"
+    target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     for points_to in (target, tmp_path / "nothing", tmp_path):
         link.unlink(missing_ok=True)
         link.symlink_to(points_to)
-        temporary.symlink_to(target)
         atomic_files.write_text(link, "new", follow=False)
         assert not link.is_symlink()
         assert link.read_text() == "new"
         assert target.read_text() == "old"
         assert set(tmp_path.iterdir()) == {target, link}
+
+
+def test_who_writes_while_another_writes_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+
+    def fill(temporary: Path) -> None:
+        temporary.write_text("first, ")
+        atomic_files.write_text(path, "second")
+        with temporary.open("a") as file:
+            file.write("whole")
+
+    atomic_files.write(path, fill)
+    assert path.read_text() == "first, whole"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -130,7 +130,7 @@ atomic_files._fill = fill
     + WATCH.format(when="False"),
     "between the weights of step 2 and its mark": """
 def fill(path, content, fill=atomic_files._fill):
-    if path.name == "step.json.part" and path.parent.name == "step02":
+    if path.name.startswith("step.json.") and path.parent.name == "step02":
         die()
     fill(path, content)
 atomic_files._fill = fill
@@ -157,7 +157,7 @@ def test_killed_and_started_again_equals_never_killed(
     assert "step01/step.json" in killed
     assert "step03/step.json" not in killed
     if "truncate" in code:
-        assert "step02/model.safetensors.part" in killed
+        assert [name for name in killed if name.endswith(".part")]
 
     events = run_all(config)
     assert min(event.step for event in events if isinstance(event, (Training, Evaluated))) == 2
