@@ -12,6 +12,7 @@ from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
 from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
 from opencil.evaluation.protocol import measure, measure_model
+from opencil.evaluation.reading import READABLE
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
 TEST = Outputs(LOGITS, LOGITS, torch.tensor([0, 1, 1, 0]))
@@ -157,3 +158,7 @@ def test_what_is_printed_of_a_metric_is_what_it_says_of_itself() -> None:
     printed = repr(metric_of("auc"))
     assert "area under the ROC curve" in printed
     assert " at 0x" not in printed, "its function's place in memory"
+
+
+def test_all_that_a_metric_can_read_is_explained() -> None:
+    assert all(text.endswith(".") for text in READABLE.values())

@@ -17,6 +17,13 @@ def test_tensors_come_back(tmp_path: Path) -> None:
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
+def test_what_is_noted_beside_tensors_comes_back_without_the_seal(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    digits = file_formats.write_tensors(path, {"a": torch.ones(2)}, {"made_of": "x"})
+    _, notes, found = file_formats.read_checked(path)
+    assert (notes, found) == ({"made_of": "x"}, digits)
+
+
 def test_json_comes_back(tmp_path: Path) -> None:
     content = {"a": [1, 2.5, None], "b": {"c": "ü"}}
     seals.write_json(tmp_path / "a.json", content)
