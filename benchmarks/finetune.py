@@ -88,6 +88,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--detector", help="a list of fine-tuning detectors; all of them by default")
+    parser.add_argument("--together", action="store_true", help="no more than all of them together")
     parser.add_argument("--backbone", default="resnet32")
     parser.add_argument(
         "--images", type=int, default=5_000, help="of new classes; the memory has 2/5 of them"
@@ -96,12 +98,16 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     flags = parser.parse_args()
     device = resolve_device(flags.device)
-    names = [n for n in opencil.list_detectors() if opencil.create_detector(n).family == "fine-tuning"]
+    every = [n for n in opencil.list_detectors() if opencil.create_detector(n).family == "fine-tuning"]
+    names = flags.detector.split(",") if flags.detector else every
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     precision = Arithmetic(flags.precision).on(device)  # which is float32 on a CPU
     print(f"{where}, torch {torch.__version__}, {flags.backbone}, {precision}, {flags.images} new images")
     seconds(names[:1], flags, device)  # what is done once: choosing algorithms, loading kernels
     together = min(seconds(names, flags, device) for _ in range(2))
+    if flags.together:
+        print(f"{'together':12} {together:15.2f}")
+        return
     one_by_one = 0.0
     print(f"{'seconds':12} {'alone':>7} {'added':>7}")
     for name in names:

@@ -92,7 +92,10 @@ def test_the_correction_fitted_again_is_the_stored_one(runs: Path, tmp_path: Pat
 def test_set_up_data(runs: Path, tmp_path: Path) -> None:
     run("set_up_data.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "found.csv"))
     found = pd.read_csv(tmp_path / "found.csv")
-    assert set(found["setup"]) == {"train+", "memory", "as released"}
+    assert set(found["setup"]) == {"train+", "memory", "as released", "one batch"}
+    banks = found[(found["setup"] == "one batch") & (found["step"] == 2)]
+    assert set(banks["detector"]) == {"nnguide"}
+    assert (banks.groupby("ood")["auc"].nunique() > 1).all(), "batches are drawn anew"
     assert found["auc"].between(0, 1).all()
     relation = found[found["detector"] == "relation"].pivot_table(index="step", columns="setup", values="auc")
     assert (relation["train+"] != relation["memory"]).all()
@@ -112,7 +115,8 @@ def test_validation_images_are_of_new_classes_and_not_scored(
     stored = opencil.open_run(runs / "bic" / "seed0")
     step = stored.stream[1]
     script.study(stored, step)
-    (_, every), (memory, _), (setup, scored) = seen[:: len(script.DETECTORS)]
+    (_, every), (memory, _), (setup, scored), *batches = seen[:: len(script.DETECTORS)]
+    assert {len(bank) for bank, _ in batches} == {script.BATCH}
     of_class = every.labels.bincount()
     assert scored.labels.bincount().tolist() == [
         int(count) - 10 * (label >= step.old) for label, count in enumerate(of_class)
