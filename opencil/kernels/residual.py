@@ -104,6 +104,10 @@ class Pass:
         """What layer ``i`` reads."""
         return self.activations[i - 1] if i else self.images
 
+    def aside(self, i: int) -> Tensor:
+        """What layer ``i`` adds, if it joins: the activation of two layers before, or what was given."""
+        return self.source(i - 1)
+
 
 def begin(images: Tensor, layers: Sequence[Layer], dtype: torch.dtype, precision: str) -> Pass:
     """A pass that has computed nothing yet; weights are [K, 3, 3, C] in ``dtype``, all cast at once."""
@@ -148,7 +152,7 @@ def train(done: Pass) -> None:
             layer.momentum,
             layer.epsilon,
             statistics,
-            done.activations[i - 2] if layer.joins else target,
+            done.aside(i) if layer.joins else target,
             active,
             pixels,
             chunks.of(pixels),
@@ -181,7 +185,7 @@ def evaluate(done: Pass, kept: Container[int]) -> None:
             layer.mean,
             layer.variance,
             layer.epsilon,
-            done.activations[i - 2] if layer.joins else target,
+            done.aside(i) if layer.joins else target,
             pixels,
             **_shape(source, layer),
             **_joined(done, i),
@@ -404,7 +408,7 @@ def _joined(done: Pass, i: int) -> dict[str, Any]:
     if not layer.joins:
         names = ("has_shortcut", "aside_height", "aside_width", "aside_inputs", "aside_stride")
         return dict.fromkeys(names, 0)
-    _, height, width, channels = done.activations[i - 2].shape
+    _, height, width, channels = done.aside(i).shape
     return {
         "has_shortcut": 1,
         "aside_height": height,

@@ -38,13 +38,25 @@ class AdaptedBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, width]."""
         network: Any = self.network
-        if not hasattr(network, "forward_features"):
-            found: Tensor = network(images)
-        else:
-            found = network.forward_features(images)
-            if hasattr(network, "forward_head"):
-                found = network.forward_head(found, pre_logits=True)
+        if hasattr(network, "forward_features"):
+            return self._pooled(network.forward_features(images))
+        found: Tensor = network(images)
         return found.mean(dim=(2, 3)) if found.ndim == 4 else found
+
+    def _pooled(self, last: Tensor) -> Tensor:
+        """Features of what ``forward_features`` gives."""
+        network: Any = self.network
+        if hasattr(network, "forward_head"):
+            last = network.forward_head(last, pre_logits=True)
+        return last.mean(dim=(2, 3)) if last.ndim == 4 else last
+
+    def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Both of one pass, where the module has ``forward_intermediates``."""
+        network: Any = self.network
+        if not hasattr(network, "forward_intermediates"):
+            return super().features_and_maps(images)
+        last, maps = network.forward_intermediates(images)
+        return self._pooled(last), list(maps)
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """What ``forward_intermediates`` gives, [B, C, H, W] each."""

@@ -71,6 +71,17 @@ class Backbone(nn.Module):
             "[B, C, H, W] each"
         )
 
+    def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Features and the stages' maps; in one pass where a backbone says how."""
+        return self(images), self.maps(images)
+
+    def split(self) -> "tuple[Backbone, Backbone]":
+        """All but the last stage, and the last one, which gives the features of the other's last maps."""
+        raise BadInput(
+            f"{type(self).__name__} cannot be split: a method split() gives all of its stages but the last, "
+            "and the last one, each as a Backbone"
+        )
+
 
 @cache
 def _compiled() -> Callable[[Backbone, Tensor], Tensor]:

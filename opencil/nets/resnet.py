@@ -1,5 +1,8 @@
 """Residual networks (He et al. 2016): the small ones of its section 4.2, and ResNet-18."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,37 +40,60 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A stem, stages of basic blocks, each but the first halving the image, and the mean over pixels.
+    """A stem, stages of as many basic blocks each, and the mean over pixels.
 
-    The last ReLU is kept, so f ≥ 0. Convolutions are drawn normal with He's fan-out scale.
+    The last ReLU is kept, so f ≥ 0.
     """
 
-    def __init__(self, stem: nn.Module, widths: tuple[int, ...], blocks: int, projection: bool) -> None:
+    def __init__(self, stem: nn.Module, blocks: Sequence[BasicBlock], per_stage: int) -> None:
         super().__init__()
-        self.stem, self.width, self.blocks_per_stage = stem, widths[-1], blocks
-        layers, inputs = [], widths[0]
+        self.stem, self.blocks, self.per_stage = stem, nn.Sequential(*blocks), per_stage
+        self.width = blocks[-1].conv2.out_channels
+
+    @classmethod
+    def create(cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool) -> "ResNet":
+        """Stages of these widths, each but the first halving the image.
+
+        Convolutions are drawn normal with He's fan-out scale.
+        """
+        blocks, inputs = [], widths[0]
         for stage, width in enumerate(widths):
-            for i in range(blocks):
-                layers.append(BasicBlock(inputs, width, 2 if stage and i == 0 else 1, projection))
+            for i in range(per_stage):
+                blocks.append(BasicBlock(inputs, width, 2 if stage and i == 0 else 1, projection))
                 inputs = width
-        self.blocks = nn.Sequential(*layers)
-        for module in self.modules():
+        network = cls(stem, blocks, per_stage)
+        for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        return network
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, width]."""
-        return F.adaptive_avg_pool2d(self.maps(images)[-1], 1).flatten(1)
+        return self.features_and_maps(images)[0]
+
+    def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Features and the stages' maps, in one pass."""
+        maps = self.maps(images)
+        return F.adaptive_avg_pool2d(maps[-1], 1).flatten(1), maps
+
+    def split(self) -> tuple["ResNet", "ResNet"]:
+        """All stages but the last, and the last one; both have the very layers of this network."""
+        blocks, count = cast(list[BasicBlock], list(self.blocks)), self.per_stage
+        parts = ResNet(self.stem, blocks[:-count], count), ResNet(nn.Identity(), blocks[-count:], count)
+        for part in parts:
+            part.frozen = self.frozen
+        return parts
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """What each stage gives after its last ReLU, [B, C, H, W] each."""
         if self.has_kernels_for(images):
-            step, layers = 2 * self.blocks_per_stage, self._layers()
-            return fused.activations(layers, images, range(step, len(layers), step))
+            layers = self._layers()
+            step = 2 * self.per_stage
+            return fused.activations(layers, images, range(len(layers) % 2 + step - 1, len(layers), step))
         x, found = self.stem(images), []
         for number, block in enumerate(self.blocks, start=1):
             x = block(x)
-            if number % self.blocks_per_stage == 0:
+            if number % self.per_stage == 0:
                 found.append(x)
         return found
 
@@ -79,15 +105,17 @@ class ResNet(Backbone):
 
     def _layers(self) -> list[fused.Layer]:
         """All layers in a row, if that is what they are: a plain stem, and shortcuts without parameters."""
-        stem = list(self.stem) if isinstance(self.stem, nn.Sequential) else []
-        if [type(part) for part in stem] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
+        stem = list(self.stem) if isinstance(self.stem, nn.Sequential) else [self.stem]
+        layers: list[fused.Layer] = []
+        if [type(part) for part in stem] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
+            convolution, norm, _ = stem
+            assert isinstance(convolution, nn.Conv2d)
+            assert isinstance(norm, nn.BatchNorm2d)
+            layers.append((convolution, norm, False))
+        elif [type(part) for part in stem] != [nn.Identity]:  # which the last stage alone has
             return []
-        convolution, norm, _ = stem
-        assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(norm, nn.BatchNorm2d)
         if any(_hooked(module) for module in (*self.stem.modules(), *self.blocks.modules())):
             return []
-        layers: list[fused.Layer] = [(convolution, norm, False)]
         for block in self.blocks:
             if not isinstance(block, BasicBlock) or block.project is not None:
                 return []
@@ -108,7 +136,7 @@ def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 def _small(blocks: int) -> ResNet:
     """6 · blocks + 2 layers for images of 8 to 64 pixels; f is 64-d."""
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    return ResNet(stem, (16, 32, 64), blocks, projection=False)
+    return ResNet.create(stem, (16, 32, 64), blocks, projection=False)
 
 
 @register_backbone("resnet8")
@@ -132,4 +160,4 @@ def resnet18() -> ResNet:
         nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
     )
-    return ResNet(stem, (64, 128, 256, 512), blocks=2, projection=True)
+    return ResNet.create(stem, (64, 128, 256, 512), per_stage=2, projection=True)

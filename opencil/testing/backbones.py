@@ -64,7 +64,7 @@ def check_alone(backbone: Named, side: int = SIDE) -> None:
         f"{_name(backbone)} gives other features the second time, in eval mode"
     )
     alone = torch.cat([_features(made, image[None]) for image in images])
-    assert torch.allclose(alone, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max())), (
+    assert _near(alone, whole), (
         f"{_name(backbone)} gives an image other features when it stands alone, in eval mode"
     )
 
@@ -130,6 +130,34 @@ def check_maps(backbone: Named, side: int = SIDE) -> None:
     assert all(len(shape) == 4 and shape[0] == len(images) for shape in shapes), (
         f"{_name(backbone)}'s maps are {shapes} for {len(images)} images: [B, C, H, W] each is promised"
     )
+    with torch.no_grad():
+        features, maps = made.features_and_maps(images)
+    same = (
+        len(maps) == len(found) and all(map(_near, maps, found)) and _near(features, _features(made, images))
+    )
+    assert same, f"{_name(backbone)}'s features_and_maps are not what it gives as features and as maps"
+
+
+def check_split(backbone: Named, side: int = SIDE) -> None:
+    """``split`` gives two parts that compute the features one after the other, or says why it does not."""
+    made, images = _made(backbone), _images(side)
+    whole = _features(made, images)
+    try:
+        shared, last = made.split()
+    except BadInput:
+        return
+    with torch.no_grad():
+        found = _features(last, shared.maps(images)[-1])
+    assert _near(found, whole), (
+        f"{_name(backbone)}'s parts give other features than the whole: the last one should read the last "
+        "maps of the other"
+    )
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Whether they are the same but for rounding."""
+    least = 1e-5 * float(other.abs().max())
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=least)
 
 
 #: Every check of the backbones' contract, by name.
@@ -143,5 +171,6 @@ BACKBONE_CHECKS: dict[str, Callable[[Named, int], None]] = {
         check_trains,
         check_inputs_unchanged,
         check_maps,
+        check_split,
     )
 }

@@ -74,6 +74,30 @@ def compare(images: Tensor, training: bool, towards: tuple[int, ...]) -> None:
             same(one.grad, other.grad, f"gradient of {name}")
 
 
+def compare_last_stage(maps: Tensor, training: bool) -> None:
+    """The last stage alone, which reads what the others give: its first shortcut begins there."""
+    ours = narrow_network().split()[1].train(training).requires_grad_(training)
+    torchs = copy.deepcopy(ours)
+    of_ours, of_torchs = maps.clone().requires_grad_(), maps.clone().requires_grad_()
+    with mock.patch.object(fused, "works_on", return_value=True):
+        assert ours.has_kernels_for(of_ours)
+        found, (last,) = ours.features_and_maps(of_ours)
+    expected, (expected_last,) = torchs.features_and_maps(of_torchs)
+    towards = torch.randn_like(expected)
+    found.backward(towards)
+    expected.backward(towards)
+    same(last, expected_last, "map of the last stage")
+    assert of_ours.grad is not None
+    assert of_torchs.grad is not None
+    same(of_ours.grad, of_torchs.grad, "gradient of the maps that are read")
+    for (name, one), other in zip(ours.state_dict().items(), torchs.state_dict().values(), strict=True):
+        same(one.float(), other.float(), name)
+    for (name, one), other in zip(ours.named_parameters(), torchs.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None) == (not training), name
+        if training:
+            same(one.grad, other.grad, f"gradient of {name}")
+
+
 @triton.jit
 def _product_of_tf32(a, b, found, side: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.arange(0, side)[:, None] * side + tl.arange(0, side)[None, :]
@@ -189,6 +213,7 @@ if __name__ == "__main__":
     compare(odd, training=False, towards=(2,))
     for training in (True, False):
         see_divergence(training)
+        compare_last_stage(torch.randn(2, 32, 5, 3).relu(), training)
     keep_little()
     compare_tf32()
     mend_bfloat16()

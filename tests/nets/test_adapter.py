@@ -68,6 +68,11 @@ def test_a_network_of_timms_is_a_backbone(timm: list[Any]) -> None:
     assert backbone.width == 5
     assert torch.equal(backbone(IMAGES), maps[-1].amax(dim=(2, 3)))
     assert opencil.Model(backbone, 3)(IMAGES).shape == (2, 3)
+    features, again = backbone.features_and_maps(IMAGES)
+    assert torch.equal(features, backbone(IMAGES))
+    assert all(torch.equal(one, other) for one, other in zip(again, maps, strict=True))
+    with pytest.raises(BadInput, match="Timm cannot be split"):
+        backbone.split()
 
 
 def test_weights_are_the_networks_own(timm: list[Any], tmp_path: Any) -> None:

@@ -118,3 +118,5 @@ def test_a_backbone_without_maps_says_so() -> None:
 
     with pytest.raises(BadInput, match=r"Plain has no maps of its stages"):
         Plain().maps(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(BadInput, match=r"Plain cannot be split: a method split\(\) gives"):
+        Plain().split()

@@ -148,3 +148,43 @@ def test_maps_are_what_each_stages_last_block_gives(
     assert all(torch.equal(m, after[per_stage * (i + 1) - 1]) for i, m in enumerate(maps))
     assert all(float(m.detach().min()) >= 0 for m in maps)
     assert torch.equal(network(images), nn.functional.adaptive_avg_pool2d(maps[-1], 1).flatten(1))
+    features, again = network.features_and_maps(images)
+    assert torch.equal(features, network(images))
+    assert all(torch.equal(one, other) for one, other in zip(again, maps, strict=True))
+
+
+def test_maps_and_features_have_their_gradients_of_one_pass() -> None:
+    with seeded(0):
+        network = resnet8().train()
+    features, maps = network.features_and_maps(random_batch(4, 3, 8, 8))
+    assert int(network.stem[1].num_batches_tracked) == 1
+    # Of the first stage's map, what its own blocks have; of the features, all of them.
+    (of_first, of_last) = (network.blocks[0].conv1.weight, network.blocks[2].conv2.weight)
+    gradients = torch.autograd.grad(
+        maps[0].square().sum(), [of_first, of_last], allow_unused=True, retain_graph=True
+    )
+    assert float(gradients[0].abs().sum()) > 0
+    assert gradients[1] is None
+    assert all(
+        float(g.abs().sum()) > 0 for g in torch.autograd.grad(features.square().sum(), [of_first, of_last])
+    )
+
+
+@pytest.mark.parametrize(("make", "side"), [(resnet8, 8), (resnet32, 16), (resnet18, 32)])
+def test_a_network_splits_before_its_last_stage(make: type[ResNet], side: int) -> None:
+    with seeded(0):
+        network = make().eval()
+    images = random_batch(2, 3, side, side)
+    shared, last = network.split()
+    maps = shared.maps(images)
+    assert [m.shape for m in maps] == [m.shape for m in network.maps(images)[:-1]]
+    assert torch.equal(last(maps[-1]), network(images))
+    assert (shared.width, last.width) == (network.width // 2, network.width)
+    parts = [id(p) for part in (shared, last) for p in part.parameters()]
+    assert parts == [id(p) for p in network.parameters()], "the same layers, in their order"
+
+
+def test_the_parts_of_a_frozen_network_are_frozen() -> None:
+    for part in resnet8().freeze().split():
+        assert not list(part.train().parameters())
+        assert not any(module.training for module in part.modules())

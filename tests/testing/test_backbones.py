@@ -97,6 +97,24 @@ class Flat(Right):
         return [self(images)]
 
 
+class Apart(Right):
+    """Has other features beside its maps than alone."""
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        return [self.norm(self.layer(images)).relu()]
+
+    def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return 2 * self(images), self.maps(images)
+
+
+class Torn(Apart):
+    """Has a last part that reads something else than the maps of the first."""
+
+    def split(self) -> tuple[opencil.Backbone, opencil.Backbone]:
+        last = opencil.AdaptedBackbone(nn.Conv2d(self.width, self.width, 1), self.width)
+        return Apart(), last
+
+
 WRONG: dict[type[Right], tuple[str, str]] = {
     Wide: ("result", r"gives \[6, 4\] for 6 images of 32 × 32 pixels: \[6, 5\] is promised"),
     Mixes: ("alone", "other features when it stands alone"),
@@ -106,6 +124,8 @@ WRONG: dict[type[Right], tuple[str, str]] = {
     Detached: ("trains", "no parameter that a loss reaches, in float32"),
     Spoils: ("inputs_unchanged", "changes the images"),
     Flat: ("maps", r"maps are \[\[6, 4\]\] for 6 images"),
+    Apart: ("maps", "features_and_maps are not what it gives"),
+    Torn: ("split", "parts give other features than the whole"),
 }
 
 
