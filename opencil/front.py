@@ -19,10 +19,11 @@ from opencil.runs.failures import unforeseen
 from opencil.runs.foreign import KeptImages, plan_foreign
 from opencil.runs.given import GivenModels, Source
 from opencil.runs.loading import load
-from opencil.runs.plan import RunSpec, plan
+from opencil.runs.plan import RunSpec
 from opencil.runs.reading import study_so_far
 from opencil.runs.run import Run, opened_run
 from opencil.runs.runner import execute
+from opencil.runs.shares import planned_share
 from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
 
@@ -34,6 +35,7 @@ def run(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
     settings: Iterable[str] = (),
+    only: str | None = None,
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
@@ -41,14 +43,16 @@ def run(
 
     ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections, laid on it:
     ``run(benchmark="digits", cil={"icarl": {"epochs": 2}}, detector="energy", seed=[0, 1])``. ``settings``
-    are texts, as ``--set`` takes them. ``progress`` draws bars, where a terminal or a notebook shows them.
+    are texts, as ``--set`` takes them. ``only="1/3"`` is the first of three shares of the runs, for machines
+    that share a grid. ``progress`` draws bars, where a terminal or a notebook shows them.
 
     A run that fails does not keep the others from going on; then an error names each of them with its reason.
     What was finished is stored, and the same call goes on from there.
     """
     resolved = _resolved(config, sections, settings)
-    specs = plan(resolved)
-    _carry_out(execute(resolved), resolved, len(specs), progress)
+    planned = planned_share(only)
+    specs = planned(resolved)
+    _carry_out(execute(resolved, planned), resolved, len(specs), progress)
     results = Results.of(resolved, specs)
     for sentence in outdated(results.study.runs):
         warnings.warn(sentence, stacklevel=2)

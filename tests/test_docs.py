@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from opencil.cli import app
+from opencil.runs.shares import planned_share
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -112,7 +113,9 @@ def understood(words: list[str]) -> None:
     group = typer.main.get_command(app)
     assert name in group.commands, f"there is no 'opencil {name}'"
     if name == "run":  # the flags of run alone say nothing of its config
-        name, rest = "config", [word for word in rest if word not in ("--dry-run", "--quiet", "-q")]
+        if "--only" in rest:
+            planned_share(rest.pop(rest.index("--only") + 1))
+        name, rest = "config", [w for w in rest if w not in ("--only", "--dry-run", "--quiet", "-q")]
     elif name not in ("config", "list"):
         group.commands[name].make_context(name, rest)  # unknown flags are errors
         return

@@ -24,17 +24,25 @@ DryRun = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
 ]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        help="One of M shares of the runs: 1/3, 2/3 and 3/3 on three machines do all, and none twice.",
+        metavar="N/M",
+        show_default="all",
+    ),
+]
 
 
 @takes_config
-def run(config: "Config", dry_run: DryRun = False, quiet: Quiet = False) -> None:
+def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Quiet = False) -> None:
     """Train, evaluate and store whatever of a config is not done yet; then show the table.
 
     Started again, it goes on where it stopped; a finished run answers at once.
     """
-    from opencil.runs.plan import plan
+    from opencil.runs.shares import planned_share
 
-    carry_out(config, plan, dry_run, quiet)
+    carry_out(config, planned_share(only), dry_run, quiet)
 
 
 def carry_out(
@@ -62,6 +70,9 @@ def carry_out(
         tell(f"run {event.run} stopped: {event.error}")
 
     screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
+    if not ahead.runs:
+        say("there is nothing to run: the shares are more than the runs, and this one has none")
+        return
     for method in dict.fromkeys(run.spec.cil for run in ahead.runs if run.spec.cil in config.cil):
         if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
             say(

@@ -146,6 +146,18 @@ def test_a_run_that_fails_is_1_and_the_others_are_shown(tmp_path: Path) -> None:
     assert "digits, 4 classes per step" in result.stdout, "with the step that it has"
 
 
+def test_a_share_of_the_runs() -> None:
+    grid = ["run", *PLACE, "--detector", "msp", "--seed", "0,1", "--runs", "r", "--dry-run", "--only"]
+    listed = [re.findall(r"seed\d", call(*grid, only).stdout) for only in ("1/2", "2/2")]
+    assert sorted(seed for seeds in listed for seed in set(seeds)) == ["seed0", "seed1"]
+    empty = call(*grid, "3/3")
+    assert (empty.exit_code, empty.stdout) == (0, "")
+    assert empty.stderr == (
+        "there is nothing to run: the shares are more than the runs, and this one has none\n"
+    )
+    assert call(*grid, "3/2").exit_code == 2
+
+
 def test_a_run_that_fails_at_once_leaves_no_table(tmp_path: Path) -> None:
     result = call("run", *SHORT, "--detector", "msp", "--runs", "r", "--set", "cil.icarl.first.lr=1e30")
     assert result.exit_code == 1
