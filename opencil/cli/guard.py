@@ -22,30 +22,53 @@ from opencil.errors import OpenCILError
 problems = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-class Interrupts:
-    """Ctrl-C, remembered: native code that it falls into makes an error of its own of it, or swallows it."""
+#: The exit code of a command that a queue has stopped because time is up: the same command goes on (sysexits'
+#: EX_TEMPFAIL, "try again").
+STOPPED = 75
 
-    seen = False
+
+class Interrupts:
+    """Signals that end a command, remembered: native code that they fall into may swallow what they raise.
+
+    Ctrl-C, and SIGTERM or SIGUSR1, which queues such as Slurm's send before time is up. All raise
+    ``KeyboardInterrupt``, so that runs under way are checkpointed and left.
+    """
+
+    seen: signal.Signals | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Notice it inside the block, and raise ``KeyboardInterrupt`` as ever."""
-        self.seen = False  # of an earlier command in this process
-        usual = signal.getsignal(signal.SIGINT)
+        """Notice them inside the block."""
+        self.seen = None  # of an earlier command in this process
+        numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
+        usual = {number: signal.getsignal(number) for number in numbers}
         in_main = threading.current_thread() is threading.main_thread()
-        if usual is not signal.default_int_handler or not in_main:  # somebody else's, or ignored
-            yield
-            return
+        # Others are somebody else's, or ignored.
+        ours = [n for n in numbers if in_main and usual[n] in (signal.default_int_handler, signal.SIG_DFL)]
 
-        def note(number: int, frame: FrameType | None) -> None:
-            self.seen = True
-            signal.default_int_handler(number, frame)
+        def note(number: int, _: FrameType | None) -> None:
+            first, self.seen = self.seen is None, self.seen or signal.Signals(number)
+            if first or number == signal.SIGINT:  # a queue may send several, and we are about to leave
+                raise KeyboardInterrupt
 
-        signal.signal(signal.SIGINT, note)
+        for number in ours:
+            signal.signal(number, note)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, usual)
+            for number in ours:
+                signal.signal(number, usual[number])
+
+    @property
+    def sentence(self) -> str:
+        """What has happened."""
+        what = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
+        return f"{what}: what was finished is stored, and the same command goes on from there"
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that was ended so."""
+        return 130 if self.seen in (None, signal.SIGINT) else STOPPED
 
 
 interrupts = Interrupts()
@@ -80,8 +103,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 command(*args, **flags)
         except (KeyboardInterrupt, Exception) as error:
             if isinstance(error, KeyboardInterrupt) or interrupts.seen:
-                say("interrupted: what was finished is stored, and the same command goes on from there")
-                raise typer.Exit(130) from None
+                say(interrupts.sentence)
+                raise typer.Exit(interrupts.exit_code) from None
             if not isinstance(error, (OpenCILError, OSError)):
                 raise
             tell(error)

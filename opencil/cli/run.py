@@ -1,6 +1,7 @@
 """``opencil run``."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,8 +86,10 @@ def carry_out(
     if not quiet:
         say(opening(ahead, runs))
     shown = progress(screen, len(ahead.runs), quiet, failed)
-    with training_curves(config.place.tensorboard) as write, shown as advance:
-        for event in execute(config, planned):
+    # Whoever is interrupted leaves the runs at once, checkpointed, and not when Python gets round to it.
+    events = closing(execute(config, planned))
+    with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:
+        for event in happening:
             if interrupts.seen:  # and a run has failed of it, or nobody has noticed
                 raise KeyboardInterrupt
             advance(event)

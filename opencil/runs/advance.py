@@ -29,6 +29,7 @@ from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.nets.model import Model
 from opencil.registry import DETECTORS
 from opencil.runs import file_formats
+from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
 from opencil.runs.outputs_cache import OutputsCache
@@ -126,21 +127,23 @@ def _trained(run: Run, step: Step, checkpoint_seconds: float) -> Generator[Event
 def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Event]:
     """Train and store a step; the run keeps its model, with the outputs that are computed on the way."""
     stored, setting, learner = run.folder.step(step.number), run.setting, run.learner
-    saved = time.monotonic()
-    started = saved - stored.checkpoint_seconds  # as if the training had never stopped
+    started = time.monotonic() - stored.checkpoint_seconds  # as if the training had never stopped
     before = run.trained(step.number - 1) if step.number > 1 else None
     previous, stock = (setting.placed(before.model), before.stock) if before else (None, Stock())
     task = learner.begin(setting, step, run.memory(step.number - 1), previous)
     made_of = run.training_identity(step, before)
+
+    def save(tensors: dict[str, Tensor]) -> None:
+        stored.save_checkpoint(tensors, stock, time.monotonic() - started, made_of)
+
+    checkpoints = Checkpoints(checkpoint_seconds, save)
     try:
         tensors = stored.checkpoint_tensors(made_of)
-        for progress in learner.learn(task, None if tensors is None else Checkpoint.from_tensors(tensors)):
-            if progress.epoch_ends and time.monotonic() - saved >= checkpoint_seconds:
-                taken = Checkpoint.take(task.model, progress, task.ended)
-                if taken.finite:  # else the last good one stays
-                    stored.save_checkpoint(taken.tensors(), stock, time.monotonic() - started, made_of)
-                saved = time.monotonic()
-            yield Training(run.spec, step.number, step.steps, progress)
+        with checkpoints.stored_on_leaving():
+            resumed = None if tensors is None else Checkpoint.from_tensors(tensors)
+            for progress in learner.learn(task, resumed):
+                checkpoints.note(task.model, progress, task.ended)
+                yield Training(run.spec, step.number, step.steps, progress)
     except BadCheckpoint as error:
         stored.without_checkpoint(error)
         yield from train_step(run, step, checkpoint_seconds)

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
@@ -15,6 +15,7 @@ from opencil.engine.device import SideStream
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
 from opencil.runs import file_formats
+from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.store import StepFolder
 from opencil.seals import Damaged
 from opencil.validation import plain
@@ -59,22 +60,26 @@ def tune(
             waiting.setdefault(alike, []).append(name)
         else:
             running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)
-    while running:
-        for name, tuning in list(running.items()):
-            try:
-                progress = tuning.next()
-            except Exception as error:  # one tuner's trouble is not the others'
-                problems[name], progress = error, None
-            if progress is not None:
-                yield progress
-                continue
-            del running[name]
-            for other in waiting.get(name, ()):
-                if name in problems:
-                    problems[other] = problems[name]
-                else:
-                    _copied(stored, other, identities[other])
-                    read_head(tuners[other], source, stored, weights)
+    try:
+        while running:
+            for name, tuning in list(running.items()):
+                try:
+                    progress = tuning.next()
+                except Exception as error:  # one tuner's trouble is not the others'
+                    problems[name], progress = error, None
+                if progress is not None:
+                    yield progress
+                    continue
+                del running[name]
+                for other in waiting.get(name, ()):
+                    if name in problems:
+                        problems[other] = problems[name]
+                    else:
+                        _copied(stored, other, identities[other])
+                        read_head(tuners[other], source, stored, weights)
+    finally:
+        for tuning in running.values():  # whoever leaves in the middle leaves all of them
+            tuning.close()
     return problems
 
 
@@ -109,7 +114,7 @@ class _Tuning:
             stored.head_checkpoint(name),
             identity,
         )
-        self._seconds, self._saved = checkpoint_seconds, time.monotonic()
+        self._checkpoints = Checkpoints(checkpoint_seconds, self._save)
         self._advance = self._run(tuner, source)
         # A head's iteration is a row of kernels too small for a GPU: those of several heads go side by side.
         self._side = SideStream(source.device)
@@ -119,16 +124,17 @@ class _Tuning:
         with self._side.active():
             return next(self._advance, None)
 
-    def _run(self, tuner: Tuner, source: ViewSource) -> Iterator[Progress]:
+    def close(self) -> None:
+        """Leave it where it is."""
+        self._advance.close()
+
+    def _run(self, tuner: Tuner, source: ViewSource) -> Generator[Progress]:
         tuning = Tuning(tuner, source)
         try:
-            for progress in tuning.advance(self._stored_checkpoint()):
-                if progress.epoch_ends and time.monotonic() - self._saved >= self._seconds:
-                    taken = Checkpoint.take(tuning.extra, progress)
-                    if taken.finite:  # else the last good one stays
-                        file_formats.write_tensors(self._checkpoint, taken.tensors(), self._identity)
-                    self._saved = time.monotonic()
-                yield progress
+            with self._checkpoints.stored_on_leaving():
+                for progress in tuning.advance(self._stored_checkpoint()):
+                    self._checkpoints.note(tuning.extra, progress)
+                    yield progress
         except BadCheckpoint as error:
             file_formats.set_aside(self._checkpoint, error)
             yield from self._run(tuner, source)
@@ -136,6 +142,9 @@ class _Tuning:
         file_formats.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
         self._checkpoint.unlink(missing_ok=True)
         tuner.use(tuning.extra.head)
+
+    def _save(self, tensors: dict[str, Tensor]) -> None:
+        file_formats.write_tensors(self._checkpoint, tensors, self._identity)
 
     def _stored_checkpoint(self) -> Checkpoint | None:
         if not _same(file_formats.metadata(self._checkpoint), self._identity):  # absent, or of other values

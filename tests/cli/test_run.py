@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import opencil
 from opencil.cli import app
 from opencil.cli.progress import progress
 from opencil.config import Config
-from opencil.runs.events import Event, Failed, Finished
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
 
@@ -237,6 +238,35 @@ def test_an_interrupt_that_native_code_makes_something_else_of(
     assert result.stderr.splitlines()[-1].startswith("interrupted")
     assert told == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_queue_that_says_time_is_up(
+    name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way is checkpointed at once, the exit code says that there is more, and it goes on."""
+    monkeypatch.setattr("opencil.runs.checkpoints.KEPT_EVERY", 0.0)
+    number, usual, real = getattr(signal, name), signal.getsignal(getattr(signal, name)), opencil.execute
+
+    def execute(*asked: Any) -> Iterator[Event]:
+        with closing(real(*asked)) as events:
+            for event in events:
+                if isinstance(event, Training) and (event.step, event.progress.epoch) == (3, 2):
+                    os.kill(os.getpid(), number)
+                    os.kill(os.getpid(), number)  # again, while it leaves: nothing comes of it
+                yield event
+
+    with monkeypatch.context() as patched:
+        patched.setattr("opencil.runs.runner.execute", execute)
+        stopped = call("run", *SHORT, "--runs", "r")
+    assert stopped.exit_code == 75
+    assert stopped.stderr.splitlines()[-1] == (
+        f"stopped by {name}: what was finished is stored, and the same command goes on from there"
+    )
+    assert (tmp_path / "r" / RUN / "step03" / "checkpoint.safetensors").exists()
+    assert signal.getsignal(number) == usual
+    assert call("run", *SHORT, "--runs", "r").exit_code == 0
+    assert contents(tmp_path / "r") == contents(finished)
 
 
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """A step that is killed in its middle goes on from its last checkpoint, and ends as if it had not been."""
 
+import errno
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from opencil.cil.learner import Learner, Task
 from opencil.config import Config
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
+from opencil.runs import checkpoints
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata, write_tensors
 from tests.siege.damage import flip
@@ -122,6 +125,54 @@ def test_checkpoints_change_nothing_and_are_gone_at_the_end(
             present |= {path.parent.name for path in runs.rglob("checkpoint.safetensors")}
     assert present == {"step01", "step02"}
     assert results(runs) == results(uninterrupted)
+
+
+@pytest.mark.parametrize("leave", [Generator.close, lambda events: events.throw(KeyboardInterrupt)])
+def test_whoever_leaves_in_the_middle_loses_less_than_an_epoch(
+    leave: Callable[[Generator[Event]], object],
+    uninterrupted: Path,
+    tiny: Make,
+    tmp_path: Path,
+    results: Results,
+    run_all: RunAll,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last epoch's end is stored, though the time for a checkpoint has not come."""
+    monkeypatch.setattr(checkpoints, "KEPT_EVERY", 0.0)
+    config = tiny(tmp_path, *SETTINGS, "place.checkpoint_seconds=1000000", cil="foster", detector="msp")
+    middle, place = opencil.execute(config), ("compress", 2, 2)
+    for event in middle:
+        if isinstance(event, Training) and event.step == 2:
+            p = event.progress
+            if (p.stage, p.epoch, p.iteration) == place:
+                break
+    with suppress(KeyboardInterrupt):
+        leave(middle)
+    path = tmp_path / RUN / "step02" / "checkpoint.safetensors"
+    assert load_file(path)["position"].tolist() == [1, 1]
+    first = (events := run_all(config))[0]
+    assert isinstance(first, Training)
+    assert (first.step, first.progress.stage, first.progress.epoch) == (2, "compress", 2)
+    assert isinstance(events[-1], Finished)
+    assert results(tmp_path) == results(uninterrupted)
+
+
+def test_whoever_leaves_a_full_disk_leaves_it(
+    tiny: Make, tmp_path: Path, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "KEPT_EVERY", 0.0)
+    config = tiny(tmp_path, "benchmark.classes_per_step=8", detector="msp")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    events = opencil.execute(config)
+    while not next(events).progress.epoch_ends:  # type: ignore[attr-defined]
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr("opencil.runs.store.write_weights", full)
+        events.close()
+    assert isinstance(run_all(config)[-1], Finished)
 
 
 def test_none_is_taken_before_its_time(tiny: Make, tmp_path: Path) -> None:

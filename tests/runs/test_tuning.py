@@ -28,6 +28,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.checkpoint import Checkpoint
 from opencil.errors import BadInput, OpenCILError
 from opencil.registry import DETECTORS
+from opencil.runs import checkpoints
 from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata, write_tensors
 from opencil.runs.store import StepFolder
@@ -572,6 +573,30 @@ def test_a_killed_tuning_goes_on_and_ends_with_the_same_heads(
     assert (first.step, first.progress.epoch, first.progress.iteration) == (2, 2, 1)
     assert isinstance(events[-1], Finished)
     assert settled(results, run_of(killed)) == settled(results, run_of(uninterrupted))
+
+
+def test_whoever_leaves_a_tuning_leaves_all_heads_as_they_were_after_an_epoch(
+    uninterrupted: Path,
+    trained: Callable[..., Path],
+    tiny: Make,
+    run_all: RunAll,
+    results: Results,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "KEPT_EVERY", 0.0)
+    runs = trained()
+    settings = [*SETTINGS, *short(TUNERS, 3), "place.checkpoint_seconds=1000000"]
+    config = tiny(runs, *settings, detector=TUNERS)
+    left = opencil.execute(config)
+    for event in left:
+        if isinstance(event, Training) and (event.progress.epoch, event.progress.iteration) == (2, 2):
+            break
+    left.close()
+    for name in TUNERS:
+        path = run_of(runs) / "step01" / "heads" / f"{name}.checkpoint.safetensors"
+        assert load_file(path)["position"].tolist() == [0, 1]
+    assert isinstance(run_all(config)[-1], Finished)
+    assert settled(results, run_of(runs)) == settled(results, run_of(uninterrupted))
 
 
 def test_a_head_that_is_not_begun_joins_one_in_the_middle(

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from opencil.cli.guard import STOPPED
 from tests.siege.grounds import SHORT, At, Camp, Victim, differences, operations, results, succeed
 from tests.siege.siege import Tally, siege
 
@@ -25,7 +26,10 @@ GROUNDS = [
     ["--cil", "icarl,wa", "--pack", "2"],
 ]
 #: How often each signal comes: a halted process goes on, or is killed as it stands.
-SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP]
+SIGNALS = [
+    *(signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1),
+    *(signal.SIGINT, signal.SIGINT, signal.SIGSTOP, signal.SIGSTOP),
+]
 #: The share of trials whose victims are processes of their own: they import torch each time.
 REAL = 0.1
 
@@ -92,7 +96,7 @@ class Kills:
             victim = self.camp.start(*words, at=at)
             while victim.code is None and not victim.stopped:
                 time.sleep(0.002)
-            hit = victim.stopped or victim.code in (-number, 130)
+            hit = victim.stopped or victim.code in (-number, 130, STOPPED)
         else:
             victim = self.camp.start(*words, real=real)
             imports = 4.0 if real else 0.0
@@ -138,7 +142,8 @@ def _unkind(victim: Victim, hit: bool) -> str | None:
         return None  # it came before Python had imported the command, or after its end
     if "Traceback" in victim.said:
         return f"it ends in a traceback (exit code {code}):\n{victim.said}"
-    allowed = (0, 130, -signal.SIGKILL, -signal.SIGTERM) if hit else (0,)
+    early = (-signal.SIGTERM, -signal.SIGUSR1)  # before Python had imported the command
+    allowed = (0, 130, STOPPED, -signal.SIGKILL, *early) if hit else (0,)
     return None if code in allowed else f"it ends with exit code {code}:\n{victim.said}"
 
 
