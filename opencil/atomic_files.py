@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,19 +27,19 @@ def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True, follo
     if follow:
         path = Path(os.path.realpath(path))
     # A name of this call's own: two processes that write one report at a time each write a whole file.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fill(temporary)
+            fill(partial)
             if flush:
-                _flush(temporary)
-            temporary.replace(path)
+                _flush(partial)
+            partial.replace(path)
             if flush:
                 _flush(path.parent)
         finally:
             with suppress(OSError):  # what went wrong first is to be told
-                temporary.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes, *, flush: bool = True, follow: bool = True) -> None:
@@ -69,9 +69,14 @@ def file_name(name: str) -> str:
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
+def temporary(folder: Path) -> Iterator[Path]:
+    """What is being written below a folder, or was left half-written by an interrupted process."""
+    return filter(is_temporary, folder.rglob(f"*{_TEMPORARY}"))
+
+
 def remove_temporary(folder: Path) -> None:
     """Delete what an interrupted process left half-written."""
-    for leftover in filter(is_temporary, folder.rglob(f"*{_TEMPORARY}")):
+    for leftover in temporary(folder):
         leftover.unlink(missing_ok=True)
 
 

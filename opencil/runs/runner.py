@@ -114,6 +114,7 @@ def _advance(
     try:
         already = folder.finished(spec)
         if already and spec.foreign is None:  # else the models are looked at: they may be others
+            folder.tidy()  # its last writer may have been killed just after all of it was there
             yield Finished(spec, already)
             return
     except Exception as error:

@@ -32,7 +32,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from opencil.atomic_files import remove_temporary
+from opencil.atomic_files import remove_temporary, temporary
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
@@ -445,6 +445,12 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+    def tidy(self) -> None:
+        """Delete what a killed process left half-written in a finished run, unless another holds the run."""
+        if any(temporary(self.path)):
+            with suppress(OSError, Timeout), FileLock(self.path / ".lock", timeout=0):
+                remove_temporary(self.path)
 
     def steps(self) -> list[StepFolder]:
         """The folders of steps, in their order; one by another name, as a copy has, is none."""

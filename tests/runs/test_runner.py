@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 import opencil
 from opencil import BadInput
@@ -192,6 +193,18 @@ def test_only_what_is_missing_is_done(finished: Path, tiny: Make, run_all: RunAl
     assert evaluated[0] == (3, "relation")
     assert {step for step, _ in evaluated[1:]} <= {4}
     assert results(finished) == before
+
+
+def test_half_a_file_beside_finished_work_goes_unless_somebody_may_write_it(
+    finished: Path, tiny: Make, run_all: RunAll
+) -> None:
+    half = finished / RUN / "step04" / "step.json.0123abcd.part"
+    half.write_bytes(b"half")
+    with FileLock(finished / RUN / ".lock"):
+        run_all(tiny(finished))
+    assert half.exists()
+    run_all(tiny(finished))
+    assert not half.exists()
 
 
 # --- failures --------------------------------------------------------------------------------------
