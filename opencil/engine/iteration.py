@@ -66,8 +66,7 @@ class Iteration:
         if self._graph is None:
             self._capture(inputs)
         assert self._graph is not None
-        for static, given in zip(self._inputs, inputs, strict=True):
-            static.copy_(given)
+        torch._foreach_copy_(self._inputs, inputs)
         self._graph.replay()
         return self._output
 

@@ -27,8 +27,8 @@ from opencil.validation import Bound, Count, NonNegative, Whole
 #: Augmented views of an image, beside the clean one.
 _VIEWS = 2
 
-#: Bytes of temporary tensors per pixel, and how many bytes may be taken at once.
-_PER_PIXEL, _AT_ONCE = 400, 2**31
+#: Bytes of temporary tensors per pixel, how many may be taken at once, and which share of a GPU's memory.
+_PER_PIXEL, _AT_ONCE, _SHARE = 400, 2**32, 1 / 16
 
 
 @register_detector(
@@ -92,7 +92,7 @@ class AugMix(Tuner):
         size = clean.shape[3:]
         pixels = source.scale.pixels(clean)[:, None].expand(-1, _VIEWS, *clean.shape[1:]).reshape(-1, *size)
         choices = AugMixDraw(*(tensor.flatten(0, 1) for tensor in drawn)).to(source.device)
-        rows = max(1, _AT_ONCE // (_PER_PIXEL * size[1] * size[2]))
+        rows = max(1, _most_bytes(source.device) // (_PER_PIXEL * size[1] * size[2]))
         made = [
             source.scale.normalised(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
             for i in range(0, len(pixels), rows)
@@ -110,6 +110,13 @@ class AugMix(Tuner):
             consistency = divergence(torch.stack([z, *augmented[:, i]]))
             total = total + F.cross_entropy(z, views.labels) + self.weight * consistency
         return total
+
+
+def _most_bytes(device: torch.device) -> int:
+    """That temporary tensors may take. A GPU is given many small images at once: it waits for launches."""
+    if device.type != "cuda":
+        return _AT_ONCE // 2
+    return min(_AT_ONCE, int(_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
 def divergence(logits: Tensor) -> Tensor:

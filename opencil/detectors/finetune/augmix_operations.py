@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -139,76 +140,76 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, rule: Rule) -> Ten
     ``images``: whole values 0 … 255 as float32 [N, 3, H, W], which is also what comes out; ``operation``,
     int64 [N], and ``level``, float64 [N], on the CPU.
     """
-    function_of = torch.tensor([_FUNCTIONS.index(_DONE_BY[kind]) for kind in Operation])[operation]
-    order = function_of.argsort(stable=True)
-    counts = torch.bincount(function_of, minlength=len(_FUNCTIONS)).tolist()
-    amounts = _amounts(operation[order], level[order], rule, *images.shape[-2:])
+    kinds = _KIND_OF[operation]
+    # Numpy sorts single bytes by counting them, many times as fast as torch.
+    order = torch.from_numpy(np.argsort(kinds.numpy(), kind="stable"))
+    counts = torch.bincount(kinds, minlength=len(_KINDS)).tolist()
+    meaning = _Meaning(rule, *images.shape[-2:])
+    numbers = torch.zeros(_MOST_NUMBERS, len(order), dtype=torch.float64)
+    groups = zip(torch.split(operation[order], counts), torch.split(level[order], counts), strict=True)
+    for kind, (of_kind, levels), rows in zip(
+        _KINDS, groups, torch.split(numbers, counts, dim=1), strict=True
+    ):
+        for row, values in zip(rows, kind.numbers(meaning, of_kind, levels), strict=False):
+            row.copy_(values)
     places = moved(order, images.device)
-    groups_of_images = torch.split(images[places], counts)
-    groups_of_amounts = amounts.on(images.device).split(counts)
-    groups = zip(_FUNCTIONS, groups_of_images, groups_of_amounts, strict=True)
-    found = [function(group, amount) for function, group, amount in groups if len(group)]
+    table = moved(numbers.to(widest(images.device)), images.device)
+    parts = zip(_KINDS, torch.split(images[places], counts), torch.split(table, counts, dim=1), strict=True)
+    found = [kind.computed(part, rows) for kind, part, rows in parts if len(part)]
     return torch.empty_like(images).index_copy_(0, places, torch.cat(found)) if found else images
 
 
 @dataclass(frozen=True)
-class _Amounts:
-    """What the levels of N images mean to their operations, each float64 [N].
+class _Meaning:
+    """What levels mean, on the host; each method gives numbers of N images, float64 [N], for a function.
 
-    ``step``: between the values that posterising leaves; ``threshold``: from which on solarising inverts;
-    ``factor``: of blends; and the map of warps, (x, y) → (scale·x + b·y + c, d·x + scale·y + f).
-    """
-
-    step: Tensor
-    threshold: Tensor
-    factor: Tensor
-    scale: Tensor
-    b: Tensor
-    c: Tensor
-    d: Tensor
-    f: Tensor
-
-    def on(self, device: torch.device) -> "_Amounts":
-        """The same on a device, by one copy."""
-        table = torch.stack(list(vars(self).values())).to(widest(device))
-        return _Amounts(*moved(table, device))
-
-    def split(self, counts: list[int]) -> "list[_Amounts]":
-        """Those of each group of images that follow each other."""
-        return [
-            _Amounts(*columns)
-            for columns in zip(*(t.split(counts) for t in vars(self).values()), strict=True)
-        ]
-
-
-def _amounts(operation: Tensor, level: Tensor, rule: Rule, height: int, width: int) -> _Amounts:
-    """By the reference a level is so many tenths of the largest value, which is rounded down where it must be
+    By the reference a level is so many tenths of the largest value, which is rounded down where it must be
     whole, and sets the factor of blends between 0.1 and 1.9; by torchvision's rule it is so many ninths, and
     sets the factor from 1 on, up or down by its sign.
     """
-    amount = level.abs()
-    if rule == "original":
-        cleared, threshold = 4 + (amount * 4 / 10).long(), 256 - (amount * 256 / 10).floor()
-        factor, degrees, steps = amount * 1.8 / 10 + 0.1, (level * 30 / 10).trunc(), 10
-    else:
-        cleared, threshold = 4 + (amount * 4 / 9).round().long(), 255 - amount * 255 / 9
-        factor, degrees, steps = 1 + level * 0.9 / 9, level * 30 / 9, 9
-    angle = degrees.deg2rad() * (operation == Operation.ROTATE)
-    cos, sin = angle.cos(), angle.sin()
-    # Whole pixels, a third of the side at the highest level.
-    shift_x = (level * (width / 3) / steps).trunc() * (operation == Operation.TRANSLATE_X)
-    shift_y = (level * (height / 3) / steps).trunc() * (operation == Operation.TRANSLATE_Y)
-    shear, middle_x, middle_y = level * 0.3 / steps, width / 2, height / 2
-    return _Amounts(
-        step=torch.exp2(cleared.double()),
-        threshold=threshold,
-        factor=factor,
-        scale=cos,
-        b=shear * (operation == Operation.SHEAR_X) - sin,
-        c=middle_x - cos * middle_x + sin * middle_y + shift_x,
-        d=shear * (operation == Operation.SHEAR_Y) + sin,
-        f=middle_y - sin * middle_x - cos * middle_y + shift_y,
-    )
+
+    rule: Rule
+    height: int
+    width: int
+
+    def nothing(self, _: Tensor, __: Tensor) -> tuple[Tensor, ...]:
+        """Of functions that have no strength."""
+        return ()
+
+    def steps(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
+        """Between the values that posterising leaves."""
+        amount = level.abs()
+        cleared = (amount * 4 / 10).floor() if self.rule == "original" else (amount * 4 / 9).round()
+        return (torch.exp2(4 + cleared),)
+
+    def thresholds(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
+        """From which on solarising inverts."""
+        amount = level.abs()
+        if self.rule == "original":
+            return (256 - (amount * 256 / 10).floor(),)
+        return (255 - amount * 255 / 9,)
+
+    def factors(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
+        """Of blends."""
+        return (level.abs() * 1.8 / 10 + 0.1 if self.rule == "original" else 1 + level * 0.9 / 9,)
+
+    def maps(self, operation: Tensor, level: Tensor) -> tuple[Tensor, ...]:
+        """Of warps, (x, y) → (scale·x + b·y + c, d·x + scale·y + f): scale, b, c, d and f."""
+        steps = 10 if self.rule == "original" else 9
+        degrees = (level * 30 / 10).trunc() if self.rule == "original" else level * 30 / 9
+        angle = degrees.deg2rad() * (operation == Operation.ROTATE)
+        cos, sin = angle.cos(), angle.sin()
+        # Whole pixels, a third of the side at the highest level.
+        shift_x = (level * (self.width / 3) / steps).trunc() * (operation == Operation.TRANSLATE_X)
+        shift_y = (level * (self.height / 3) / steps).trunc() * (operation == Operation.TRANSLATE_Y)
+        shear, middle_x, middle_y = level * 0.3 / steps, self.width / 2, self.height / 2
+        return (
+            cos,
+            shear * (operation == Operation.SHEAR_X) - sin,
+            middle_x - cos * middle_x + sin * middle_y + shift_x,
+            shear * (operation == Operation.SHEAR_Y) + sin,
+            middle_y - sin * middle_x - cos * middle_y + shift_y,
+        )
 
 
 def _check(width: int, depth: int, severity: float, alpha: float, rule: Rule) -> None:
@@ -236,7 +237,7 @@ def refused_severity(severity: float, rule: Rule) -> str:
 # --- each channel by itself: autocontrast and equalize ------------------------------------------------------
 
 
-def _stretched(images: Tensor, _: _Amounts) -> Tensor:
+def _stretched(images: Tensor, _: Tensor) -> Tensor:
     """Each channel's values over the whole range, unless it has but one.
 
     Pillow stretches in double precision; float32 would be cut off elsewhere.
@@ -248,7 +249,7 @@ def _stretched(images: Tensor, _: _Amounts) -> Tensor:
     return torch.where(high > low, stretched, images)
 
 
-def _equalized(images: Tensor, _: _Amounts) -> Tensor:
+def _equalized(images: Tensor, _: Tensor) -> Tensor:
     """Each channel's values by the share of pixels that are darker."""
     values = images.long().flatten(2)
     # Sums that need no order. Float32 counts exactly up to 2^24 pixels.
@@ -263,21 +264,21 @@ def _equalized(images: Tensor, _: _Amounts) -> Tensor:
 # --- each value by itself: posterize and solarize -----------------------------------------------------------
 
 
-def _posterized(images: Tensor, amounts: _Amounts) -> Tensor:
+def _posterized(images: Tensor, numbers: Tensor) -> Tensor:
     """Values without their last bits."""
-    step = _each(amounts.step).float()
+    step = _each(numbers[0]).float()
     return (images / step).floor_().mul_(step)
 
 
-def _solarized(images: Tensor, amounts: _Amounts) -> Tensor:
+def _solarized(images: Tensor, numbers: Tensor) -> Tensor:
     """Bright values inverted."""
-    return torch.where(images >= _each(amounts.threshold), 255 - images, images)
+    return torch.where(images >= _each(numbers[0]), 255 - images, images)
 
 
 # --- warps: rotate, shear_x, shear_y, translate_x, translate_y ----------------------------------------------
 
 
-def _warped(images: Tensor, amounts: _Amounts) -> Tensor:
+def _warped(images: Tensor, numbers: Tensor) -> Tensor:
     """Each image seen through its affine map, bilinear, black outside.
 
     A map leads from the centre of a pixel of the result, half a pixel into it, to a place in the image:
@@ -285,11 +286,11 @@ def _warped(images: Tensor, amounts: _Amounts) -> Tensor:
     left of a pixel's centre and one just right of it are cut off to different values.
     """
     height, width = images.shape[-2:]
-    scale, c, f = amounts.scale, amounts.c[:, None], amounts.f[:, None]
+    scale, b, c, d, f = numbers
     columns = torch.arange(width, device=images.device, dtype=widest(images.device)) + 0.5
     rows = torch.arange(height, device=images.device, dtype=widest(images.device)) + 0.5
-    x = torch.outer(scale, columns)[:, None, :] + (torch.outer(amounts.b, rows) + c)[:, :, None]  # [N, H, W]
-    y = torch.outer(amounts.d, columns)[:, None, :] + (torch.outer(scale, rows) + f)[:, :, None]
+    x = torch.outer(scale, columns)[:, None, :] + (torch.outer(b, rows) + c[:, None])[:, :, None]  # [N, H, W]
+    y = torch.outer(d, columns)[:, None, :] + (torch.outer(scale, rows) + f[:, None])[:, :, None]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     left, along = _before(x, width)
     top, down = _before(y, height)
@@ -315,26 +316,26 @@ def _before(place: Tensor, size: int) -> tuple[Tensor, Tensor]:
 # --- blends: color, contrast, brightness and sharpness -----------------------------------------------------
 
 
-def _colored(images: Tensor, amounts: _Amounts) -> Tensor:
-    return _blend(_gray(images), images, amounts)
+def _colored(images: Tensor, numbers: Tensor) -> Tensor:
+    return _blend(_gray(images), images, numbers)
 
 
-def _contrasted(images: Tensor, amounts: _Amounts) -> Tensor:
+def _contrasted(images: Tensor, numbers: Tensor) -> Tensor:
     mean = _gray(images).mean(dim=(2, 3), keepdim=True, dtype=widest(images.device))
-    return _blend((mean + 0.5).floor().float(), images, amounts)
+    return _blend((mean + 0.5).floor().float(), images, numbers)
 
 
-def _brightened(images: Tensor, amounts: _Amounts) -> Tensor:
-    return _blend(images.new_zeros(()), images, amounts)
+def _brightened(images: Tensor, numbers: Tensor) -> Tensor:
+    return _blend(images.new_zeros(()), images, numbers)
 
 
-def _sharpened(images: Tensor, amounts: _Amounts) -> Tensor:
-    return _blend(_smooth(images), images, amounts)
+def _sharpened(images: Tensor, numbers: Tensor) -> Tensor:
+    return _blend(_smooth(images), images, numbers)
 
 
-def _blend(degenerate: Tensor, images: Tensor, amounts: _Amounts) -> Tensor:
+def _blend(degenerate: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
     """From the degenerate image (factor 0) to the image (factor 1) and beyond, to whole values 0 … 255."""
-    factor = _each(amounts.factor).float()
+    factor = _each(numbers[0]).float()
     return (images - degenerate).mul_(factor).add_(degenerate).clamp_(0, 255).floor_()
 
 
@@ -359,21 +360,31 @@ def _smooth(images: Tensor) -> Tensor:
     return smooth
 
 
-#: What computes an operation; those of one function are computed together.
-_DONE_BY: dict[Operation, Callable[[Tensor, _Amounts], Tensor]] = {
-    Operation.AUTOCONTRAST: _stretched,
-    Operation.EQUALIZE: _equalized,
-    Operation.POSTERIZE: _posterized,
-    Operation.ROTATE: _warped,
-    Operation.SOLARIZE: _solarized,
-    Operation.SHEAR_X: _warped,
-    Operation.SHEAR_Y: _warped,
-    Operation.TRANSLATE_X: _warped,
-    Operation.TRANSLATE_Y: _warped,
-    Operation.COLOR: _colored,
-    Operation.CONTRAST: _contrasted,
-    Operation.BRIGHTNESS: _brightened,
-    Operation.SHARPNESS: _sharpened,
-    Operation.NOTHING: lambda images, _: images,
+@dataclass(frozen=True)
+class _Kind:
+    """Operations that are computed together: by which function, and what it is to know of their levels."""
+
+    computed: Callable[[Tensor, Tensor], Tensor]  #: of images [N, 3, H, W] and numbers [_MOST_NUMBERS, N]
+    numbers: Callable[[_Meaning, Tensor, Tensor], tuple[Tensor, ...]] = _Meaning.nothing
+
+
+_MOST_NUMBERS = 5
+_WARP = _Kind(_warped, _Meaning.maps)
+_DONE_BY: dict[Operation, _Kind] = {
+    Operation.AUTOCONTRAST: _Kind(_stretched),
+    Operation.EQUALIZE: _Kind(_equalized),
+    Operation.POSTERIZE: _Kind(_posterized, _Meaning.steps),
+    Operation.ROTATE: _WARP,
+    Operation.SOLARIZE: _Kind(_solarized, _Meaning.thresholds),
+    Operation.SHEAR_X: _WARP,
+    Operation.SHEAR_Y: _WARP,
+    Operation.TRANSLATE_X: _WARP,
+    Operation.TRANSLATE_Y: _WARP,
+    Operation.COLOR: _Kind(_colored, _Meaning.factors),
+    Operation.CONTRAST: _Kind(_contrasted, _Meaning.factors),
+    Operation.BRIGHTNESS: _Kind(_brightened, _Meaning.factors),
+    Operation.SHARPNESS: _Kind(_sharpened, _Meaning.factors),
+    Operation.NOTHING: _Kind(lambda images, _: images),
 }
-_FUNCTIONS = list(dict.fromkeys(_DONE_BY.values()))
+_KINDS = list(dict.fromkeys(_DONE_BY.values()))
+_KIND_OF = torch.tensor([_KINDS.index(_DONE_BY[operation]) for operation in Operation], dtype=torch.uint8)
