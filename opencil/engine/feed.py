@@ -77,6 +77,23 @@ class ImageFeed(Feed):
         return self._transform.draw(length, self._images.side, numbers).to(self.device).tensors
 
 
+class TensorFeed(Feed):
+    """Rows of tensors that have as many, in random order; an epoch's ragged tail is filled as of images."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], batch_size: int, seed: tuple[int | str, ...]) -> None:
+        self._tensors, self._seed = tensors, seed
+        self._batch = min(batch_size, len(tensors[0]))
+        self.device = tensors[0].device
+        self.iterations = -(-len(tensors[0]) // self._batch)
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
+        """The same rows [B, …] of each tensor."""
+        length = self._batch * self.iterations
+        order = moved(epoch_order(len(self._tensors[0]), length, number, self._seed), self.device)
+        for rows in torch.split(order, self._batch):
+            yield tuple(tensor[rows] for tensor in self._tensors)
+
+
 def asked(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
     """Which extras the loss of a stage names among its arguments, after (images, labels)."""
     try:

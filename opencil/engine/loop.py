@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
-from opencil.engine.feed import Feed, ImageFeed, asked, augmented
+from opencil.engine.feed import Feed, ImageFeed, TensorFeed, asked, augmented
 from opencil.engine.iteration import Iteration
 from opencil.engine.optimiser import State
 from opencil.engine.schedule import Schedule
@@ -28,6 +28,9 @@ class Stage:
     its parameters that require gradients are what trains. ``indices`` are the training images it sees. A loss
     that names ``index``, ``from_memory`` or ``second_view`` as further arguments gets them too (``EXTRAS`` in
     feed.py says what they are); what none names is neither made nor drawn.
+
+    With ``tensors`` the loss gets rows of these instead, drawn together: features that were computed from the
+    images, say, so that none passes through a backbone again.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Stage:
     loss: Callable[..., Tensor]
     schedule: Schedule
     indices: Tensor
+    tensors: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,19 @@ def train(
     """Run a stage on augmented images, yielding after each iteration; labels below ``old`` are not new."""
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
+    feed, loss = batches(stage, images, transform, batch_size, seed, old)
+    yield from optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
+
+
+def batches(
+    stage: Stage, images: Images, transform: Transform, batch_size: int, seed: tuple[int | str, ...], old: int
+) -> tuple[Feed, Callable[..., Tensor]]:
+    """What a stage learns from, and its loss as one of what that serves."""
+    if stage.tensors:
+        return TensorFeed(stage.tensors, batch_size, seed), stage.loss
     extras = asked(stage.loss, stage.name)
     feed = ImageFeed(images, transform, stage.indices, batch_size, seed, extras)
-    loss = augmented(stage.loss, transform, extras, old)
-    yield from optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
+    return feed, augmented(stage.loss, transform, extras, old)
 
 
 def optimise(

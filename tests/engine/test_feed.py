@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import FULL
-from opencil.engine.feed import EXTRAS, Feed, ImageFeed, asked, augmented, epoch_order, laid_out
+from opencil.engine.feed import EXTRAS, Feed, ImageFeed, TensorFeed, asked, augmented, epoch_order, laid_out
 from opencil.engine.iteration import WARM_UP
 from opencil.engine.loop import Diverged, Stage, optimise, train
 from opencil.engine.schedule import Schedule
@@ -35,6 +35,35 @@ def test_an_image_feed_serves_batches_of_one_size(images: ImageSet, size: int, i
             assert torch.equal(pixels, images.images[rows])
             assert torch.equal(labels, images.labels[rows])
             assert [len(choice) for choice in choices] == [batch] * 3
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(4, 2), (3, 3), (64, 1)])
+def test_a_tensor_feed_serves_the_same_rows_of_each(size: int, iterations: int) -> None:
+    points, labels = torch.rand(7, 2), torch.arange(7)
+    feed = TensorFeed((points, labels), size, SEED)
+    assert (feed.iterations, feed.device) == (iterations, points.device)
+    batch, epochs = min(size, 7), []
+    for number in (0, 3):
+        served = list(feed.epoch(number))
+        assert [len(rows) for _, rows in served] == [batch] * iterations
+        assert all(torch.equal(part, points[rows]) for part, rows in served)
+        epochs.append(torch.cat([rows for _, rows in served]))
+        assert torch.equal(epochs[-1], epoch_order(7, batch * iterations, number, SEED))
+    assert not torch.equal(*epochs)
+
+
+def test_a_stage_with_tensors_is_trained_on_their_rows(images: ImageSet) -> None:
+    """No image is read for it; what it learns is what a line through the points is."""
+    module, points = nn.Linear(1, 1), torch.linspace(-1, 1, 32)[:, None]
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return (module(x) - y).square().mean()
+
+    schedule = Schedule(epochs=60, lr=0.1)
+    stage = Stage("line", module, loss, schedule, torch.arange(3), (points, 3 * points + 1))
+    ends = [progress.epoch_ends for progress in train(stage, images, TRANSFORM, 8, SEED)]
+    assert (len(ends), sum(ends)) == (240, 60)
+    assert (module.weight.item(), module.bias.item()) == pytest.approx((3, 1), abs=1e-2)
 
 
 def test_random_choices_are_of_the_epoch_and_the_seed(images: ImageSet) -> None:

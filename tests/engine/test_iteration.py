@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain, count, islice
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +19,7 @@ from opencil.engine import arithmetic
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.feed import augmented
 from opencil.engine.iteration import WARM_UP, Iteration
+from opencil.engine.loop import batches
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.registry import LEARNERS
@@ -161,16 +163,11 @@ def test_captured_and_eager_steps_agree(
             task = learner.begin(setting, stream[1], memory, learner.load(setting, stream[0]))
             for stage in learner.stages(task):
                 stage.module.train()
-                loss = augmented(stage.loss, TRANSFORM)
+                feed, loss = batches(stage, stream.train, TRANSFORM, 32, (stage.name,), stream[1].old)
                 iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture)
                 iterate.set_lr(0.01)
-                for i in range(WARM_UP + 3):
-                    numbers = torch.Generator().manual_seed(i)
-                    rows = stage.indices[torch.randperm(len(stage.indices), generator=numbers)[:32]].to(
-                        device
-                    )
-                    draw = TRANSFORM.draw(len(rows), 8, numbers).to(device)
-                    iterate(stream.train.images[rows], stream.train.labels[rows], *draw.tensors)
+                for batch in islice(chain.from_iterable(map(feed.epoch, count())), WARM_UP + 3):
+                    iterate(*batch)
                 stage.module.eval()
             models.append(task.model.state_dict())
     torch.cuda.synchronize()
