@@ -117,6 +117,8 @@ class Learner(Values, ABC):
     remembers: ClassVar[bool] = True
     #: Whether it sees images of old classes again, as exemplars or otherwise.
     revisits: ClassVar[bool] = True
+    #: Whether its logits are W f + b, as which some detectors read a head.
+    linear: ClassVar[bool] = True
     #: For its page in the docs, as a detector's: the loss in LaTeX, and where paper, code and this differ.
     equation: ClassVar[str] = ""
     differs: ClassVar[str] = ""

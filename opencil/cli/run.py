@@ -75,11 +75,8 @@ def carry_out(
         say("there is nothing to run: the shares are more than the runs, and this one has none")
         return
     for method in dict.fromkeys(run.spec.cil for run in ahead.runs if run.spec.cil in config.cil):
-        if left_out := sorted(set(config.detector) - set(config.detectors_of(method))):
-            say(
-                f"{method} goes without {', '.join(left_out)}: it sees no images of old classes again, "
-                "and they draw on them"
-            )
+        for reason, detectors in config.left_out(method).items():
+            say(f"{method} goes without {', '.join(detectors)}: {reason}")
     if dry_run:
         screen.print(opening(ahead, runs), dry_run_table(ahead), sep="\n", markup=False, highlight=False)
         return

@@ -80,9 +80,10 @@ def resolve(
         if name not in METRICS.names():
             raise unknown("metric", name, METRICS.names())
     if config.detector and not any(config.detectors_of(method) for method in config.cil):
+        reasons = dict.fromkeys(reason for method in config.cil for reason in config.left_out(method))
         raise BadInput(
-            f"{', '.join(config.cil)} sees no images of old classes again, and {', '.join(config.detector)} "
-            "draw on them: choose post-hoc detectors, or a CIL method with a memory"
+            f"{', '.join(config.cil)} cannot have {', '.join(config.detector)}: {'; '.join(reasons)}. Choose "
+            "other detectors (post-hoc ones that read logits go with all), or another CIL method"
         )
     return config
 

@@ -179,10 +179,26 @@ class Config:
 
     def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
         """The detectors that a CIL method can have."""
-        return self.detectors_for(LEARNERS.entry(method).make.revisits)  # type: ignore[attr-defined]
+        left_out = [name for names in self.left_out(method).values() for name in names]
+        return {name: values for name, values in self.detector.items() if name not in left_out}
+
+    def left_out(self, method: str) -> dict[str, list[str]]:
+        """The detectors that a CIL method cannot have, by the reason for it."""
+        learner: Any = LEARNERS.entry(method).make
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.detector):
+            detector: Any = DETECTORS.entry(name).make
+            if detector.needs_old and not learner.revisits:
+                reason = "it sees no images of old classes again, and they draw on them"
+            elif "linear" in (detector.setup_reads or detector.reads) and not learner.linear:
+                reason = "its head is not linear, and they read it as W and b"
+            else:
+                continue
+            found.setdefault(reason, []).append(name)
+        return found
 
     def detectors_for(self, revisits: bool) -> dict[str, dict[str, Any]]:
-        """Those of a method that sees old images again, or of one that does not: some draw on them."""
+        """Those for models that came with old images, or without: some detectors draw on them."""
         return {
             name: values
             for name, values in self.detector.items()

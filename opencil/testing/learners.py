@@ -15,7 +15,7 @@ from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.checkpoint import Checkpoint
-from opencil.engine.forward import Outputs, forward
+from opencil.engine.forward import Outputs, forward, linear_head
 from opencil.engine.loop import Diverged, Progress, train
 from opencil.errors import OpenCILError
 from opencil.evaluation.metrics import accuracy
@@ -140,8 +140,12 @@ def check_schedules(learner: str | Learner) -> None:
 
 
 def check_classes(learner: str | Learner) -> None:
-    """After every step the model gives finite features and a finite logit for each class seen."""
-    for task in _Walk.start(learner).steps(len(_stream())):
+    """After every step the model gives finite features and a finite logit for each class seen.
+
+    They are W f + b, unless the method says that they are not.
+    """
+    walk = _Walk.start(learner)
+    for task in walk.steps(len(_stream())):
         step = task.step
         outputs = _outputs(task.model, task)
         shape = list(outputs.logits.shape)
@@ -153,6 +157,11 @@ def check_classes(learner: str | Learner) -> None:
             assert torch.isfinite(values).all(), (
                 f"{_name(learner)}'s {what} are not finite after step {step.number}"
             )
+        found = linear_head(task.model.classify, outputs.features.shape[1], outputs.features.device)
+        assert found is not None or not walk.learner.linear, (
+            f"{_name(learner)}'s logits are not W f + b after step {step.number}, and detectors that read a "
+            "head so would fail: `linear: ClassVar[bool] = False` leaves them out"
+        )
 
 
 def check_stored(learner: str | Learner) -> None:
@@ -283,7 +292,7 @@ def check_learns(learner: str | Learner) -> None:
 
 
 def check_bfloat16(learner: str | Learner) -> None:
-    """Under bfloat16 autocast, as on a GPU, it trains too; what it leaves is finite and float32."""
+    """Under bfloat16 autocast, as on a GPU, it trains too; what it leaves is finite, and float32 or wider."""
     walk = _Walk.start(learner)
     walk.arithmetic = _AsOnAGPU()
     where = f"{_name(learner)} in bfloat16, which GPUs train in by default,"
@@ -294,7 +303,7 @@ def check_bfloat16(learner: str | Learner) -> None:
                 key
                 for key, tensor in _state(task.model).items()
                 if tensor.is_floating_point()
-                and not (tensor.dtype == torch.float32 and torch.isfinite(tensor).all())
+                and not (tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor).all())
             ]
             assert not bad, (
                 f"{where} leaves {', '.join(bad[:3])} not finite, or not float32, after step "

@@ -664,7 +664,9 @@ def test_a_checkpoint_of_numbers_that_are_not_finite_does_not_replace_a_good_one
 def test_a_method_without_memory_gets_an_answer_and_the_other_detectors_their_rows(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    with pytest.raises(BadInput, match="finetune sees no images of old classes again, and ber draw on them"):
+    with pytest.raises(
+        BadInput, match="finetune cannot have ber: it sees no images of old classes again, and they draw"
+    ):
         tiny(tmp_path, *SETTINGS, cil="finetune", detector=["ber"])
     config = tiny(tmp_path, *SETTINGS, *short(["ber"], 1), cil="finetune", detector=["ber", "energy", "msp"])
     assert isinstance(run_all(config)[-1], Finished)
