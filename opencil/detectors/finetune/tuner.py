@@ -200,8 +200,8 @@ class Tuner(Detector):
         if self.init == "fresh":
             with seeded(*source.seed, "head"):
                 for part in head.modules():
-                    if isinstance(part, nn.Linear):
-                        part.cpu().reset_parameters()  # drawn on the CPU: the same everywhere
+                    if reset := getattr(part.cpu(), "reset_parameters", None):
+                        reset()  # drawn on the CPU: the same everywhere
         return Extra(head).to(source.device)
 
     def set_up(self, outputs: Outputs) -> None:

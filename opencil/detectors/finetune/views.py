@@ -211,6 +211,9 @@ class ViewSource:
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:
-    """Classes of a head, and columns of the features that it reads."""
+    """Classes of a head, and columns of the features that it reads: what it says, or its first matrix."""
+    for part in head.modules():
+        if isinstance(classes := getattr(part, "out_features", None), int):
+            return classes, int(part.in_features)  # type: ignore[arg-type]
     classes, width = next(p.shape for p in head.parameters() if p.ndim == 2)
     return int(classes), int(width)
