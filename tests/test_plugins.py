@@ -6,7 +6,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import opencil
 from opencil.config import Config
@@ -23,7 +22,6 @@ Tiny = Callable[..., Config]
         ("adamw", "adamw-replay"),
         ("der", "der"),
         ("nearest_mean", "nearest-mean"),
-        ("simple_cil", "simplecil"),
     ],
 )
 def test_a_learner_from_outside_keeps_the_contract(plugin: Plugin, file: str, name: str) -> None:
@@ -74,36 +72,6 @@ def test_a_backbone_from_outside_has_values_and_maps_that_a_detector_reads(
     assert rows.loc[(rows["detector"] == "two-layers") & (rows["metric"] == "auc"), "value"].min() > 0.5
     with pytest.raises(opencil.BadInput, match=r"backbone\.chanels = 8 is unknown: .*mean 'channels'"):
         tiny(tmp_path, "benchmark.backbone={name: small-net, chanels: 8}")
-
-
-def test_simplecil_on_a_frozen_backbone_with_weights_from_a_file(
-    plugin: Plugin, tiny: Tiny, finished: Path, tmp_path: Path
-) -> None:
-    plugin("simple_cil")
-    source = opencil.open_run(finished / "digits/k2/icarl/seed0").model(4).backbone
-    weights = tmp_path / "weights.safetensors"
-    save_file(source.state_dict(), weights)
-
-    def asked(path: Path) -> Config:
-        frozen = f"benchmark.backbone={{name: resnet8, weights: {path}, freeze: true}}"
-        return tiny(tmp_path / "runs", frozen, cil="simplecil", detector=["msp", "relation"])
-
-    events, accuracies = run(asked(weights))
-    trained = {e.step for e in events if isinstance(e, Training)}
-    assert trained == {1}
-    assert min(accuracies) > 0.6
-    folder = tmp_path / "runs" / "digits/k2/simplecil/seed0"
-    for number in (1, 4):
-        stored = opencil.open_run(folder).model(number)
-        assert not list(stored.backbone.parameters())
-        for name, tensor in source.state_dict().items():
-            assert torch.equal(stored.backbone.state_dict()[name], tensor)
-
-    moved = weights.rename(tmp_path / "moved.safetensors")
-    assert len(list(opencil.execute(asked(moved)))) == 1, "the same file elsewhere: the run is there"
-    save_file(opencil.create_backbone("resnet8").state_dict(), weights)
-    with pytest.raises(opencil.OpenCILError, match=r"backbone\.sha256: '\w+' in the stored run, '\w+' now"):
-        list(opencil.execute(asked(weights)))
 
 
 @pytest.mark.parametrize(("file", "name"), [("adamw", "adamw-replay"), ("der", "der")])

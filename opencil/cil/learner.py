@@ -99,6 +99,13 @@ class Task:
         known = None if self.computed is None else self.computed.of(images, indices)
         return forward(self.model, images, self.setting.transform, indices) if known is None else known
 
+    def new_features(self) -> list[Tensor]:
+        """Features [n, D] of each new class's images by the model as it now is."""
+        outputs = self.outputs(self.step.train)
+        assert outputs.labels is not None
+        labels = range(self.step.old, self.step.seen)
+        return [outputs.features[outputs.labels == label] for label in labels]
+
 
 @dataclass(frozen=True)
 class Learner(Values, ABC):

@@ -193,7 +193,7 @@ def test_a_teacher_is_copied_only_where_a_method_asks_for_one(
     assert not task.first
     list(learner.learn(task))
     learner.remember(task)
-    assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "wa"))
+    assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "lucir", "podnet", "wa"))
 
 
 def test_two_methods_can_start_from_one_model(first: Task, setting: Setting, stream: Stream) -> None:

@@ -1,0 +1,85 @@
+"""What RanPAC and ACIL share: ridge regression on random features, exactly that of all images seen."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.learner import Setting, Task
+from opencil.cil.trained_once import TrainedOnce
+from opencil.data.precision import placed, widened, widest
+from opencil.data.stream import Step
+from opencil.engine.loop import Stage
+from opencil.engine.seeding import generator
+from opencil.nets.model import Model
+from opencil.nets.random_features import ROWS, Drawn, RidgeModel
+from opencil.validation import Count, Positive
+
+EQUATION = (
+    r"h = \text{ReLU}(\varphi R) \\ W = \left(\sum h h^T + \lambda I\right)^{-1} \sum h y^T \\ z = W^T h"
+)
+#: What λ is chosen from, where it is.
+RIDGES = tuple(10.0**power for power in range(-8, 9))
+
+
+@dataclass(frozen=True)
+class Analytic(TrainedOnce):
+    """Ridge regression from random features to one-hot labels, by sums over all images seen, in float64."""
+
+    linear: ClassVar[bool] = False
+
+    width: Count = 2000  #: random features
+    drawn: Drawn = "uniform"
+    ridge: Positive | None = None  #: λ; where there is none, it is chosen at every step
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """A model with a head over random features, and the sums that it follows from."""
+        exact = widest(setting.images.device)
+        return RidgeModel(setting.new_backbone(), step.sizes, self.width, self.drawn, exact)
+
+    def first_logits(self, model: Any, images: Tensor) -> Tensor:
+        """Those of a linear head, which has done its work then."""
+        logits: Tensor = model.first_head(model.features(images))
+        return logits
+
+    @torch.no_grad()
+    def fit(self, task: Task) -> Iterable[Stage] | None:
+        """Add the new images to the sums, and solve."""
+        model, outputs = task.model, task.outputs(task.step.train)
+        assert outputs.labels is not None
+        targets = widened(F.one_hot(outputs.labels, task.step.seen).float())
+        gram, products = widened(model.gram), widened(model.products)
+        for features, target in zip(
+            torch.split(outputs.features, ROWS), torch.split(targets, ROWS), strict=True
+        ):
+            h = widened(model.head.expanded(features))
+            gram.addmm_(h.T, h)
+            products.addmm_(h.T, target)
+        ridge = self.ridge
+        if ridge is None:
+            numbers = generator(task.setting.data_seed, "held out", task.step.number)
+            order = torch.randperm(len(targets), generator=numbers).to(targets.device)
+            h = widened(model.head.expanded(outputs.features))
+            ridge = best_ridge(h[order], targets[order])
+        weights = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), products)
+        sums = (model.gram, gram), (model.products, products)  # copies where a device has no float64
+        for tensor, found in (*sums, (model.head.last.weight, weights.T)):
+            tensor.copy_(placed(found, tensor.device))
+        return None
+
+
+def best_ridge(h: Tensor, targets: Tensor) -> float:
+    """The λ by which the last fifth of the rows is predicted best from the others, in squared error."""
+    known = int(0.8 * len(h))
+    train, y, held = h[:known], targets[:known], h[known:]
+    if known < h.shape[1]:  # the same predictions, by the smaller of two matrices
+        square, left, right = train @ train.T, held @ train.T, y
+    else:
+        square, left, right = train.T @ train, held, train.T @ y
+    values, axes = torch.linalg.eigh(square)
+    left, right, values = left @ axes, axes.T @ right, values.clamp(min=0)[:, None]
+    errors = [float((left @ (right / (values + ridge)) - targets[known:]).square().sum()) for ridge in RIDGES]
+    return RIDGES[errors.index(min(errors))]

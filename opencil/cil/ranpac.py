@@ -1,0 +1,32 @@
+"""RanPAC: random projections."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from opencil.cil.analytic import EQUATION, Analytic
+from opencil.nets.random_features import Drawn
+from opencil.registry import Paper, register_learner
+
+
+@register_learner(
+    "ranpac",
+    paper=Paper(
+        "RanPAC: Random Projections and Pre-trained Models for Continual Learning", 2023, "2307.02251"
+    ),
+)
+@dataclass(frozen=True)
+class RanPAC(Analytic):
+    """Ridge regression on random features; its strength is chosen at every step, on held-out new images."""
+
+    equation: ClassVar[str] = EQUATION
+    differs: ClassVar[str] = (
+        "Its backbone is pretrained, and at step 1 some added parameters are tuned: `@published` has the "
+        "values, for 768 features. By default the whole backbone is trained at step 1, from scratch or from "
+        "a file of weights, unless it is frozen, and 2,000 random features are for 64."
+    )
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "published": {"width": 10_000, "first": {"epochs": 20, "lr": 0.01}}
+    }
+
+    drawn: Drawn = "normal"

@@ -1,0 +1,51 @@
+"""SimpleCIL: class means under a cosine head."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from opencil.cil.learner import Setting, Task
+from opencil.cil.trained_once import TrainedOnce
+from opencil.data.stream import Step
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.nets.cosine import CosineModel
+from opencil.nets.model import Model
+from opencil.registry import Paper, register_learner
+
+
+@register_learner(
+    "simplecil",
+    paper=Paper(
+        "Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity are "
+        "All You Need",
+        2024,
+        "2303.07338",
+    ),
+)
+@dataclass(frozen=True)
+class SimpleCIL(TrainedOnce):
+    """A cosine head whose rows are class means; after step 1, or on a frozen backbone, nothing is trained."""
+
+    equation: ClassVar[str] = r"z_c = \sigma \cos(\varphi, \mu_c)"
+    differs: ClassVar[str] = (
+        "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
+        "`freeze: true`. One that is not frozen is trained at step 1 first, as PyCIL's copy trains it. What "
+        "$`\\sigma`$ that leaves stays; on a frozen backbone it is 1."
+    )
+
+    linear: ClassVar[bool] = False
+
+    first: Schedule = Schedule(epochs=200, lr=0.01, decay="cosine", weight_decay=5e-4)
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """A model with a cosine head."""
+        return CosineModel(setting.new_backbone(), step.sizes)
+
+    @torch.no_grad()
+    def fit(self, task: Task) -> Iterable[Stage] | None:
+        """The new classes' rows are their mean features."""
+        task.model.head.rows[-1].copy_(torch.stack([f.mean(dim=0) for f in task.new_features()]))
+        return None

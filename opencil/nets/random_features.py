@@ -1,0 +1,75 @@
+"""A head over random features, and a model that keeps the sums from which ridge regression finds it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opencil.nets.model import Backbone, Model
+
+#: How random matrices are drawn: N(0, 1), or evenly between ±1/√D, D the number of features.
+Drawn = Literal["normal", "uniform"]
+#: Images whose random features are computed at once.
+ROWS = 4096
+
+
+class RandomFeatureHead(nn.Module):
+    """ReLU(f R) for a random matrix R [D, width], and a linear layer without a bias."""
+
+    projection: Tensor
+
+    def __init__(self, inputs: int, width: int, classes: int, drawn: Drawn) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        drawn_evenly = torch.empty(inputs, width).uniform_(-bound, bound)
+        random = torch.randn(inputs, width) if drawn == "normal" else drawn_evenly
+        self.register_buffer("projection", random)
+        self.last = nn.Linear(width, classes, bias=False)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the features that it reads."""
+        return len(self.projection)
+
+    @property
+    def out_features(self) -> int:
+        """Number of classes."""
+        return self.last.out_features
+
+    def expanded(self, features: Tensor) -> Tensor:
+        """Random features [B, width]."""
+        return F.relu(features @ self.projection)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [B, classes]; of many rows, some at a time."""
+        return torch.cat([self.last(self.expanded(rows)) for rows in torch.split(features, ROWS)])
+
+
+class RidgeModel(Model):
+    """A backbone, the linear head of its first step, one over random features, and sums over all images seen.
+
+    ``gram`` [width, width] is Σ h hᵀ and ``products`` [width, classes] Σ h yᵀ, of random features h and
+    one-hot labels y, in numbers as ``exact`` says.
+    """
+
+    head: RandomFeatureHead  # type: ignore[assignment]
+    gram: Tensor
+    products: Tensor
+
+    def __init__(
+        self, backbone: Backbone, sizes: Sequence[int], width: int, drawn: Drawn, exact: torch.dtype
+    ) -> None:
+        super().__init__(backbone, sizes[0])
+        self.first_head = self.head
+        self.head = RandomFeatureHead(backbone.width, width, sum(sizes), drawn)
+        self.register_buffer("gram", torch.zeros(width, width, dtype=exact))
+        self.register_buffer("products", torch.zeros(width, sum(sizes), dtype=exact))
+
+    def grow(self, classes: int) -> None:
+        """Room for new classes, of which nothing is known."""
+        last, new = self.head.last, classes - self.head.out_features
+        self.head.last = nn.Linear(last.in_features, classes, bias=False).to(last.weight.device)
+        self.head.last.weight.data.copy_(F.pad(last.weight.data, (0, 0, 0, new)))
+        self.products = F.pad(self.products, (0, new))

@@ -1,0 +1,141 @@
+"""RanPAC and ACIL: ridge regression, exactly that of all images seen, and how λ is chosen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.linear_model import Ridge
+from torch import Tensor
+
+from opencil.cil.acil import ACIL
+from opencil.cil.analytic import RIDGES, Analytic, best_ridge
+from opencil.cil.learner import Setting, Task
+from opencil.cil.ranpac import RanPAC
+from opencil.data.memory import Memory
+from opencil.data.stream import Stream
+from opencil.engine.forward import forward
+from opencil.engine.schedule import Schedule
+from opencil.registry import LEARNERS
+
+
+def walked(learner: Analytic, setting: Setting, stream: Stream) -> list[Task]:
+    tasks: list[Task] = []
+    for step in stream:
+        task = learner.begin(setting, step, Memory(12), tasks[-1].model if tasks else None)
+        list(learner.learn(task))
+        tasks.append(task)
+    return tasks
+
+
+def random_features(task: Task, seen: int) -> tuple[Tensor, Tensor]:
+    """ReLU(f R) of all training images of the classes seen, in float64, and their labels."""
+    images = task.setting.images
+    chosen = (images.labels < seen).nonzero().flatten()
+    f = forward(task.model, images, task.setting.transform, chosen).features.double()
+    return (f @ task.model.head.projection.double()).clamp(min=0), images.labels[chosen]
+
+
+def test_weights_are_those_of_ridge_regression_on_all_images_seen(setting: Setting, stream: Stream) -> None:
+    """scikit-learn's, fitted at once on the images of all steps."""
+    for task in walked(ACIL(epochs=2, width=30, ridge=0.5), setting, stream):
+        h, labels = random_features(task, task.step.seen)
+        expected = Ridge(alpha=0.5, fit_intercept=False).fit(h.numpy(), np.eye(task.step.seen)[labels])
+        found = task.model.head.last.weight.detach().double().numpy()
+        np.testing.assert_allclose(found, expected.coef_, rtol=1e-3, atol=1e-5)
+
+
+def test_sums_give_what_the_recursion_of_the_paper_gives(setting: Setting, stream: Stream) -> None:
+    """Its equations (9) and (10), step by step from R = I/γ and W = 0."""
+    learner = ACIL(epochs=2, width=30)
+    tasks = walked(learner, setting, stream)
+    inverse, weights = torch.eye(30).double() / 0.1, torch.zeros(30, 0).double()
+    for task in tasks:
+        h, labels = random_features(task, task.step.seen)
+        new = labels >= task.step.old
+        x, y = h[new], F.one_hot(labels[new], task.step.seen).double()
+        weights = F.pad(weights, (0, task.step.new))
+        gain = torch.linalg.inv(torch.eye(len(x)).double() + x @ inverse @ x.T)
+        inverse = inverse - inverse @ x.T @ gain @ x @ inverse
+        weights = weights + inverse @ x.T @ (y - x @ weights)
+        torch.testing.assert_close(task.model.head.last.weight.double(), weights.T, rtol=1e-3, atol=1e-5)
+
+
+def test_statistics_are_float64_buffers_and_the_projection_stays(setting: Setting, stream: Stream) -> None:
+    first, second, third = walked(RanPAC(epochs=2, width=30), setting, stream)
+    h, labels = random_features(third, 5)
+    torch.testing.assert_close(third.model.gram, h.T @ h, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        third.model.products, h.T @ F.one_hot(labels, 5).double(), rtol=1e-5, atol=1e-4
+    )
+    assert {"gram", "products", "head.projection"} <= third.model.state_dict().keys()
+    assert third.model.gram.dtype == torch.float64
+    assert torch.equal(third.model.head.projection, first.model.head.projection)
+    assert not torch.equal(second.model.gram, first.model.gram)
+    assert first.model.products.shape == (30, 2)
+
+
+def naive_errors(h: Tensor, targets: Tensor) -> list[float]:
+    known = int(0.8 * len(h))
+    errors = []
+    for ridge in RIDGES:
+        matrix = h[:known].T @ h[:known] + ridge * torch.eye(h.shape[1]).double()
+        weights = torch.linalg.solve(matrix, h[:known].T @ targets[:known])
+        errors.append(float((h[known:] @ weights - targets[known:]).square().mean()))
+    return errors
+
+
+@pytest.mark.parametrize(("rows", "width"), [(60, 12), (30, 40)])
+def test_the_ridge_chosen_predicts_the_last_fifth_best(rows: int, width: int) -> None:
+    """Whether there are more images than random features, or fewer."""
+    numbers = torch.Generator().manual_seed(width)
+    h = torch.rand(rows, width, generator=numbers).double()
+    true = torch.randn(width, 3, generator=numbers).double()
+    targets = h @ true + 2 * torch.randn(rows, 3, generator=numbers).double()
+    errors = naive_errors(h, targets)
+    chosen = best_ridge(h, targets)
+    assert chosen == RIDGES[errors.index(min(errors))]
+    assert RIDGES[0] < chosen < RIDGES[-1]
+
+
+def test_the_ridge_is_chosen_on_new_images_in_a_seeded_order(
+    setting: Setting, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset may be sorted by class: without an order of their own the last fifth would be one class."""
+    asked: list[Tensor] = []
+
+    def spy(h: Tensor, targets: Tensor) -> float:
+        asked.append(targets)
+        return 1.0
+
+    monkeypatch.setattr("opencil.cil.analytic.best_ridge", spy)
+    for seed in (2, 2, 5):
+        walked(RanPAC(epochs=1, width=10), replace(setting, data_seed=seed), stream)
+    once, again, other = asked[0:3], asked[3:6], asked[6:9]
+    assert [targets.sum(dim=0).tolist() for targets in once] == [[8, 8], [0, 0, 8, 8], [0, 0, 0, 0, 8]]
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    assert not torch.equal(once[0], other[0])
+    assert not torch.equal(once[0], once[0].sort(dim=0).values)
+
+
+def test_random_matrices_are_drawn_as_each_paper_says(setting: Setting, stream: Stream) -> None:
+    matrices = [
+        LEARNERS.create(name, width=400).load(setting, stream[0]).head.projection
+        for name in ("ranpac", "acil")
+    ]
+    normal, uniform = matrices
+    assert float(normal.std()) == pytest.approx(1, rel=0.02)
+    assert float(normal.abs().max()) > 3
+    assert float(uniform.abs().max()) == pytest.approx(1 / 8, rel=1e-3)  # 64 features
+    assert float(uniform.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.02)
+
+
+def test_default_and_published_values() -> None:
+    acil, ranpac = ACIL(), RanPAC()
+    assert (acil.ridge, acil.width, acil.drawn) == (0.1, 2000, "uniform")
+    assert acil.first == Schedule(epochs=160, lr=0.1, milestones=(120, 140), weight_decay=5e-4)
+    assert (ranpac.ridge, ranpac.width, ranpac.drawn) == (None, 2000, "normal")
+    assert LEARNERS.create("acil@published").width == 8192
+    published = LEARNERS.create("ranpac@published")
+    assert (published.width, published.first.epochs, published.first.lr) == (10_000, 20, 0.01)
