@@ -19,7 +19,8 @@ from opencil.nets.random_features import ROWS, Drawn, RidgeModel
 from opencil.validation import Count, Positive
 
 EQUATION = (
-    r"h = \text{ReLU}(\varphi R) \\ W = \left(\sum h h^T + \lambda I\right)^{-1} \sum h y^T \\ z = W^T h"
+    r"L = \sum \| y - W^T h \|^2 + \lambda \|W\|^2, \quad h = \text{ReLU}(\varphi R) \\ "
+    r"W = \left(\sum h h^T + \lambda I\right)^{-1} \sum h y^T, \quad z = W^T h"
 )
 #: What λ is chosen from, where it is.
 RIDGES = tuple(10.0**power for power in range(-8, 9))

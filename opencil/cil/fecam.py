@@ -33,6 +33,7 @@ class FeCAM(SimpleCIL):
     """Mahalanobis distances to class means, with a shrunk correlation matrix for each class."""
 
     equation: ClassVar[str] = (
+        r"L = \text{CE}(\sigma \cos(\varphi, w), y) \text{ at step 1} \\ "
         r"z_c = -(g(\varphi) - g(\mu_c))^T R_c^{+} (g(\varphi) - g(\mu_c)) \\ "
         r"g(\varphi) = \frac{\varphi^{\beta}}{\|\varphi^{\beta}\|}"
     )

@@ -28,8 +28,8 @@ class FeTrIL(TrainedOnce):
     """A linear head trained on new features, and on those of similar new classes in place of old ones."""
 
     equation: ClassVar[str] = (
-        r"\hat{\varphi}_c = \varphi_n - \mu_n + \mu_c, \quad n = \text{argmax}_n \cos(\mu_n, \mu_c) \\ "
-        r"L = \text{CE}(h(\varphi), y) + \text{CE}(h(\hat{\varphi}_c), c)"
+        r"L = \text{CE}(h(\varphi), y) + \text{CE}(h(\tilde{\varphi}_c), c) \\ "
+        r"\tilde{\varphi}_c = \varphi_n - \mu_n + \mu_c \\ n = \text{argmax}_n \cos(\mu_n, \mu_c)"
     )
     differs: ClassVar[str] = (
         "Its authors augment images more strongly at step 1 (AutoAugment, Cutout), and use a linear SVM; "

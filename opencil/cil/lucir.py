@@ -19,8 +19,7 @@ from opencil.validation import Count, NonNegative
     paper=Paper(
         "Learning a Unified Classifier Incrementally via Rebalancing",
         2019,
-        url="https://openaccess.thecvf.com/content_CVPR_2019/html/"
-        "Hou_Learning_a_Unified_Classifier_Incrementally_via_Rebalancing_CVPR_2019_paper.html",
+        url="https://hshustc.github.io/CVPR19_Incremental_Learning/",
     ),
 )
 @dataclass(frozen=True)

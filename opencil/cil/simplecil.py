@@ -29,7 +29,9 @@ from opencil.registry import Paper, register_learner
 class SimpleCIL(TrainedOnce):
     """A cosine head whose rows are class means; after step 1, or on a frozen backbone, nothing is trained."""
 
-    equation: ClassVar[str] = r"z_c = \sigma \cos(\varphi, \mu_c)"
+    equation: ClassVar[str] = (
+        r"L = \text{CE}(z, y) \text{ at step 1} \\ z_c = \sigma \cos(\varphi, w_c) \\ w_c \leftarrow \mu_c"
+    )
     differs: ClassVar[str] = (
         "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
         "`freeze: true`. One that is not frozen is trained at step 1 first, as PyCIL's copy trains it. What "
