@@ -20,7 +20,7 @@ Tiny = Callable[..., Config]
     ("file", "name"),
     [
         ("adamw", "adamw-replay"),
-        ("der", "der"),
+        ("der_anew", "der-anew"),
         ("nearest_mean", "nearest-mean"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_backbone_from_outside_has_values_and_maps_that_a_detector_reads(
         tiny(tmp_path, "benchmark.backbone={name: small-net, chanels: 8}")
 
 
-@pytest.mark.parametrize(("file", "name"), [("adamw", "adamw-replay"), ("der", "der")])
+@pytest.mark.parametrize(("file", "name"), [("adamw", "adamw-replay"), ("der_anew", "der-anew")])
 def test_a_learner_from_outside_learns(
     plugin: Plugin, tiny: Tiny, tmp_path: Path, file: str, name: str
 ) -> None:
@@ -85,11 +85,11 @@ def test_a_learner_from_outside_learns(
     assert second > 0.8
 
 
-def test_der_trains_the_newest_backbone_alone(plugin: Plugin, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_model_that_grows_is_stored_whole(plugin: Plugin, tiny: Tiny, tmp_path: Path) -> None:
     """Its features are those of all backbones side by side; the older ones stay as they were, bit for bit."""
-    plugin("der")
-    run(tiny(tmp_path, "cil.der.epochs=1", cil="der", detector="energy"))
-    stored = opencil.open_run(tmp_path / "digits/k2/der/seed0")
+    plugin("der_anew")
+    run(tiny(tmp_path, "cil.der-anew.epochs=1", cil="der-anew", detector="energy"))
+    stored = opencil.open_run(tmp_path / "digits/k2/der-anew/seed0")
     models = [stored.model(number) for number in (1, 2, 3, 4)]
     assert [model.head.in_features // 64 for model in models] == [1, 2, 3, 4]
     for number, model in enumerate(models[:-1]):

@@ -23,7 +23,8 @@ from opencil.data.stream import Step
 from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
-from opencil.nets.model import Head, Model
+from opencil.nets.growing import SideBySide
+from opencil.nets.model import Backbone, Head, Model
 from opencil.registry import Paper, register_learner
 from opencil.validation import BelowOne, Positive
 
@@ -131,7 +132,7 @@ def class_weights(counts: Tensor, beta: float) -> Tensor:
     return (weights / weights.mean()).float()
 
 
-class BoostedModel(Model):
+class BoostedModel(SideBySide):
     """A frozen model (``base``), a second backbone, a head over both, and a ``student`` of the whole.
 
     What ``features`` and ``classify`` show is the boosted pair or the student, as ``evaluate`` says.
@@ -146,18 +147,17 @@ class BoostedModel(Model):
         self.student = copy.deepcopy(base)
         self.student.grow(classes)
 
+    def backbones(self) -> list[Backbone]:
+        """That of the frozen model, and the second."""
+        return [self.base.backbone, self.backbone]
+
     def features(self, images: Tensor) -> Tensor:
         """Features of both backbones side by side, or of the student's."""
-        if self.evaluate == "compressed":
-            return self.student.features(images)
-        return torch.cat([self.base.features(images), self.backbone(images)], dim=1)
+        return self.student.features(images) if self.evaluate == "compressed" else super().features(images)
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Maps of both backbones side by side, stage by stage, or of the student's."""
-        if self.evaluate == "compressed":
-            return self.student.maps(images)
-        pairs = zip(self.base.maps(images), self.backbone.maps(images), strict=True)
-        return [torch.cat(pair, dim=1) for pair in pairs]
+        return self.student.maps(images) if self.evaluate == "compressed" else super().maps(images)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits of the head over both backbones, or of the student's."""
@@ -169,10 +169,9 @@ class BoostedModel(Model):
 
     def boosted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the pair, of the auxiliary head on the second backbone, and of the frozen model."""
+        old, new = self.parts(images)
         with torch.no_grad():
-            old = self.base.features(images)
             before = self.base.classify(old)
-        new = self.backbone(images)
         return self.head(torch.cat([old, new], dim=1)), self.auxiliary(new), before
 
     def train(self, mode: bool = True) -> Self:

@@ -36,5 +36,5 @@ def test_a_frozen_backbone_is_the_same_bits_after_every_step(
         assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
         assert any(not torch.equal(t, heads[key]) for key, t in tensors(task.model, "head").items())
         memory, previous = learner.remember(task), task.model
-    for key, tensor in tensors(previous, "backbone").items():  # grown copies too: of FOSTER, three of them
-        assert torch.equal(tensor, start[key.rpartition("backbone.")[2]])
+    for tensor in tensors(previous, "backbone").values():  # grown copies too: of FOSTER, three of them
+        assert any(torch.equal(tensor, given) for given in start.values())

@@ -1,0 +1,34 @@
+"""MEMO: memory-efficient expandable model."""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+from opencil.cil.der import DER
+from opencil.cil.learner import Setting
+from opencil.data.stream import Step
+from opencil.nets.growing import GrownModel
+from opencil.nets.model import Model
+from opencil.registry import Paper, register_learner
+
+PAPER = Paper(
+    "A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning", 2023, "2205.13218"
+)
+
+
+@register_learner("memo", paper=PAPER)
+@dataclass(frozen=True)
+class MEMO(DER):
+    """DER of the network's last stage alone; the stages before it are shared, and go on training."""
+
+    equation: ClassVar[str] = DER.equation
+    differs: ClassVar[str] = (
+        "Frozen last stages read maps that go on changing, by weights and batch norm, as in PyCIL "
+        "(`train_base`)."
+    )
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """The shared stages, and as many last ones as there were steps."""
+        shared, newest = setting.new_backbone().split()
+        older = [copy.deepcopy(newest) for _ in range(step.number - 1)]
+        return GrownModel(older, newest, step.seen, step.new, shared=shared)
