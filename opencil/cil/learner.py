@@ -262,6 +262,11 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the values [B] that a mask chooses; 0 where it chooses none. Shapes do not depend on it."""
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+
+
 def replay_and_distil(task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0) -> Loss:
     """ce·CE + kd·KD from the teacher; CE alone where there is no teacher yet."""
     model, teacher = task.model, task.teacher

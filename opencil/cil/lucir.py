@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task
+from opencil.cil.learner import Task, masked_mean
 from opencil.cil.rebalanced import Rebalanced, turned
 from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
@@ -63,6 +63,4 @@ def margins(cosines: Tensor, labels: Tensor, old: int, margin: float, nearest: i
     """Mean over images of old classes, if any, of max(0, margin − cos_y + s), s the nearest new classes'."""
     own = (cosines * F.one_hot(labels, cosines.shape[1])).sum(dim=1, keepdim=True)
     hinges = F.relu(margin - own + cosines[:, old:].topk(nearest, dim=1).values).mean(dim=1)
-    # A mask, not a selection: a captured step has constant shapes.
-    is_old = labels < old
-    return (hinges * is_old).sum() / is_old.sum().clamp(min=1)
+    return masked_mean(hinges, labels < old)

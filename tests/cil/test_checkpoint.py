@@ -21,7 +21,8 @@ from opencil.registry import LEARNERS
 
 def begun(learner: Learner, setting: Setting, stream: Stream) -> Task:
     """Step 2 on a step-1 model that was not trained."""
-    memory = Memory(12, tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2)))
+    kept = tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2 * learner.remembers))
+    memory = Memory(12, kept)
     return learner.begin(setting, stream[1], memory, learner.load(setting, stream[0]))
 
 

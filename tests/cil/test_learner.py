@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opencil.cil.learner import Learner, Setting, Task, distillation
+from opencil.cil.learner import Learner, Setting, Task, distillation, masked_mean
 from opencil.data.memory import Memory, herd
-from opencil.data.stream import Stream
+from opencil.data.stream import Step, Stream
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.loop import Diverged, Stage
+from opencil.engine.loop import Diverged, Stage, batches
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
 from opencil.registry import LEARNERS
@@ -72,6 +73,32 @@ def test_distillation_is_least_where_the_student_agrees() -> None:
     student = teacher.clone().requires_grad_()
     distillation(student, teacher, 2.0).backward()
     assert float(student.grad.abs().max()) < 1e-6
+
+
+def test_a_masked_mean_is_that_of_the_chosen_ones() -> None:
+    values = torch.tensor([1.0, 5.0, torch.inf, 9.0])
+    assert float(masked_mean(values, torch.tensor([True, False, False, True]))) == 5
+    assert float(masked_mean(values, torch.zeros(4, dtype=torch.bool))) == 0
+
+
+@pytest.mark.parametrize("name", LEARNERS.names())
+def test_no_loss_looks_at_what_its_tensors_hold(name: str, second: Task) -> None:
+    """Else no GPU could capture it: in tensors without numbers a branch or a selection is an error."""
+    learner = LEARNERS.create(name, epochs=1)
+    memory, step = second.memory if learner.remembers else Memory(12), second.step
+    task = learner.begin(second.setting, step, memory, learner.load(second.setting, stream_before(step)))
+    for stage in learner.stages(task) or ():
+        stage.module.train()
+        feed, loss = batches(stage, task.setting.images, task.setting.transform, 8, (0,), step.old)
+        batch = next(iter(feed.epoch(0)))
+        loss(*batch)  # as before a capture: what is made at the first call is there
+        with FakeTensorMode(allow_non_fake_inputs=True) as without_numbers:
+            assert loss(*map(without_numbers.from_tensor, batch)).shape == ()
+
+
+def stream_before(step: Step) -> Step:
+    """The step before, but for its images."""
+    return replace(step, sizes=step.sizes[:-1])
 
 
 @dataclass(frozen=True)
@@ -188,12 +215,12 @@ def test_a_teacher_is_copied_only_where_a_method_asks_for_one(
     name: str, setting: Setting, stream: Stream
 ) -> None:
     learner = LEARNERS.create(name, epochs=1)
-    kept = tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2))
+    kept = tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2 * learner.remembers))
     task = learner.begin(setting, stream[1], Memory(12, kept), learner.load(setting, stream[0]))
     assert not task.first
     list(learner.learn(task))
     learner.remember(task)
-    assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "lucir", "podnet", "wa"))
+    assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "lucir", "lwf", "podnet", "ss-il", "wa"))
 
 
 def test_two_methods_can_start_from_one_model(first: Task, setting: Setting, stream: Stream) -> None:
@@ -283,6 +310,8 @@ def test_shorthands_stretch_every_schedule(
         # The correction has few images; compression runs both models beside the student.
         ("bic", 170, 170 * 4 / 3),
         ("foster", 200, 170 * 4 / 3 + 130 * 5 / 3),
+        # Four and a half backbones run beside the newest, in the mean of ten steps.
+        ("der", 200, 170 * 2.5),
     ],
 )
 def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: float) -> None:
@@ -294,7 +323,15 @@ def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: 
 
 @pytest.mark.parametrize(
     ("name", "later"),
-    [("replay", (80, 120)), ("finetune", (80, 120)), ("wa", (60, 100, 140))],
+    [
+        ("replay", (80, 120)),
+        ("finetune", (80, 120)),
+        ("er-ace", (80, 120)),
+        ("der", (80, 120, 150)),
+        ("memo", (80, 120, 150)),
+        ("wa", (60, 100, 140)),
+        ("ss-il", (60, 100, 140)),
+    ],
 )
 def test_schedules_are_the_papers(name: str, later: tuple[int, ...]) -> None:
     learner = LEARNERS.create(name)

@@ -1,0 +1,55 @@
+"""ER-ACE: experience replay with asymmetric cross-entropy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.learner import Task, masked_mean
+from opencil.cil.replay import Replay
+from opencil.engine.loop import Stage
+from opencil.registry import Paper, register_learner
+
+
+@register_learner(
+    "er-ace",
+    paper=Paper(
+        "New Insights on Reducing Abrupt Representation Change in Online Continual Learning",
+        2022,
+        "2104.05025",
+    ),
+)
+@dataclass(frozen=True)
+class ERACE(Replay):
+    """New images compete among the new classes, a balanced memory among all: old ones are not pushed away."""
+
+    equation: ClassVar[str] = (
+        r"L = \text{CE}(z_{\text{old}:}, y) \text{ on new images} + \text{CE}(z, y) "
+        r"\text{ on all classes alike}"
+    )
+    differs: ClassVar[str] = (
+        "Made for a stream that is seen once, with a cosine head times 10. Its memory fills as it goes, so "
+        "new classes are replayed too: without them nothing would tell these from old ones. Here it has "
+        "replay's epochs and a linear head; batches are drawn from new images and memory together, and "
+        "weights make the second term that of a memory with as much of every class seen."
+    )
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """One training: CE at step 1, then its two terms."""
+        model, step, old = task.model, task.step, task.step.old
+        drawn = len(step.train) / len(task.train_plus)  # the new classes' share of a batch, in the mean
+        weights = old / step.seen / max(1 - drawn, 1e-9), step.new / step.seen / drawn  # of old, of new
+
+        def loss(images: Tensor, labels: Tensor, from_memory: Tensor) -> Tensor:
+            logits = model(images)
+            if task.first:
+                return F.cross_entropy(logits, labels)
+            among_new = F.cross_entropy(logits[:, old:], (labels - old).clamp(min=0), reduction="none")
+            among_all = F.cross_entropy(logits, labels, reduction="none")
+            replayed = (torch.where(from_memory, *weights) * among_all).mean()
+            return masked_mean(among_new, ~from_memory) + replayed
+
+        yield Stage("train", model, loss, self.first if task.first else self.later, task.train_plus)

@@ -1,0 +1,102 @@
+"""EWC: elastic weight consolidation."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.learner import Learner, Setting, Task
+from opencil.data.stream import Step
+from opencil.engine.arithmetic import FULL
+from opencil.engine.feed import ImageFeed, augmented
+from opencil.engine.loop import Stage
+from opencil.engine.schedule import Schedule
+from opencil.engine.turns import let_others
+from opencil.nets.model import Backbone, Model
+from opencil.registry import Paper, register_learner
+from opencil.validation import NonNegative, Positive
+
+
+@register_learner(
+    "ewc", paper=Paper("Overcoming Catastrophic Forgetting in Neural Networks", 2017, "1612.00796")
+)
+@dataclass(frozen=True)
+class EWC(Learner):
+    """Cross-entropy among the new classes; parameters that mattered before are held where they were."""
+
+    equation: ClassVar[str] = (
+        r"L = \text{CE}(z_{\text{old}:}, y) + \frac{\lambda}{2} \sum_i F_i (\theta_i - \theta'_i)^2 "
+        r"\text{ on new classes} \\ F \leftarrow \alpha F + (1 - \alpha) \min(\text{mean} \, g^2, c), \quad "
+        r"\alpha = \frac{\text{old}}{\text{seen}}"
+    )
+    differs: ClassVar[str] = (
+        "As in PyCIL, g is a batch's gradient of CE, network in training mode, and no F is above c = 1e-4: "
+        "not the Fisher information, which is of single images and drawn labels. There is one F for all "
+        "steps, by shares of classes, where the paper adds a penalty a task."
+    )
+
+    remembers: ClassVar[bool] = False
+    revisits: ClassVar[bool] = False
+
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=180, lr=0.1, milestones=(70, 120, 150), weight_decay=2e-4)
+    weight: NonNegative = 1000.0
+    most: Positive = 1e-4
+
+    def blank(self, setting: Setting, step: Step) -> Model:
+        """A model that knows what its parameters were and how much each matters."""
+        return AnchoredModel(setting.new_backbone(), step.seen)
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        """One training, at step 1 with a penalty of 0; then it is measured what matters now."""
+        model, old = task.model, task.step.old
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            moved = in_a_row(model.anchored())[: len(model.anchor)] - model.anchor
+            penalty: Tensor = self.weight / 2 * (model.importance * moved.square()).sum()
+            return penalty + F.cross_entropy(model(images)[:, old:], labels - old)
+
+        yield Stage("train", model, loss, self.first if task.first else self.later, task.train_plus)
+        before, share = model.importance, old / task.step.seen
+        found = self.measured(task)
+        found[: len(before)] = share * before + (1 - share) * found[: len(before)]
+        model.importance, model.anchor = found, in_a_row(model.anchored()).detach()
+
+    def measured(self, task: Task) -> Tensor:
+        """Mean of squared gradients of an epoch's batches, each at most ``most``."""
+        setting, seed = task.setting, (task.setting.data_seed, "step", task.step.number, "importance")
+        probe = copy.deepcopy(task.model).train()  # whose batch norm may move
+        feed = ImageFeed(setting.images, setting.transform, task.step.train, setting.batch_size, seed)
+        loss = augmented(lambda x, y: F.cross_entropy(probe(x), y), setting.transform)
+        total = torch.zeros((), device=feed.device)
+        for batch in feed.epoch(0):
+            with FULL.active():
+                gradients = torch.autograd.grad(loss(*batch), probe.anchored())
+            total = total + in_a_row(gradients).square()
+            let_others()
+        return (total / feed.iterations).clamp(max=self.most)
+
+
+class AnchoredModel(Model):
+    """A model with what its parameters were after the last step, and how much each of them matters."""
+
+    def __init__(self, backbone: Backbone, classes: int) -> None:
+        super().__init__(backbone, classes)
+        self.anchor: Tensor
+        self.importance: Tensor
+        self.register_buffer("anchor", in_a_row(self.anchored()).detach())
+        self.register_buffer("importance", torch.zeros_like(self.anchor))
+
+    def anchored(self) -> list[Tensor]:
+        """The parameters, those of the head last."""
+        return [*self.backbone.parameters(), self.head.weight, self.head.bias]
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers of a model's parameters; the head's class by class, so that new ones come at the end."""
+    *others, weight, bias = tensors
+    return torch.cat([*(t.flatten() for t in others), torch.cat([weight, bias[:, None]], dim=1).flatten()])

@@ -1,0 +1,93 @@
+"""SS-IL and ER-ACE: which classes an image competes with."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencil.cil.er_ace import ERACE
+from opencil.cil.learner import Learner, Task
+from opencil.cil.ss_il import SSIL
+from opencil.data.stream import Stream
+
+Batch = Callable[[Task], tuple[Tensor, Tensor]]
+BOTH = pytest.mark.parametrize("learner", [SSIL(epochs=1), ERACE(epochs=1)], ids=["ss-il", "er-ace"])
+
+
+@pytest.fixture
+def third(second: Task, stream: Stream) -> Task:
+    """Step 3 after two trained ones, so that there are two earlier tasks; one class is new."""
+    learner = SSIL(epochs=1)
+    list(learner.learn(second))
+    return learner.begin(second.setting, stream[2], learner.remember(second), second.model)
+
+
+def loss_of(learner: Learner, task: Task, images: Tensor, labels: Tensor) -> Tensor:
+    (stage,) = learner.stages(task)  # type: ignore[misc]
+    return stage.loss(images, labels, labels < task.step.old)
+
+
+def ce(logits: Tensor, label: int) -> float:
+    return -float(torch.log_softmax(logits.double(), 0)[label])
+
+
+def test_ssils_loss_equals_its_definition(third: Task, batch_of: Batch) -> None:
+    """Tasks of 2 and 2 classes before one of 1; 12 images of the memory, 8 new ones."""
+    (images, labels), model = batch_of(third), third.model.eval()
+    logits, before = model(images).detach(), third.previous.eval()(images).detach().double()
+    assert labels.bincount().tolist() == [3, 3, 3, 3, 8]
+    total = 0.0
+    for z, old, label in zip(logits, before, labels.tolist(), strict=True):
+        each = ce(z[:4], label) if label < 4 else ce(z[4:], label - 4)
+        for task in (slice(0, 2), slice(2, 4)):
+            p, q = torch.softmax(old[task] / 2, 0), torch.softmax(z[task].double() / 2, 0)
+            each += 4 * float((p * (p / q).log()).sum())
+        # A fifth of the loss is the memory's, as if 4 new images had come with each of its own.
+        total += each * (0.2 / 12 if label < 4 else 0.8 / 8)
+    assert loss_of(SSIL(), third, images, labels).item() == pytest.approx(total, rel=1e-4)
+
+
+def test_eraces_loss_equals_its_definition(third: Task, batch_of: Batch) -> None:
+    (images, labels), model = batch_of(third), third.model.eval()
+    logits = model(images).detach()
+    among_new = [ce(z[4:], int(y) - 4) for z, y in zip(logits, labels, strict=True) if y >= 4]
+    by_class: list[list[float]] = [[] for _ in range(5)]
+    for z, y in zip(logits, labels.tolist(), strict=True):
+        by_class[y].append(ce(z, y))
+    expected = sum(among_new) / 8 + sum(sum(each) / len(each) for each in by_class) / 5
+    assert loss_of(ERACE(), third, images, labels).item() == pytest.approx(expected, rel=1e-4)
+
+
+@BOTH
+def test_new_images_push_old_classes_less_away(learner: Learner, second: Task, batch_of: Batch) -> None:
+    """Than by CE among all; by SS-IL not at all, as long as model and teacher agree."""
+    images, labels = batch_of(second)
+    new, model = labels >= 2, second.model.eval()
+
+    def pushed(loss: Tensor) -> float:
+        (gradient,) = torch.autograd.grad(loss, model.head.bias)
+        return float(gradient[:2].sum() / gradient.abs().sum())
+
+    plain = pushed(F.cross_entropy(model(images[new]), labels[new]))
+    found = pushed(loss_of(learner, second, images[new], labels[new]))
+    assert plain > 0.1
+    assert found < (1e-5 if isinstance(learner, SSIL) else plain)
+
+
+@BOTH
+@pytest.mark.parametrize("of_memory", [True, False])
+def test_a_batch_of_one_kind_alone_is_no_trouble(
+    learner: Learner, of_memory: bool, second: Task, batch_of: Batch
+) -> None:
+    images, labels = batch_of(second)
+    rows = (labels < 2) == of_memory
+    assert torch.isfinite(loss_of(learner, second, images[rows], labels[rows]))
+
+
+@BOTH
+def test_step_one_is_cross_entropy(learner: Learner, first: Task, batch_of: Batch) -> None:
+    images, labels = batch_of(first)
+    expected = F.cross_entropy(first.model.eval()(images), labels)
+    torch.testing.assert_close(loss_of(learner, first, images, labels), expected)
