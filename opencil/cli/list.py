@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import filter as matching
 from functools import partial
 from itertools import groupby
@@ -10,9 +10,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from opencil.cli.completion import one_of
 from opencil.cli.flags import names
@@ -61,20 +63,23 @@ def _benchmarks(asked: _Asked) -> Iterator[Line]:
 def _registered(
     registry: Registry[Any], asked: _Asked, details: Callable[[Any], Line] | None = None
 ) -> Iterator[Line]:
-    """What a registry has: names, what they are, and where they were published, if any of them was.
+    """What a registry has: names, what they are, and when they were published, if any of them was.
 
-    Where they are of families, these stand one after the other.
+    In detail also where, the labels that they ship, and what ``details`` says. Where they are of families,
+    these stand one after the other.
     """
     entries = [entry for entry in map(registry.entry, registry.names(asked.pattern)) if asked(entry)]
     published, labelled, plugged = (any(map(attrgetter(a), entries)) for a in ("paper", "named", "plugin"))
     for entry in sorted(entries, key=_place):
-        line = {"name": entry.name, "what it is": entry.about}
-        if labelled:
+        paper, line = entry.paper, {"name": entry.name}
+        if published and not asked.detailed:
+            line["year"] = str(paper.year) if paper else ""
+        line["what it is"] = entry.about
+        if labelled and asked.detailed:
             line["labels"] = _labels(entry.named)
         if details:
             line |= details(registry.create(entry.name)) if asked.detailed else {_FAMILY: _family(entry)}
-        if published:
-            paper = entry.paper
+        if published and asked.detailed:
             line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
         if plugged:
             line["plugin"] = entry.plugin
@@ -115,8 +120,10 @@ def _metrics(asked: _Asked) -> Iterator[Line]:
 
     known = metrics()
     for metric in (known[name] for name in matching(known, asked.pattern)):
-        line = {"name": metric.name, "column": metric.column, "definition": metric.definition}
-        yield line | {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
+        line = {"name": metric.name} | ({"column": metric.column} if asked.detailed else {})
+        line["definition"] = metric.definition
+        more = {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
+        yield line | more if asked.detailed else line
 
 
 #: What can be listed: lines of the names that are asked for.
@@ -137,7 +144,10 @@ def list_names(
     ],
     pattern: Annotated[
         str,
-        typer.Argument(help="Shell pattern for names, or a group: paper, post-hoc …", metavar="PATTERN"),
+        typer.Argument(
+            help="Shell pattern for names, or a group: paper, post-hoc …; one name tells all there is of it.",
+            metavar="PATTERN",
+        ),
     ] = "*",
     needs: Annotated[
         str | None,
@@ -148,10 +158,10 @@ def list_names(
     ] = None,
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="As Markdown; of detectors also what they read, and their values."),
+        typer.Option("--markdown", help="All there is of each, as Markdown: papers, labels, values."),
     ] = False,
 ) -> None:
-    """List what there is, with where it was published."""
+    """List what there is; one name alone with its paper, labels and values."""
     if what not in KINDS:
         raise unknown("list", what, KINDS)
     asked = _Asked(pattern, markdown, _needs(what, needs), _years(what, year))
@@ -170,13 +180,29 @@ def list_names(
             "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
         )
         return
-    for family, members in groupby(lines, lambda line: line.pop(_FAMILY, None)):
-        table = Table(title=family, title_justify="left")
-        for column in lines[0]:  # a name or a link is of no use without its end, nor a name in two parts
-            table.add_column(column, overflow="fold", no_wrap=column == "name")
+    if [line["name"] for line in lines] == [pattern]:
+        (told,) = KINDS[what](replace(asked, detailed=True))
+        wide = max(map(len, told))
+        # Not cut into lines: a terminal does that, and a link stays one.
+        typer.echo("\n".join(f"{key:{wide}}  {value}" for key, value in told.items() if value))
+        return
+    Console().print(_drawn(lines))
+    typer.echo(f"\nopencil list {what} NAME tells all there is of one, --markdown of each")
+
+
+def _drawn(lines: list[Line]) -> Table:
+    """Lines as a table for a terminal, family by family where they have one."""
+    shown = [column for column in lines[0] if column != _FAMILY]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in shown:  # a name is of no use without its end, nor in two parts
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "year"))
+    for family, members in groupby(lines, lambda line: line.get(_FAMILY)):
+        if family:
+            table.add_row(Text(family, style="bold italic"))
         for line in members:
-            table.add_row(*map(escape, line.values()))
-        Console().print(table)
+            table.add_row(*(escape(line[column]) for column in shown))
+        table.add_section()
+    return table
 
 
 def _needs(what: str, text: str | None) -> frozenset[str] | None:
