@@ -122,12 +122,15 @@ def augmented(
     Labels below ``old`` are of classes of earlier steps.
     """
 
+    drawn = 4 if transform.brightness else 3
+
     def of_batch(pixels: Tensor, labels: Tensor, *served: Tensor) -> Tensor:
         given: dict[str, Tensor] = {}
         with torch.autocast(pixels.device.type, enabled=False):
-            images = laid_out(transform.train(pixels, Draw(*served[:3])))
+            images = laid_out(transform.train(pixels, Draw(*served[:drawn])))
             if "second_view" in extras:
-                given["second_view"] = laid_out(transform.train(pixels, Draw(*served[3:6])))
+                second = Draw(*served[drawn : 2 * drawn])
+                given["second_view"] = laid_out(transform.train(pixels, second))
         if "index" in extras:
             given["index"] = served[-1]
         if "from_memory" in extras:

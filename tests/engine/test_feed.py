@@ -1,6 +1,7 @@
 """Where batches come from: what an image feed serves, and losses of it; any feed can be trained on."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -93,6 +94,23 @@ def test_an_augmented_loss_sees_transformed_images(images: ImageSet) -> None:
     assert torch.equal(batch, TRANSFORM.train(pixels, Draw(*choices)))
     assert batch.dtype == torch.float32, "a training's autocast does not round its images"
     assert torch.equal(given, labels)
+
+
+def test_both_views_have_their_brightness(images: ImageSet) -> None:
+    bright = replace(TRANSFORM, brightness=0.5)
+    extras = frozenset({"second_view", "index"})
+    seen: dict[str, Tensor] = {}
+
+    def loss(batch: Tensor, labels: Tensor, **given: Tensor) -> Tensor:
+        seen.update(given, batch=batch)
+        return batch.sum()
+
+    (served,) = ImageFeed(images, bright, torch.arange(10), 10, SEED, extras).epoch(0)
+    augmented(loss, bright, extras)(*served)
+    assert torch.equal(seen["batch"], bright.train(served[0], Draw(*served[2:6])))
+    assert torch.equal(seen["second_view"], bright.train(served[0], Draw(*served[6:10])))
+    assert torch.equal(images.images[seen["index"]], served[0])
+    assert not torch.equal(seen["batch"], bright.train(served[0], Draw(*served[2:5])))
 
 
 def test_a_loss_gets_what_it_names(images: ImageSet) -> None:
