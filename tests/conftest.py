@@ -1,8 +1,11 @@
 """Shared by all tests: one thread, registries left as they were, and one short finished run to copy."""
 
+import multiprocessing
 import os
+import pickle
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -129,3 +132,48 @@ def empty_wide_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def on_ranks() -> Callable[..., list[Any]]:
+    """Call a function on several ranks, processes as torchrun starts them; what each gives, in their order.
+
+    They are forked, so that they need not import anything. An exception is what a rank gives that raised it,
+    and None what one gives that did not live to its end. Only the first ``answers`` are waited for.
+    """
+
+    def call(function: Callable[[], Any], size: int = 2, answers: int | None = None) -> list[Any]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("fork")
+
+        def run(rank: int, answer: Any) -> None:
+            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            os.environ |= {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            try:
+                found = function()
+            except BaseException as error:
+                found = error
+            answer.send_bytes(pickle.dumps(found))  # not the connection's own way, which shares memory
+            answer.close()
+            os._exit(0)
+
+        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        ranks = [context.Process(target=run, args=(rank, pipe)) for rank, (_, pipe) in enumerate(pipes)]
+        for rank in ranks:
+            rank.start()
+        for _, theirs in pipes:
+            theirs.close()
+        found = []
+        for mine, _ in pipes[:answers]:
+            try:
+                found.append(pickle.loads(mine.recv_bytes()) if mine.poll(60) else None)
+            except EOFError:
+                found.append(None)
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+        return found
+
+    return call

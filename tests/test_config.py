@@ -130,7 +130,12 @@ def test_printed_yml_holds_every_value() -> None:
         "data_order": "run",
         "ood_subset": "run",
     }
-    assert printed["training"] == {"precision": "bf16", "deterministic": True, "compile": False}
+    assert printed["training"] == {
+        "precision": "bf16",
+        "deterministic": True,
+        "compile": False,
+        "batch_norm": "synchronised",
+    }
     assert printed["place"] == {
         "data_root": None,
         "cache": None,
@@ -146,6 +151,7 @@ def test_printed_yml_holds_every_value() -> None:
         "pack": 1,
         "tensorboard": None,
         "only_deterministic": False,
+        "rank_seconds": 600.0,
     }
 
 

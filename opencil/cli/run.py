@@ -53,6 +53,7 @@ def carry_out(
     quiet: bool = False,
 ) -> None:
     """Do what a config's runs still lack, showing how it goes; then show what they have come to."""
+    from opencil.engine.ranks import follows
     from opencil.plugins import outdated
     from opencil.report.tables import summaries
     from opencil.runs.events import Failed
@@ -70,6 +71,11 @@ def carry_out(
             problems.print(own, markup=False, end="")
         tell(f"run {event.run} stopped: {event.error}")
 
+    if follows():  # rank 0 shows what all of them do
+        if not dry_run:
+            for _ in execute(config, planned):
+                pass
+        return
     screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
     if not ahead.runs:
         say("there is nothing to run: the shares are more than the runs, and this one has none")

@@ -19,7 +19,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, shown, unknown
 from opencil.nets.create import Named, checked
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
-from opencil.validation import Bound, Count, NonNegative, Values, Whole, parse_size, plain
+from opencil.validation import Bound, Count, NonNegative, Positive, Values, Whole, parse_size, plain
 
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
 
@@ -142,6 +142,8 @@ class PlaceConfig(Values):
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"
     pack: Count = 1  #: runs that advance together on one GPU
+    #: Ranks that torchrun has started wait for each other so long before one is taken for lost.
+    rank_seconds: Positive = 600.0
     #: Operations that torch has no deterministic implementation of are refused before anything runs.
     only_deterministic: bool = False
     tensorboard: str | None = None  #: folder for training curves; needs the extra of that name

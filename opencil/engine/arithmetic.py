@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from opencil.validation import Values
+from opencil.validation import QUIET, Values
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,13 @@ class Arithmetic(Values):
     autocast allows, on a GPU that has it, and TF32 elsewhere. ``deterministic`` gives the same bits for the
     same seed, alone or packed with other runs; without it cuDNN looks for its fastest algorithms. ``compile``
     fuses small kernels of backbones that have none of our own, after half a minute for the compiler.
+    ``batch_norm``: on several ranks the statistics are the whole batch's, as on one, or each share's own.
     """
 
     precision: Literal["fp32", "tf32", "bf16"] = "bf16"
     deterministic: bool = True
     compile: bool = False
+    batch_norm: Literal["synchronised", "local"] = field(default="synchronised", metadata=QUIET)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform, moved
+from opencil.engine.ranks import Share, at_work
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
 
@@ -18,6 +19,7 @@ EXTRAS = {
     "index": "the images' indices in the training set, int64 [B]",
     "from_memory": "whether they are of classes of earlier steps, bool [B]",
     "second_view": "the images again, augmented otherwise [B, 3, H, W]",
+    "batch_labels": "the labels of the whole batch, of which these images are a rank's share, int64 [≥ B]",
 }
 
 
@@ -31,6 +33,8 @@ class Feed(ABC):
     iterations: int  #: of an epoch
     #: What a loss may draw from on the device; the feed seeds it when an epoch begins.
     generator: torch.Generator | None = None
+    #: The rows of a batch that are served, where ranks share it; None: all.
+    share: Share | None = None
 
     @abstractmethod
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
@@ -41,7 +45,8 @@ class ImageFeed(Feed):
     """Training images in random order with the choices that augment them: what ``augmented`` losses take.
 
     Every batch has the same size: an epoch's ragged tail is filled from the next permutation. ``extras`` are
-    those that the loss asks for.
+    those that the loss asks for. Where ranks work together each is served its rows of every batch, with the
+    choices that a single process would have drawn for them.
     """
 
     def __init__(
@@ -58,19 +63,24 @@ class ImageFeed(Feed):
         self._batch = min(batch_size, len(indices))
         self.device = images.device
         self.iterations = -(-len(indices) // self._batch)
+        ranks = at_work()
+        self.share = None if ranks is None else ranks.share(self._batch)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Bytes [B, 3, H, W], labels [B], how each image is cropped and flipped; then what is asked for."""
-        length = self._batch * self.iterations
+        length, share = self._batch * self.iterations, self.share or Share(0, self._batch, self._batch)
         order = moved(self._indices[epoch_order(len(self._indices), length, number, self._seed)], self.device)
         tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
         if "second_view" in self._extras:
             tensors += self._draw(length, "second view", number)
         if "index" in self._extras:
             tensors.append(order)
-        for i, pixels in enumerate(self._images.batches(order, self._batch)):
-            rows = slice(i * self._batch, (i + 1) * self._batch)
-            yield pixels, *(tensor[rows] for tensor in tensors)
+        own = order.view(self.iterations, self._batch)[:, share.start : share.stop].flatten()
+        for i, pixels in enumerate(self._images.batches(own, len(share))):
+            first = i * self._batch
+            rows = slice(first + share.start, first + share.stop)
+            whole = [tensors[0][first : first + self._batch]] * ("batch_labels" in self._extras)
+            yield pixels, *(tensor[rows] for tensor in tensors), *whole
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
         numbers = generator(*self._seed, purpose, number)
@@ -126,13 +136,17 @@ def augmented(
 
     def of_batch(pixels: Tensor, labels: Tensor, *served: Tensor) -> Tensor:
         given: dict[str, Tensor] = {}
+        left = list(served)
+        choices, left = left[:drawn], left[drawn:]
         with torch.autocast(pixels.device.type, enabled=False):
-            images = laid_out(transform.train(pixels, Draw(*served[:drawn])))
+            images = laid_out(transform.train(pixels, Draw(*choices)))
             if "second_view" in extras:
-                second = Draw(*served[drawn : 2 * drawn])
-                given["second_view"] = laid_out(transform.train(pixels, second))
+                choices, left = left[:drawn], left[drawn:]
+                given["second_view"] = laid_out(transform.train(pixels, Draw(*choices)))
         if "index" in extras:
-            given["index"] = served[-1]
+            given["index"] = left.pop(0)
+        if "batch_labels" in extras:
+            given["batch_labels"] = left.pop(0)
         if "from_memory" in extras:
             given["from_memory"] = labels < old
         return loss(images, labels, **given)

@@ -1,5 +1,6 @@
 """One forward pass of a model over images: what herding, detectors and accuracy all read."""
 
+import io
 import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from opencil.data.foreign import ForeignImages, served
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
+from opencil.engine.ranks import Ranks, several
 from opencil.engine.seeding import generator
 from opencil.engine.turns import let_others
 from opencil.errors import BadInput
@@ -279,9 +281,67 @@ def evaluating(model: Classifier) -> Iterator[None]:
             parameter.requires_grad = True
 
 
-@torch.no_grad()
 def outputs_of(inputs: Inputs) -> Outputs:
-    """One pass over the inputs: model in eval mode, full float32 whatever the training's precision."""
+    """One pass over the inputs: model in eval mode, full float32 whatever the training's precision.
+
+    Several ranks have whole batches each: every batch is computed as a single process would.
+    """
+    ranks = several()
+    if ranks is None or not isinstance(inputs.images, Images):
+        return _computed(inputs)
+    if len(inputs) <= (ranks.size - 1) * inputs.batch_size:  # not one batch for each
+        return _computed(inputs)
+    if ranks.working:
+        return _by_all(inputs, ranks)
+    if (work := Pass.of(inputs)) is None:
+        return _computed(inputs)
+    ranks.hand_out(work)
+    with ranks.together():
+        return _by_all(inputs, ranks)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass that rank 0 hands out: a model, and which images of a set, known by their fingerprint."""
+
+    model: bytes
+    images: str
+    transform: Transform | None
+    indices: Tensor
+    batch_size: int
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> "Pass | None":
+        """The pass over inputs; None where their model cannot be sent to another process."""
+        assert isinstance(inputs.images, Images)
+        file = io.BytesIO()
+        try:
+            torch.save(inputs.model, file)
+        except Exception:  # a function inside a function, a lock, an open file: whatever pickle refuses
+            return None
+        chosen = inputs._chosen.cpu()
+        return cls(file.getvalue(), inputs.images.fingerprint, inputs.transform, chosen, inputs.batch_size)
+
+    def follow(self, images: Images, ranks: Ranks) -> None:
+        """Do a follower's share of it."""
+        model = torch.load(io.BytesIO(self.model), map_location=images.device, weights_only=False)
+        _by_all(Inputs(model, images, self.transform, self.indices, self.batch_size), ranks)
+
+
+def _by_all(inputs: Inputs, ranks: Ranks) -> Outputs:
+    """A pass of which each rank computes its batches."""
+    chosen, size = inputs._chosen, inputs.batch_size
+    batches = ranks.counts(-(-len(chosen) // size))
+    ends = [min(size * sum(batches[: rank + 1]), len(chosen)) for rank in range(ranks.size)]
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    first = sum(counts[: ranks.rank])
+    own = _computed(replace(inputs, indices=chosen[first : first + counts[ranks.rank]]))
+    features, logits = (ranks.gathered(t, counts, "a pass") for t in (own.features, own.logits))
+    return replace(own, features=features, logits=logits, labels=inputs.labels, inputs=own.inputs and inputs)
+
+
+@torch.no_grad()
+def _computed(inputs: Inputs) -> Outputs:
     model = inputs.model
     alone = isinstance(model, LogitsAlone)
     features, logits, labels = [], [], []

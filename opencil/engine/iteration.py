@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.batch_norm import synchronised
 from opencil.engine.device import free_unused
 from opencil.engine.optimiser import State, create, kept
+from opencil.engine.ranks import Share, at_work
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import fused_backbones
@@ -25,6 +27,9 @@ class Iteration:
 
     ``loss`` is a scalar of the tensors that a call is given, which have the same shapes in every call. What
     it draws from ``generator``, on the device, is drawn anew in every call.
+
+    On several ranks the tensors are a ``share`` of the batch: the loss, and the gradients that the optimiser
+    steps by, are then those of the whole. What all ranks do together is not captured.
     """
 
     def __init__(
@@ -36,10 +41,14 @@ class Iteration:
         device: torch.device,
         generator: torch.Generator | None = None,
         capture: bool = True,
+        share: Share | None = None,
     ) -> None:
         self._loss, self._arithmetic, self._generator, self._device = loss, arithmetic, generator, device
         self._on_gpu = device.type == "cuda"
-        self._captures = capture and self._on_gpu
+        self._ranks, self._share = at_work(), share
+        self._captures = capture and self._on_gpu and self._ranks is None
+        whole = share is not None and arithmetic.batch_norm == "synchronised"
+        self._norm_over = self._ranks if whole else None
         # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.
         self._lr = torch.tensor(schedule.lr, device=device) if self._on_gpu else schedule.lr
         self.parameters = [p for p in module.parameters() if p.requires_grad]
@@ -84,8 +93,9 @@ class Iteration:
 
     def _step(self, *inputs: Tensor) -> Tensor:
         with self._arithmetic.active():
-            fuse = self._arithmetic.compile and self._on_gpu
-            with self._arithmetic.autocast(self._device), fused_backbones(fuse):
+            fuse = self._arithmetic.compile and self._on_gpu and self._norm_over is None
+            autocast = self._arithmetic.autocast(self._device)
+            with autocast, fused_backbones(fuse), synchronised(self._norm_over):
                 loss = self._loss(*inputs)
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise BadInput(
@@ -93,9 +103,29 @@ class Iteration:
                     "is trained"
                 )
             self._optimiser.zero_grad(set_to_none=True)
+            if self._share is not None:
+                # Its part of the whole batch's loss: the gradients of all parts add up to that of the whole.
+                loss = loss * self._share.weight
             loss.backward()  # type: ignore[no-untyped-call]
+            if self._share is not None:
+                loss = self._of_all_ranks(loss.detach())
         self._optimiser.step()
         return loss.detach()
+
+    def _of_all_ranks(self, loss: Tensor) -> Tensor:
+        """The loss of the whole batch, with the gradients of the whole in place of this rank's part.
+
+        One sum, after the way back, whatever is trained: heads grow, stages train other parameters, and one
+        without a gradient has none on any rank.
+        """
+        assert self._ranks is not None
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        parts = [loss, *gradients]
+        dtype = self.parameters[0].dtype
+        summed = self._ranks.sum_(torch.cat([part.reshape(-1).to(dtype) for part in parts]))
+        for part, of_all in zip(parts, torch.split(summed, [part.numel() for part in parts]), strict=True):
+            part.copy_(of_all.view(part.shape))
+        return loss
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(given.clone() for given in inputs)

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.batch_norm import average_statistics
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, asked, augmented
 from opencil.engine.iteration import Iteration
 from opencil.engine.optimiser import State
+from opencil.engine.ranks import at_work
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 
@@ -24,9 +26,10 @@ class Diverged(OpenCILError):
 class Stage:
     """One training of one set of parameters.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch; ``module`` is in training mode meanwhile, and
-    its parameters that require gradients are what trains. ``indices`` are the training images it sees. A loss
-    that names ``index``, ``from_memory`` or ``second_view`` as further arguments gets them too (``EXTRAS`` in
+    ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images: ranks that share one
+    each compute that of their own. ``module`` is in training mode meanwhile, and its parameters that require
+    gradients are what trains. ``indices`` are the training images it sees. A loss that names ``index``,
+    ``from_memory``, ``second_view`` or ``batch_labels`` as further arguments gets them too (``EXTRAS`` in
     feed.py says what they are); what none names is neither made nor drawn.
 
     With ``tensors`` the loss gets rows of these instead, drawn together: features that were computed from the
@@ -92,6 +95,8 @@ def train(
     """Run a stage on augmented images, yielding after each iteration; labels below ``old`` are not new."""
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
+    if (ranks := at_work()) is not None:
+        ranks.agree(f"what stage {stage.name!r} trains on", stage.indices, *stage.tensors, batch_size, seed)
     feed, loss = batches(stage, images, transform, batch_size, seed, old)
     yield from optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
 
@@ -123,7 +128,8 @@ def optimise(
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
-    iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator)
+    iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
+    ranks = at_work() if feed.share is not None else None
     if resume:
         iterate.restore(resume.state)
     module.train()
@@ -132,6 +138,8 @@ def optimise(
         iterate.set_lr(lr)
         total = torch.zeros((), device=feed.device)
         for i, batch in enumerate(feed.epoch(epoch), start=1):
+            if ranks is not None:
+                ranks.meet(f"{name}, epoch {epoch}, iteration {i}")
             value = iterate(*batch)
             total += value
             if i == feed.iterations and not torch.isfinite(total):
@@ -139,6 +147,12 @@ def optimise(
                     f"the loss is {float(total / i)} in stage {name!r}, epoch {epoch + 1} of "
                     f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
                 )
+            if ranks is not None and i == feed.iterations:
+                assert feed.share is not None
+                if arithmetic.batch_norm == "local":
+                    average_statistics(module, ranks, feed.share)
+                sums = [tensor.double().sum() for tensor in module.state_dict().values()]
+                ranks.agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
             yield Progress(
                 name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, total, iterate.state
             )

@@ -6,7 +6,9 @@ and the shortcut in or beside the convolutions, and are deterministic; benchmark
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -27,11 +29,24 @@ MOST_NUMBERS = 2**31 - 1
 #: A convolution with its batch norm, and whether the activation of two layers before is added to it.
 Layer = tuple[nn.Conv2d, nn.BatchNorm2d, bool]
 
+_unused: ContextVar[bool] = ContextVar("unused", default=False)
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inside the block networks run in torch's own operations: somebody puts others in the place of some."""
+    token = _unused.set(True)
+    try:
+        yield
+    finally:
+        _unused.reset(token)
+
 
 def fits(layers: Sequence[Layer], images: Tensor) -> bool:
     """Whether the kernels can compute these layers of these images, as the layers now are."""
     return (
-        images.ndim == 4
+        not _unused.get()
+        and images.ndim == 4
         and len(images) > 0
         and images.is_floating_point()
         and precision(images) is not None

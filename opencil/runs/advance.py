@@ -32,6 +32,7 @@ from opencil.runs import file_formats
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
+from opencil.runs.following import training_followed, tuning_followed
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.provenance import decides_bits
 from opencil.runs.run import Run, TrainedStep
@@ -139,7 +140,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
     checkpoints = Checkpoints(checkpoint_seconds, save)
     try:
         tensors = stored.checkpoint_tensors(made_of)
-        with checkpoints.stored_on_leaving():
+        with training_followed(run, step, previous, tensors), checkpoints.stored_on_leaving():
             resumed = None if tensors is None else Checkpoint.from_tensors(tensors)
             for progress in learner.learn(task, resumed):
                 checkpoints.note(task.model, progress, task.ended)
@@ -245,12 +246,13 @@ def _tune(
     tuners = {name: detector for name, detector in detectors.items() if isinstance(detector, Tuner)}
     if not tuners:
         return {}
-    step = trained.step
+    step, stored = trained.step, run.folder.step(trained.step.number)
     try:
         source = run.source(step, run.setting.placed(trained.model))
     except BadInput as refusal:
         return dict.fromkeys(tuners, refusal)
-    tuning = tune(tuners, source, trained.weights, run.folder.step(step.number), checkpoint_seconds)
+    followed = partial(tuning_followed, run, step, trained.model)
+    tuning = tune(tuners, source, trained.weights, stored, checkpoint_seconds, followed)
     while True:
         try:
             progress = next(tuning)

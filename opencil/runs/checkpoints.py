@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.loop import Progress
+from opencil.engine.ranks import LostRank
 from opencil.errors import OpenCILError
 
 #: The least time between two copies that are kept in memory of where a training was: on a GPU an epoch may
@@ -50,7 +51,7 @@ class Checkpoints:
         """Where the block is left in the middle, and not by an error, what is kept in memory is stored."""
         try:
             yield
-        except (GeneratorExit, KeyboardInterrupt):
+        except (GeneratorExit, KeyboardInterrupt, LostRank):
             with suppress(OSError, OpenCILError):  # a full disk: the last one stays
                 if self._latest is not None and self._latest.finite:
                     self._store(self._latest.tensors())

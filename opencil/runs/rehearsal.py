@@ -14,6 +14,7 @@ from opencil.data.stream import Step, Stream
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.determinism import refused_operation
 from opencil.engine.forward import forward
+from opencil.engine.ranks import by_itself
 from opencil.errors import BadInput
 from opencil.registry import DETECTORS
 from opencil.runs.advance import train_step
@@ -37,7 +38,8 @@ def require_deterministic(specs: Iterable[RunSpec], data: BenchmarkData, device:
     apart = {spec.cil: spec for spec in specs if spec.foreign is None}
     if apart:
         _log.warning("trying %s on a few images: operations must be deterministic", ", ".join(apart))
-    refused = dict(found for spec in apart.values() for found in _refused(spec, data))
+    with by_itself():
+        refused = dict(found for spec in apart.values() for found in _refused(spec, data))
     if refused:
         told = ", ".join(f"{method} uses {operation}" for method, operation in refused.items())
         raise BadInput(

@@ -15,9 +15,11 @@ from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.determinism import only_deterministic
 from opencil.engine.device import cpu_threads
+from opencil.engine.ranks import several
 from opencil.runs.advance import Advance
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
+from opencil.runs.following import on_ranks
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
 from opencil.runs.loading import describe_data, load, usable_place
 from opencil.runs.outputs_cache import OutputsCache
@@ -29,6 +31,7 @@ from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
 
 
+@on_ranks
 def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
@@ -74,8 +77,11 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
 
 
 def goes_beside(device: torch.device) -> bool:
-    """Whether a step is tuned and evaluated beside the next one's training: a CPU has no room beside one."""
-    return device.type == "cuda"
+    """Whether a step is tuned and evaluated beside the next one's training.
+
+    A CPU has no room beside one, and several ranks do one work at a time.
+    """
+    return device.type == "cuda" and several() is None
 
 
 def _expected_works(

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -13,12 +13,16 @@ from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.device import SideStream
 from opencil.engine.loop import Progress
+from opencil.engine.ranks import Left, Stopped, at_work
 from opencil.errors import OpenCILError
 from opencil.runs import file_formats
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.store import StepFolder
 from opencil.seals import Damaged
 from opencil.validation import plain
+
+#: The tensors that some tuners go on from, by name; None: from their beginning.
+Beginnings = dict[str, dict[str, Tensor] | None]
 
 
 def tune(
@@ -27,13 +31,15 @@ def tune(
     weights: str,
     stored: StepFolder,
     checkpoint_seconds: float,
+    followed: Callable[[Beginnings], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[Progress, None, dict[str, Exception]]:
     """Give each tuner its head; they advance by an iteration in turn, and each is yielded.
 
     ``weights`` identifies the source's model. A head that is stored under the same values is read, a
     checkpoint is gone on from. Tuners whose heads are trained alike have one: it is trained once. A tuner
     that has rows already lacks a metric: that is measured with the head that made the rows, or not at all.
-    What is returned are the errors of those that could not be tuned.
+    What is returned are the errors of those that could not be tuned. ``followed`` is the block in which other
+    ranks tune the same.
     """
     identities = {name: _identity(tuner, source, weights) for name, tuner in tuners.items()}
     running: dict[str, _Tuning] = {}
@@ -56,21 +62,24 @@ def tune(
             file_formats.set_aside(head, error.reason)
         if tuner.learned:
             stored.head_checkpoint(name).unlink(missing_ok=True)  # a kill may have come between the two
-        elif alike := next((n for n in running if identities[n] == identities[name]), None):
+            continue
+        if alike := next((n for n in running if identities[n] == identities[name]), None):
             waiting.setdefault(alike, []).append(name)
-        else:
+            continue
+        try:
             running[name] = _Tuning(tuner, source, stored, name, identities[name], checkpoint_seconds)
+        except Exception as error:  # its checkpoint cannot be read
+            problems[name] = error
+    if not running:
+        return problems
     try:
-        while running:
-            for name, tuning in list(running.items()):
-                try:
-                    progress = tuning.next()
-                except Exception as error:  # one tuner's trouble is not the others'
-                    problems[name], progress = error, None
-                if progress is not None:
-                    yield progress
+        with followed({name: tuning.beginning for name, tuning in running.items()}):
+            for name, found in in_turns({name: tuning.next for name, tuning in running.items()}):
+                if isinstance(found, Progress):
+                    yield found
                     continue
-                del running[name]
+                if found is not None:
+                    problems[name] = found
                 for other in waiting.get(name, ()):
                     if name in problems:
                         problems[other] = problems[name]
@@ -81,6 +90,52 @@ def tune(
         for tuning in running.values():  # whoever leaves in the middle leaves all of them
             tuning.close()
     return problems
+
+
+def in_turns(
+    tunings: Mapping[str, Callable[[], Progress | None]],
+) -> Iterator[tuple[str, Progress | Exception | None]]:
+    """An iteration of each in turn, until each has ended, with None, or failed.
+
+    One tuner's trouble is not the others'. On several ranks it is that tuner's on all of them.
+    """
+    left, ranks = dict(tunings), at_work()
+    while left:
+        for name, advance in list(left.items()):
+            found: Progress | Exception | None
+            try:
+                found = advance()
+                if ranks is not None:
+                    ranks.meet(f"a turn of {name}")
+            except Left:
+                raise
+            except Exception as error:
+                found = error
+                if ranks is not None and not isinstance(error, Stopped):
+                    ranks.tell(error)
+            if not isinstance(found, Progress):
+                del left[name]
+            yield name, found
+
+
+def advancing(
+    tuner: Tuner, source: ViewSource, checkpoint: dict[str, Tensor] | None
+) -> Callable[[], Progress | None]:
+    """What takes a turn at tuning a head of which nothing is stored: a follower's."""
+
+    def run(tensors: dict[str, Tensor] | None) -> Iterator[Progress]:
+        try:
+            yield from Tuning(tuner, source).advance(_checkpoint(tensors))
+        except BadCheckpoint:
+            yield from run(None)
+
+    turns, side = run(checkpoint), SideStream(source.device)
+
+    def turn() -> Progress | None:
+        with side.active():
+            return next(turns, None)
+
+    return turn
 
 
 def _copied(stored: StepFolder, name: str, identity: dict[str, str]) -> dict[str, str] | None:
@@ -115,7 +170,9 @@ class _Tuning:
             identity,
         )
         self._checkpoints = Checkpoints(checkpoint_seconds, self._save)
-        self._advance = self._run(tuner, source)
+        #: Of this very tuning, to go on from; None where there is none, or one of other values.
+        self.beginning = self._stored_checkpoint()
+        self._advance = self._run(tuner, source, self.beginning)
         # A head's iteration is a row of kernels too small for a GPU: those of several heads go side by side.
         self._side = SideStream(source.device)
 
@@ -128,16 +185,18 @@ class _Tuning:
         """Leave it where it is."""
         self._advance.close()
 
-    def _run(self, tuner: Tuner, source: ViewSource) -> Generator[Progress]:
+    def _run(
+        self, tuner: Tuner, source: ViewSource, tensors: dict[str, Tensor] | None
+    ) -> Generator[Progress]:
         tuning = Tuning(tuner, source)
         try:
             with self._checkpoints.stored_on_leaving():
-                for progress in tuning.advance(self._stored_checkpoint()):
+                for progress in tuning.advance(_checkpoint(tensors)):
                     self._checkpoints.note(tuning.extra, progress)
                     yield progress
         except BadCheckpoint as error:
             file_formats.set_aside(self._checkpoint, error)
-            yield from self._run(tuner, source)
+            yield from self._run(tuner, source, None)
             return
         file_formats.write_tensors(self._head, tuning.extra.head.state_dict(), self._identity)
         self._checkpoint.unlink(missing_ok=True)
@@ -146,10 +205,14 @@ class _Tuning:
     def _save(self, tensors: dict[str, Tensor]) -> None:
         file_formats.write_tensors(self._checkpoint, tensors, self._identity)
 
-    def _stored_checkpoint(self) -> Checkpoint | None:
+    def _stored_checkpoint(self) -> dict[str, Tensor] | None:
         if not _same(file_formats.metadata(self._checkpoint), self._identity):  # absent, or of other values
             return None
-        return Checkpoint.from_tensors(file_formats.read_tensors(self._checkpoint))
+        return file_formats.read_tensors(self._checkpoint)
+
+
+def _checkpoint(tensors: dict[str, Tensor] | None) -> Checkpoint | None:
+    return None if tensors is None else Checkpoint.from_tensors(tensors)
 
 
 def _identity(tuner: Tuner, source: ViewSource, weights: str) -> dict[str, str]:

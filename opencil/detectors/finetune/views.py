@@ -14,6 +14,7 @@ from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, laid_out
 from opencil.engine.forward import Inputs, linear_head, same_logits
+from opencil.engine.ranks import at_work
 from opencil.engine.seeding import generator, seeded
 from opencil.errors import BadInput
 
@@ -162,7 +163,18 @@ class ViewSource:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Features of normalised images, float32 [B, D], by the frozen backbone in training's arithmetic."""
+        """Features of normalised images, float32 [B, D], by the frozen backbone in training's arithmetic.
+
+        Where ranks work together each computes its share of them, and has them all.
+        """
+        ranks = at_work()
+        if ranks is None or len(images) < ranks.size:
+            return self._features(images)
+        share = ranks.share(len(images))
+        own = self._features(images[share.start : share.stop])
+        return ranks.gathered(own, ranks.counts(len(images)), "features")
+
+    def _features(self, images: Tensor) -> Tensor:
         with self.arithmetic.active(), self.arithmetic.autocast(self.device):
             return self.inputs.model.features(laid_out(images)).float()
 

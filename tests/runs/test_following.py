@@ -1,0 +1,140 @@
+"""One run on two ranks: the rows of one process, rank 0 alone writes, and a lost rank costs little."""
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import opencil
+from opencil.cil.learner import Learner, Setting, Task
+from opencil.config import Config
+from opencil.data.memory import Memory
+from opencil.data.stream import Step
+from opencil.engine import loop
+from opencil.errors import OpenCILError
+from opencil.nets.model import Model
+from opencil.runs.events import Event, Failed, Finished, Training
+from opencil.runs.runner import execute
+
+OnRanks = Callable[..., list[Any]]
+Tiny = Callable[..., Config]
+# What a run imports late is imported before processes are forked.
+pytestmark = pytest.mark.usefixtures("_finished_once")
+
+#: Two steps; one epoch of everything, in few and uneven batches.
+SHORT = [
+    "benchmark.classes_per_step=5",
+    "benchmark.batch_size=361",
+    "cil.*.epochs=1",
+    "detector.*.schedule.epochs=1",
+    "detector.*.batch_size=361",
+]
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings compute in float64: what differs then is no rounding, which a few iterations make large."""
+    begin, augmented = Learner.begin, loop.augmented
+
+    def begun(self: Learner, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
+        task = begin(self, setting, step, memory, previous and copy.deepcopy(previous).double())
+        task.model.double()
+        return task
+
+    def wide(loss: Callable[..., Tensor], *more: Any) -> Callable[..., Tensor]:
+        return augmented(lambda images, labels, **given: loss(images.double(), labels, **given), *more)
+
+    monkeypatch.setattr(Learner, "begin", begun)
+    monkeypatch.setattr(loop, "augmented", wide)
+
+
+def losses(config: Config, stop: Callable[[Event], None] = lambda event: None) -> list[float | str]:
+    """Do what a config asks for: the losses of its iterations, and what its runs end with."""
+    found: list[float | str] = []
+    for event in execute(config):
+        stop(event)
+        if isinstance(event, Training):
+            found.append(float(event.progress.loss))
+        elif isinstance(event, Failed):
+            found.append(str(event.error))
+    return found
+
+
+def rows(runs: Path) -> Any:
+    """All rows of the runs below a folder, in one order."""
+    key = ["cil", "step", "detector", "ood", "task", "metric"]
+    return opencil.read_rows(runs).sort_values(key).reset_index(drop=True)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_two_ranks_give_the_rows_of_one(tmp_path: Path, tiny: Tiny, on_ranks: OnRanks) -> None:
+    def config(name: str) -> Config:
+        detectors = ["msp", "relation", "ber", "logitnorm"]
+        return tiny(tmp_path / name, *SHORT, cil="icarl,bic,foster", detector=detectors)
+
+    (two, nothing), one = on_ranks(lambda: losses(config("two"))), losses(config("one"))
+    assert nothing == []  # only rank 0 tells
+    assert two == pytest.approx(one, rel=1e-6)
+    for method in ("icarl", "bic", "foster"):
+        stored = [opencil.open_run(tmp_path / name / f"digits/k5/{method}/seed0") for name in ("one", "two")]
+        for number in (1, 2):
+            memories = [run.memory(number) for run in stored]
+            assert memories[0].indices.tolist() == memories[1].indices.tolist()
+            assert len(memories[1].indices) <= memories[1].size == config("").benchmark.memory
+    expected, found = rows(tmp_path / "one"), rows(tmp_path / "two")
+    assert found["value"].to_numpy() == pytest.approx(expected["value"].to_numpy(), rel=1e-4)
+    assert found.drop(columns="value").equals(expected.drop(columns="value"))
+
+
+def test_a_lost_rank_ends_the_command_and_the_next_goes_on(
+    tmp_path: Path, tiny: Tiny, on_ranks: OnRanks
+) -> None:
+    config = tiny(
+        tmp_path / "runs", *SHORT, "cil.icarl.epochs=2", "place.checkpoint_seconds=0", detector=["msp"]
+    )
+    follower = tmp_path / "follower"
+
+    def kill(event: Event) -> None:
+        if isinstance(event, Training) and (event.step, event.progress.epoch) == (2, 2):
+            os.kill(int(follower.read_text()), signal.SIGKILL)
+
+    def call() -> list[float | str] | str:
+        if os.environ["RANK"] == "1":
+            follower.write_text(str(os.getpid()))
+        try:
+            return losses(config, kill)
+        except OpenCILError as error:
+            return str(error)
+
+    told, dead = on_ranks(call)
+    assert dead is None
+    assert "a rank of 2 is lost" in told
+    assert told.endswith("what was finished is stored, and the same command goes on from there")
+    assert (tmp_path / "runs/digits/k5/icarl/seed0/step02/checkpoint.safetensors").exists()
+    rest, _ = on_ranks(lambda: losses(config))
+    assert 0 < len(rest) < 5  # the last epoch of step 2
+    whole = tiny(tmp_path / "whole", *SHORT, "cil.icarl.epochs=2", detector=["msp"])
+    on_ranks(lambda: losses(whole))
+    assert rows(tmp_path / "runs").equals(rows(tmp_path / "whole"))
+
+
+def test_a_run_that_fails_leaves_the_ranks_to_the_next(tmp_path: Path, tiny: Tiny, on_ranks: OnRanks) -> None:
+    config = tiny(tmp_path, *SHORT, "cil.bic.train.lr=1e30", cil="bic,icarl", detector=["msp"])
+    (told, _) = on_ranks(lambda: [type(e) for e in execute(config) if isinstance(e, (Failed, Finished))])
+    assert told == [Failed, Finished]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"), [("place.pack=2", "place.pack = 2 is not allowed on several ranks")]
+)
+def test_what_one_process_alone_does_is_refused(
+    tmp_path: Path, tiny: Tiny, on_ranks: OnRanks, setting: str, problem: str
+) -> None:
+    refusal, nothing = on_ranks(lambda: list(execute(tiny(tmp_path, setting))))
+    assert problem in str(refusal)
+    assert nothing == []
