@@ -1,7 +1,7 @@
 """The CIL methods' contract as checks, on a few real digits that arrive two classes at a time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -16,7 +16,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Outputs, forward, linear_head
-from opencil.engine.loop import Diverged, Progress, train
+from opencil.engine.loop import Diverged, Progress
 from opencil.errors import OpenCILError
 from opencil.evaluation.metrics import accuracy
 from opencil.nets.model import Model
@@ -81,6 +81,7 @@ class _Walk:
     memory: Memory = Memory(_MEMORY)
     previous: Model | None = None
     arithmetic: Arithmetic = FULL
+    images: ImageSet | None = None  #: those of the stream, unless they are watched
 
     @classmethod
     def start(cls, learner: str | Learner, epochs: int = _EPOCHS) -> "_Walk":
@@ -91,7 +92,7 @@ class _Walk:
 
     def begin(self, number: int) -> Task:
         """A step's task, not trained yet."""
-        setting = replace(_setting(), arithmetic=self.arithmetic)
+        setting = replace(_setting(), arithmetic=self.arithmetic, images=self.images or _stream().train)
         return self.learner.begin(setting, _stream()[number - 1], self.memory, self.previous)
 
     def train(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
@@ -249,34 +250,43 @@ def check_memory(learner: str | Learner) -> None:
             )
 
 
+@dataclass(frozen=True, repr=False)
+class _Watched(ImageSet):
+    """Images that note which of them are served."""
+
+    served: set[int] = field(default_factory=set)
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        """The same as ever."""
+        self.served.update(indices.tolist())
+        return super().batches(indices, size)
+
+
 def check_images(learner: str | Learner) -> None:
-    """No stage sees a class that is still to come, nor old images that the method says it does not see."""
-    walk, setting = _Walk.start(learner), _setting()
+    """No step sees a class that is still to come, nor old images that the method says it does not see.
+
+    Whatever it sees them for: a training, features that something is computed from, its choice of exemplars.
+    """
+    walk, images = _Walk.start(learner), _stream().train
+    assert isinstance(images, ImageSet)
+    walk.images = watched = _Watched(images.name, images.images, images.labels)
     for number in range(1, len(_stream()) + 1):
         task = walk.begin(number)
         new, kept = set(task.step.train.tolist()), set(walk.memory.indices.tolist())
-        for stage in walk.learner.stages(task) or ():
-            for _ in train(
-                stage,
-                setting.images,
-                setting.transform,
-                setting.batch_size,
-                (stage.name,),
-                old=task.step.old,
-            ):
-                pass
-            where = f"{_name(learner)}'s stage {stage.name!r} of step {number}"
-            labels = setting.images.labels[stage.indices]
-            ahead = sorted(set(labels[labels >= task.step.seen].tolist()))
-            assert not ahead, f"{where} sees images of classes {ahead}, which are still to come"
-            old = set(stage.indices.tolist()) - new
-            assert walk.learner.revisits or not old, (
-                f"{where} sees {len(old)} images of old classes, and its `revisits` says that it sees none"
-            )
-            assert old <= kept or not walk.learner.remembers, (
-                f"{where} sees {len(old - kept)} images of old classes that are not in the memory"
-            )
+        watched.served.clear()
+        for _ in walk.train(task):
+            pass
         walk.end(task)
+        where, labels = f"{_name(learner)}'s step {number}", images.labels[sorted(watched.served)]
+        ahead = sorted(set(labels[labels >= task.step.seen].tolist()))
+        assert not ahead, f"{where} sees images of classes {ahead}, which are still to come"
+        old = watched.served - new
+        assert walk.learner.revisits or not old, (
+            f"{where} sees {len(old)} images of old classes, and its `revisits` says that it sees none"
+        )
+        assert old <= kept or not walk.learner.remembers, (
+            f"{where} sees {len(old - kept)} images of old classes that are not in the memory"
+        )
 
 
 def check_learns(learner: str | Learner) -> None:

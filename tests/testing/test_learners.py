@@ -300,6 +300,17 @@ class Foresees(Right):
 
 
 @dataclass(frozen=True)
+class Peeks(Right):
+    """Trains on what it may, and looks at the mean feature of the next class before."""
+
+    def stages(self, task: Task) -> Iterator[Stage]:
+        ahead = (task.setting.images.labels == task.step.seen).nonzero().flatten()
+        if len(ahead):
+            task.model.head.bias.data += task.outputs(ahead).features.mean()
+        yield from super().stages(task)
+
+
+@dataclass(frozen=True)
 class Backwards(Right):
     """Climbs."""
 
@@ -395,6 +406,7 @@ WRONG: list[tuple[str, Learner, str]] = [
     ("images", Cheats(), "step 2 sees 6 images of old classes that are not in the memory"),
     ("images", CheatsQuietly(), "step 2 sees 18 images of old classes, and its `revisits` says"),
     ("images", Foresees(), r"step 1 sees images of classes \[2, 3, 4, 5\], which are still to come"),
+    ("images", Peeks(), r"Peeks's step 1 sees images of classes \[2\], which are still to come"),
     ("learns", Backwards(), "Backwards knows .* of the images that it was trained on"),
     (
         "bfloat16",
