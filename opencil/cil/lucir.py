@@ -33,9 +33,9 @@ class LUCIR(Rebalanced):
         r"w_{(k)} = \text{the row of a new class, } k\text{-th nearest}"
     )
     differs: ClassVar[str] = (
-        "The paper's backbone has no ReLU at its end; here the benchmark's is as it is, so that features are "
-        "not negative. Its code tunes the head in its ImageNet experiments alone; here in all, the "
-        "backbone in eval mode. Loss, weights and schedules are those of the code."
+        "The paper's backbone has no ReLU at its end; here the benchmark's is as it is, and has one unless "
+        "`benchmark.backbone` says `signed: true`. Its code tunes the head in ImageNet experiments alone; "
+        "here in all, the backbone in eval mode. Loss, weights and schedules are those of the code."
     )
 
     retain: NonNegative = 5.0  #: λ

@@ -37,8 +37,8 @@ class PODNet(Rebalanced):
         "The paper's NCA has a margin and a hinge. In its code, as in PyCIL's copy, the margin cancels, and "
         "there is no hinge: so here. (With them a learned $`\\sigma`$ may shrink to 0, and does on digits.) "
         "The code also clips gradients, and has $`-\\|a - b\\|^2`$ for cosines, which doubles them. Its "
-        "backbone has no ReLU at its end; here the benchmark's is as it is. `@pycil`: the values of PyCIL's "
-        "copy."
+        "backbone has no ReLU at its end: `signed: true` in `benchmark.backbone`. `@pycil`: the values of "
+        "PyCIL's copy."
     )
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "pycil": {"spatial": 5.0, "tunes": "all", "balance": {"lr": 0.005, "decay": "cosine"}}

@@ -15,8 +15,11 @@ class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions around a shortcut.
 
     Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B) or has no
-    parameters (option A): it takes every second pixel and appends channels of zeros.
+    parameters (option A): it takes every second pixel and appends channels of zeros. One that is ``signed``
+    has no ReLU at its end.
     """
+
+    signed = False
 
     def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()
@@ -34,15 +37,17 @@ class BasicBlock(nn.Module):
         """[B, inputs, H, W] to [B, width, H / stride, W / stride]."""
         residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         if self.project is not None:
-            return F.relu(residual + self.project(x))
-        shortcut = x[:, :, :: self.stride, :: self.stride]
-        return F.relu(residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.extra)))
+            total = residual + self.project(x)
+        else:
+            shortcut = x[:, :, :: self.stride, :: self.stride]
+            total = residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
+        return total if self.signed else F.relu(total)
 
 
 class ResNet(Backbone):
     """A stem, stages of as many basic blocks each, and the mean over pixels.
 
-    The last ReLU is kept, so f ≥ 0.
+    The last ReLU is kept, so f ≥ 0, unless the last block is signed.
     """
 
     def __init__(self, stem: nn.Module, blocks: Sequence[BasicBlock], per_stage: int) -> None:
@@ -51,8 +56,10 @@ class ResNet(Backbone):
         self.width = blocks[-1].conv2.out_channels
 
     @classmethod
-    def create(cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool) -> "ResNet":
-        """Stages of these widths, each but the first halving the image.
+    def create(
+        cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool, signed: bool
+    ) -> "ResNet":
+        """Stages of these widths, each but the first halving the image; ``signed``: without the last ReLU.
 
         Convolutions are drawn normal with He's fan-out scale.
         """
@@ -61,6 +68,7 @@ class ResNet(Backbone):
             for i in range(per_stage):
                 blocks.append(BasicBlock(inputs, width, 2 if stage and i == 0 else 1, projection))
                 inputs = width
+        blocks[-1].signed = signed
         network = cls(stem, blocks, per_stage)
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
@@ -117,7 +125,7 @@ class ResNet(Backbone):
         if any(_hooked(module) for module in (*self.stem.modules(), *self.blocks.modules())):
             return []
         for block in self.blocks:
-            if not isinstance(block, BasicBlock) or block.project is not None:
+            if not isinstance(block, BasicBlock) or block.project is not None or block.signed:
                 return []
             layers += [(block.conv1, block.norm1, False), (block.conv2, block.norm2, True)]
         return layers
@@ -133,26 +141,26 @@ def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
-def _small(blocks: int) -> ResNet:
+def _small(blocks: int, signed: bool) -> ResNet:
     """6 · blocks + 2 layers for images of 8 to 64 pixels; f is 64-d."""
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    return ResNet.create(stem, (16, 32, 64), blocks, projection=False)
+    return ResNet.create(stem, (16, 32, 64), blocks, projection=False, signed=signed)
 
 
 @register_backbone("resnet8")
-def resnet8() -> ResNet:
+def resnet8(signed: bool = False) -> ResNet:
     """ResNet-8: one block per stage, for the embedded digits; f is 64-d."""
-    return _small(blocks=1)
+    return _small(blocks=1, signed=signed)
 
 
 @register_backbone("resnet32")
-def resnet32() -> ResNet:
+def resnet32(signed: bool = False) -> ResNet:
     """ResNet-32: five blocks per stage, the paper's network for CIFAR-100; f is 64-d."""
-    return _small(blocks=5)
+    return _small(blocks=5, signed=signed)
 
 
 @register_backbone("resnet18")
-def resnet18() -> ResNet:
+def resnet18(signed: bool = False) -> ResNet:
     """ResNet-18: the standard one, the paper's network for ImageNet; f is 512-d."""
     stem = nn.Sequential(
         nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
@@ -160,4 +168,4 @@ def resnet18() -> ResNet:
         nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
     )
-    return ResNet.create(stem, (64, 128, 256, 512), per_stage=2, projection=True)
+    return ResNet.create(stem, (64, 128, 256, 512), per_stage=2, projection=True, signed=signed)

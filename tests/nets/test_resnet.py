@@ -34,6 +34,23 @@ def test_features_are_64_numbers_that_are_not_negative(make: type[ResNet], side:
     assert float(features.max()) > 0
 
 
+@pytest.mark.parametrize("name", ["resnet8", "resnet32", "resnet18"])
+def test_a_signed_network_lacks_the_last_relu_and_nothing_else(name: str) -> None:
+    with seeded(0):
+        signed = BACKBONES.create(name, signed=True).eval()
+    plain = BACKBONES.create(name).eval()
+    plain.load_state_dict(signed.state_dict(), strict=True)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        *earlier, last = signed.maps(images)
+        *expected, after = plain.maps(images)
+    assert float(last.min()) < 0
+    assert torch.equal(last.relu(), after)
+    assert all(torch.equal(a, b) for a, b in zip(earlier, expected, strict=True))
+    assert signed._layers() == []  # the kernels have a ReLU at their end
+    assert BasicBlock(3, 3, 1).signed is False
+
+
 def test_features_are_means_over_the_last_map() -> None:
     with seeded(0):
         network = resnet8().eval()

@@ -17,16 +17,21 @@ from opencil.data.images import ImageSet
 from opencil.data.transforms import Draw, Transform
 from opencil.detectors.finetune import views as views_module
 from opencil.detectors.finetune.logitnorm import LogitNorm
+from opencil.detectors.finetune.more import TaskHead
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.tuner import Tuner, Tuning
-from opencil.detectors.finetune.views import ViewSource
+from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, evaluating
 from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
+from opencil.nets.cosine import CosineHead
+from opencil.nets.distances import DistanceHead
 from opencil.nets.model import Model
+from opencil.nets.random_features import RandomFeatureHead
 from opencil.registry import BACKBONES
 
 TRANSFORM = Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, padding=1)
@@ -337,3 +342,42 @@ def test_a_head_that_does_not_begin_as_the_models_is_refused() -> None:
     source = ViewSource(Inputs(model, torch.randn(6, 3, 8, 8)), torch.arange(6) % 3)
     with pytest.raises(BadInput, match="Cosine has no head to begin with"):
         source.extra_head()
+
+
+HEADS: dict[str, Callable[[], nn.Module]] = {
+    "cosine": lambda: CosineHead(6, (2, 3), proxies=4),
+    "distances": lambda: DistanceHead(6, (2, 3), power=0.5),
+    "random features": lambda: RandomFeatureHead(6, 20, 5, "normal"),
+    "tasks": lambda: TaskHead(CosineHead(6, (2, 3), proxies=4), torch.tensor([1, 1, 2, 2, 2])),
+    "corrected": lambda: nn.Sequential(nn.Linear(6, 5), nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_says_how_large_it_is(kind: str) -> None:
+    """Its first matrix may have as many rows as there are proxies of old classes, or random features."""
+    with seeded(0):
+        head = HEADS[kind]()
+    assert head_size(head) == (5, 6)
+    assert head(torch.ones(3, 6)).shape == (3, 5)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "distances", "random features"])
+def test_heads_that_are_not_linear_can_be_tuned_afresh(kind: str, toy: Any) -> None:
+    """A fresh one has other weights than the model's, drawn by the seed alone, and follows a gradient."""
+    with seeded(0):
+        toy.head = HEADS[kind]()
+    images, labels = torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 3, 4, 0])
+    source = ViewSource(Inputs(toy, images), labels)
+    copied, fresh, again = (
+        LogitNorm(init=init).extra(source).head.state_dict() for init in ("copy", "fresh", "fresh")
+    )
+    changed = {key for key in copied if not torch.equal(copied[key], fresh[key])}
+    assert changed == ({"last.weight"} if kind == "random features" else {"rows.0", "rows.1"})
+    assert all(torch.equal(fresh[key], again[key]) for key in fresh)
+    tuner = LogitNorm(schedule=Schedule(epochs=2, lr=0.05))
+    tuning = Tuning(tuner, source)
+    for _ in tuning.advance():
+        pass
+    trained = tuning.extra.head.state_dict()
+    assert changed <= {key for key in copied if not torch.equal(copied[key], trained[key])}
