@@ -40,11 +40,18 @@ class Interrupts:
     def watched(self) -> Iterator[None]:
         """Notice them inside the block."""
         self.seen = None  # of an earlier command in this process
-        numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
+        queues = getattr(signal, "SIGUSR1", signal.SIGTERM)
+        numbers = {signal.SIGINT, signal.SIGTERM, queues}
         usual = {number: signal.getsignal(number) for number in numbers}
         in_main = threading.current_thread() is threading.main_thread()
-        # Others are somebody else's, or ignored.
-        ours = [n for n in numbers if in_main and usual[n] in (signal.default_int_handler, signal.SIG_DFL)]
+        # Others are somebody else's, or ignored; SIGUSR1 may be ignored by what started a job, and is sent
+        # by nobody who does not mean it.
+        free = (signal.default_int_handler, signal.SIG_DFL)
+        ours = [
+            number
+            for number in numbers
+            if in_main and (usual[number] in free or (number == queues and usual[number] is signal.SIG_IGN))
+        ]
 
         def note(number: int, _: FrameType | None) -> None:
             first, self.seen = self.seen is None, self.seen or signal.Signals(number)

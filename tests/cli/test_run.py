@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
+from opencil.cli.guard import interrupts
 from opencil.cli.progress import progress
 from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished, Training
@@ -267,6 +268,20 @@ def test_a_queue_that_says_time_is_up(
     assert signal.getsignal(number) == usual
     assert call("run", *SHORT, "--runs", "r").exit_code == 0
     assert contents(tmp_path / "r") == contents(finished)
+
+
+def test_a_queues_signal_counts_where_it_was_ignored_and_ctrl_c_does_not() -> None:
+    usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGINT)}
+    try:
+        with interrupts.watched():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.seen is None
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
