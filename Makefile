@@ -18,7 +18,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
 demo: $(VENV)/.installed
-	$(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector paper --runs demo $(FLAGS)
+	$(BIN)/opencil run --benchmark digits --cil icarl,bic,wa,foster --detector paper --runs demo --jobs auto $(FLAGS)
 	@$(BIN)/opencil report demo --html demo/report.html > /dev/null
 	@echo "open it in a browser: demo/report.html"
 

@@ -118,7 +118,7 @@ def _config_from_flags(
     device: Annotated[
         str | None,
         typer.Option(
-            help="auto, cpu, gpu, cuda, cuda:1, mps …; auto takes a GPU that has float64.",
+            help="auto, cpu, gpu, cuda:1, mps …; auto takes a GPU that has float64; cuda:0,cuda:1 both.",
             metavar="NAME",
             show_default="auto",
             autocompletion=one_of(completion.devices),
@@ -147,6 +147,15 @@ def _config_from_flags(
         int | None,
         typer.Option(help="Runs together on one GPU.", metavar="N", show_default="1", rich_help_panel=_HOW),
     ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(
+            help="Runs at once, on a CPU in processes of one thread each; auto: one a processor.",
+            metavar="N|auto",
+            show_default="1",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
     epochs_scale: Annotated[
         float | None,
         typer.Option(
@@ -173,6 +182,7 @@ def _config_from_flags(
         "runs": runs,
         "device": device,
         "pack": pack,
+        "jobs": int(jobs) if jobs and jobs.isdecimal() else jobs,
         "outputs_limit": outputs_limit,
         "tensorboard": tensorboard,
         "only_deterministic": deterministic or None,

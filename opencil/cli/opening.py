@@ -23,7 +23,7 @@ def opening(outlook: "Outlook", folder: str) -> str:
     detectors = [name for spec in specs for name in spec.detectors]
     parts = [f"{cil} on {benchmark} (k = {k}; {seed})"]
     parts += [_several(detectors, "detectors")] if detectors else []
-    parts += [f"on {outlook.device}" + f", {outlook.pack} runs at a time" * (outlook.pack > 1)]
+    parts += [f"on {outlook.device}" + f", {outlook.at_once} runs at a time" * (outlook.at_once > 1)]
     parts += [f"stored in {folder}"]
     if outlook.seconds:
         parts += [f"about {duration(outlook.seconds)}, as like runs took"]

@@ -11,20 +11,20 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from opencil.cli.guard import problems
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
-    from opencil.runs.events import Event, Failed
+    from opencil.runs.events import Event, Failed, Lost
 
 _LINES = 30.0  #: seconds between lines about progress, in a log file
 
 
 @contextmanager
 def progress(
-    screen: Console, runs: int, quiet: bool = False, failed: Callable[["Failed"], None] | None = None
+    screen: Console, runs: int, quiet: bool = False, troubled: Callable[["Failed | Lost"], None] | None = None
 ) -> Iterator[Callable[["Event"], None]]:
     """A function that shows events: bars on a terminal, which are gone at the end, or lines elsewhere.
 
-    Neither where it is to be ``quiet``; but ``failed`` is called with every run that fails.
+    Neither where it is to be ``quiet``; but ``troubled`` is called with every run that fails or is lost.
     """
-    from opencil.runs.events import Evaluated, Failed, Finished, Training
+    from opencil.runs.events import Evaluated, Failed, Finished, Lost, Training
 
     drawn = screen.is_terminal or screen.is_jupyter
     with _Bars(screen, runs, drawn and not quiet) as bars:
@@ -64,6 +64,10 @@ def progress(
                 where = " · ".join(filter(None, (step, f"{p.stage} {p.epoch}/{p.epochs}", loss)))
                 bars.show(name, event.step, f"{step} · {p.stage}", completed, loss)
             else:
+                if troubled and isinstance(event, Lost):
+                    bars.end(name)
+                    with bars.aside():
+                        troubled(event)
                 return
             shares[name] = max(shares.get(name, 0.0), share)  # a step's later stages begin again at 0
             places[name] = where
@@ -76,9 +80,9 @@ def progress(
                 problems.print(" · ".join(texts), markup=False)
             if ended:
                 del places[name]
-            if failed and isinstance(event, Failed):
+            if troubled and isinstance(event, Failed):
                 with bars.aside():
-                    failed(event)
+                    troubled(event)
 
         yield show
 

@@ -56,7 +56,7 @@ def carry_out(
     from opencil.engine.ranks import follows
     from opencil.plugins import outdated
     from opencil.report.tables import summaries
-    from opencil.runs.events import Failed
+    from opencil.runs.events import Failed, Lost
     from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
@@ -65,7 +65,10 @@ def carry_out(
 
     failures: list[Failed] = []
 
-    def failed(event: Failed) -> None:
+    def troubled(event: Failed | Lost) -> None:
+        if isinstance(event, Lost):
+            say(f"{event.reason}; run {event.run} is taken up by another")
+            return
         failures.append(event)
         if own := traceback_of_own_code(event.error):
             problems.print(own, markup=False, end="")
@@ -88,7 +91,7 @@ def carry_out(
         return
     if not quiet:
         say(opening(ahead, runs))
-    shown = progress(screen, len(ahead.runs), quiet, failed)
+    shown = progress(screen, len(ahead.runs), quiet, troubled)
     # Whoever is interrupted leaves the runs at once, checkpointed, and not when Python gets round to it.
     events = closing(execute(config, planned))
     with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:

@@ -140,8 +140,11 @@ class PlaceConfig(Values):
     outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs
     outputs_limit: Whole | str = "2GB"  #: the most that it may hold, in bytes or as 2GB; 0: keep none
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
-    device: str = "auto"
+    device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: each has a process, and runs go to who is free
     pack: Count = 1  #: runs that advance together on one GPU
+    #: Runs at once: on a CPU in processes of one thread each, unless ``threads`` says more, and with ``auto``
+    #: as many as there are processors; on a GPU they are packed.
+    jobs: Count | Literal["auto"] = 1
     #: Ranks that torchrun has started wait for each other so long before one is taken for lost.
     rank_seconds: Positive = 600.0
     #: Operations that torch has no deterministic implementation of are refused before anything runs.
@@ -155,10 +158,21 @@ class PlaceConfig(Values):
                 object.__setattr__(self, name, home)
         if not self.runs:
             raise ValueError("runs = '' is not allowed: it should name a folder")
+        kinds = {name.partition(":")[0] for name in self.devices}
+        if len(self.devices) > 1 and (len(set(self.devices)) < len(self.devices) or kinds != {"cuda"}):
+            raise ValueError(
+                f"device = {shown(self.device)} is not allowed: several GPUs are named each once, as "
+                "cuda:0,cuda:1; several processes on a CPU are asked for by jobs"
+            )
         try:
             parse_size(self.outputs_limit)
         except BadInput as error:
             raise ValueError(f"outputs_limit: {error}") from None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are named."""
+        return tuple(name.strip() for name in self.device.split(","))
 
     @property
     def outputs_folder(self) -> Path:

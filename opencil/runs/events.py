@@ -44,3 +44,10 @@ class Failed(Event):
     """A run stopped with an error; what it had stored stays, and other runs go on."""
 
     error: OpenCILError
+
+
+@dataclass(frozen=True)
+class Lost(Event):
+    """The worker that had a run has ended; the run is taken up by another, from where it is stored."""
+
+    reason: str

@@ -9,7 +9,7 @@ from types import TracebackType
 from opencil.atomic_files import write_text
 from opencil.disk import trouble_of_disk
 from opencil.engine.determinism import refused_operation
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError
 from opencil.runs.events import Failed
 from opencil.runs.plan import RunSpec
 from opencil.runs.store import RunFolder
@@ -20,6 +20,8 @@ _MACHINERY = {"opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklea
 
 class Unforeseen(OpenCILError):
     """An error that nobody foresaw, in a sentence; its cause is the error itself."""
+
+    own_code = ""  #: of one from another process, which has no cause here: its traceback_of_own_code
 
 
 def in_words(error: Exception) -> str:
@@ -77,11 +79,20 @@ def traceback_of_own_code(error: OpenCILError) -> str:
     """The traceback from the first place on that is neither ours nor a library's; empty where none is."""
     cause = unforeseen([error])
     if cause is None:
-        return ""
+        return error.own_code if isinstance(error, Unforeseen) else ""
     place = cause.__traceback__
     while place and _machinery(place):
         place = place.tb_next
     return "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
+
+
+def portable(error: OpenCILError) -> OpenCILError:
+    """An error for another process: its kind and words, and of an unforeseen one the traceback, as text."""
+    if isinstance(error, Unforeseen):
+        told = Unforeseen(str(error))
+        told.own_code = traceback_of_own_code(error)
+        return told
+    return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
 
 
 def _machinery(place: TracebackType) -> bool:

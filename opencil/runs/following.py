@@ -170,10 +170,9 @@ def _leading(
 
 def _check(config: Config, planned: Planned) -> None:
     """Refuse what only a single process does."""
-    if config.place.pack > 1:
-        raise BadInput(
-            f"place.pack = {config.place.pack} is not allowed on several ranks: a run has them all"
-        )
+    for key, asked in (("pack", config.place.pack), ("jobs", config.place.jobs)):
+        if asked != 1:
+            raise BadInput(f"place.{key} = {asked} is not allowed on several ranks: a run has them all")
     if any(spec.foreign is not None for spec in planned(config)):
         raise BadInput("models from elsewhere are evaluated by one process: start it without torchrun")
 

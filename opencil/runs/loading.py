@@ -1,14 +1,14 @@
 """From a config to its data: images on a device, and a record of what was read."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
 from opencil.data.check import Asked, describe
+from opencil.data.decoding import workers_here
 from opencil.data.images import Access, Images, Split
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
@@ -16,9 +16,9 @@ from opencil.engine.device import resolve_device
 from opencil.errors import BadInput
 
 
-def usable_place(place: PlaceConfig) -> torch.device:
-    """The device that a config computes on; a place that is not there is refused."""
-    device = resolve_device(place.device)
+def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
+    """The place of each process that runs are spread over; one that is not there is refused."""
+    devices = [resolve_device(name) for name in place.devices]
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
     runs = Path(place.runs)
@@ -30,7 +30,16 @@ def usable_place(place: PlaceConfig) -> torch.device:
         raise BadInput(
             f"place.runs = {place.runs!r} cannot be made: {there} cannot be written to; --runs names another"
         )
-    return device
+    on_cpu = devices[0].type == "cpu"
+    asked = place.jobs if place.jobs != "auto" else workers_here() if on_cpu else 1
+    count = asked if on_cpu else len(devices)
+    if count == 1:
+        return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
+    decoding = place.workers or max(1, workers_here() // count)
+    if on_cpu:
+        return [replace(place, jobs=1, threads=place.threads or 1, workers=decoding)] * count
+    packed = replace(place, jobs=1, pack=max(place.pack, asked), workers=decoding)
+    return [replace(packed, device=str(device)) for device in devices]
 
 
 def load(config: Config) -> BenchmarkData:
@@ -42,7 +51,7 @@ def load(config: Config) -> BenchmarkData:
         shifted=benchmark.shifted,
         image_size=benchmark.image_size,
         transform=benchmark.transform,
-        device=resolve_device(place.device),
+        device=resolve_device(place.devices[0]),
         access=access(place),
         own=benchmark.datasets,
     )

@@ -1,5 +1,6 @@
 """What of a config's runs is done, what is to come, and how long like runs took for that."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,8 +12,9 @@ import torch
 
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
+from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
-from opencil.runs.loading import splits, usable_place
+from opencil.runs.loading import splits, usable_places
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -39,7 +41,7 @@ class Outlook:
 
     device: str
     runs: list[Prospect]
-    pack: int
+    at_once: int  #: runs
 
     @property
     def done(self) -> int:
@@ -50,23 +52,26 @@ class Outlook:
     def seconds(self) -> float | None:
         """What all may take, one after the other; None where that is not known of all."""
         known = [run.seconds for run in self.runs if run.seconds is not None]
-        return sum(known) if self.pack == 1 and len(known) == len(self.runs) else None
+        return sum(known) if self.at_once == 1 and len(known) == len(self.runs) else None
 
 
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
     """What a config's runs have before them; what cannot be run is refused here, and nothing is written."""
-    device = usable_place(config.place)
+    places = usable_places(config.place)
+    devices = [resolve_device(place.device) for place in places]
     runs = Path(config.place.runs)
     specs = [_with_stored_statistics(spec, RunFolder(runs / spec.folder)) for spec in planned(config)]
     for spec in specs:
         RunFolder(runs / spec.folder).check(spec)
     stored = cache(_stored)  # runs of several seeds look at each other: each config is read once
-    prospects = [_prospect(spec, RunFolder(runs / spec.folder), device, stored) for spec in specs]
+    prospects = [_prospect(spec, RunFolder(runs / spec.folder), devices[0], stored) for spec in specs]
     if config.place.data_root is None and not all(run.done for run in prospects):
         for asked in splits(config):
             if isinstance(asked.dataset, FileDataset):  # refused now, not when the first run is to begin
                 asked.dataset.locate(asked.name, asked.split, None)
-    return Outlook(device_name(device), prospects, config.place.pack)
+    names = Counter(map(device_name, set(devices)))
+    told = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
+    return Outlook(told, prospects, sum(place.pack for place in places))
 
 
 def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: Stored) -> Prospect:

@@ -15,7 +15,7 @@ from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.plugins import Notes, notes_of
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS, Registry
 from opencil.study.records import Identity
 from opencil.validation import plain
 
@@ -97,12 +97,16 @@ class RunSpec:
 
     def plugins(self, *detectors: str) -> Notes:
         """The plugins that rows of the run come from: of its model, and of some detectors."""
+        return notes_of(self.names(*detectors))
+
+    def names(self, *detectors: str) -> list[tuple[Registry[Any], str]]:
+        """The registered names that rows of the run come from: of its model, and of some detectors."""
         b = self.benchmark
         backbone = b.backbone if isinstance(b.backbone, str) else b.backbone["name"]
-        names = [(LEARNERS, self.cil), (BACKBONES, backbone)]
+        names: list[tuple[Registry[Any], str]] = [(LEARNERS, self.cil), (BACKBONES, backbone)]
         names += [(DATASETS, name) for name in (b.id, *b.ood) if name not in b.datasets]
         names += [(METRICS, name) for name in (self.metrics if detectors else self.metrics_of_model)]
-        return notes_of([*names, *((DETECTORS, name) for name in detectors)])
+        return [*names, *((DETECTORS, name) for name in detectors)]
 
 
 def defaults(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """All runs of a config: each goes on from where it is, some take turns, and each fails alone."""
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -14,19 +14,23 @@ import torch
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.engine.determinism import only_deterministic
-from opencil.engine.device import cpu_threads
+from opencil.engine.device import cpu_threads, resolve_device
 from opencil.engine.ranks import several
+from opencil.errors import BadInput
 from opencil.runs.advance import Advance
+from opencil.runs.crew import Assignment, spread
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
 from opencil.runs.following import on_ranks
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
-from opencil.runs.loading import describe_data, load, usable_place
+from opencil.runs.loading import describe_data, load, usable_places
+from opencil.runs.local_workers import hire
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import environment
 from opencil.runs.rehearsal import require_deterministic
 from opencil.runs.run import Run
+from opencil.runs.shares import stand_in
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
 
@@ -36,41 +40,69 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
-    training of the next. ``planned`` gives the runs of a config, if they are others than ``plan`` gives.
+    training of the next. With several GPUs, or ``place.jobs`` on a CPU, processes of their own take the runs
+    from a queue. ``planned`` gives the runs of a config, if they are others than ``plan`` gives.
     """
-    device = usable_place(config.place)
+    places = usable_places(config.place)
+    config = replace(config, place=places[0])
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = [(spec, RunFolder(Path(config.place.runs) / spec.folder)) for spec in planned(config)]
     for spec, folder in specs:
         folder.check(spec)  # all of them, before anything runs
+    device = resolve_device(config.place.device)
+    answers = {spec.folder: _answered(spec, folder) for spec, folder in specs} if len(places) > 1 else {}
+    asked = [one for one in specs if answers.get(one[0].folder) is None]
+
+    def announce() -> None:
+        for spec, folder in asked:  # a run whose turn comes in hours is known of now, to those who watch
+            with suppress(OSError):  # it fails when its turn comes, and alone
+                folder.announce(spec, environment(device))
 
     @cache
     def prepared() -> tuple[BenchmarkData, dict[str, Any]]:
         loaded = data()
-        for spec, folder in specs:  # a run whose turn comes in hours is known of now, to those who watch
-            with suppress(OSError):  # it fails when its turn comes, and alone
-                folder.announce(spec, environment(device))
+        announce()
         return loaded, describe_data(config, loaded)
 
-    outputs = OutputsCache(config.place.outputs_folder, parse_size(config.place.outputs_limit))
+    yield from filter(None, answers.values())
+    strict = config.place.only_deterministic
+    with cpu_threads(config.place.threads), only_deterministic(strict):
+        if strict and (unfinished := [spec for spec, folder in asked if not _is_finished(spec, folder)]):
+            require_deterministic(unfinished, prepared()[0], device)
+        together = len(places) > 1 or config.place.pack > 1
+        runs = _in_order(config, asked, data) if together else _as_planned(asked)
+        places = places[: len(runs)]
+        if len(places) > 1:
+            plugins = _needed_plugins(config, runs)
+            announce()
+            yield from spread(runs, places, hire(config, plugins))
+        else:
+            yield from work(config, device, iter(runs), prepared)
+
+
+def work(
+    config: Config,
+    device: torch.device,
+    waiting: Iterator[Assignment],
+    prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]],
+) -> Generator[Event]:
+    """What one process does: runs that it is given take turns, ``place.pack`` of them at a time.
+
+    ``prepared`` gives the data, when the first run needs them, and what to note about them.
+    """
+    place = config.place
+    outputs = OutputsCache(place.outputs_folder, parse_size(place.outputs_limit))
     outputs.trim()
     lanes = Lanes(device, beside=goes_beside(device))
-    works = _expected_works(specs, prepared) if config.place.pack > 1 else {}
-    # The longest first, so that none is left alone at the end.
-    waiting = iter(sorted(specs, key=lambda one: -works.get(one[0].folder, math.inf)))
-    mean = sum(works.values()) / max(1, len(works))
     # Whoever leaves in the middle frees every run at once, not when Python gets round to it.
-    strict = config.place.only_deterministic
-    with cpu_threads(config.place.threads), only_deterministic(strict), closing(lanes):
-        if strict and (unfinished := [spec for spec, folder in specs if not _is_finished(spec, folder)]):
-            require_deterministic(unfinished, prepared()[0], device)
+    with cpu_threads(place.threads), only_deterministic(place.only_deterministic), closing(lanes):
         while True:
-            for spec, folder in islice(waiting, config.place.pack - len(lanes.running)):
-                begin = partial(_advance, spec, folder, config.place, device, prepared, outputs, lanes.beside)
-                longest = works.get(spec.folder, 0.0) > FAR_LONGER * mean
-                lanes.running.append(Lane(begin, device, longest))
+            for run in islice(waiting, place.pack - len(lanes.running)):
+                folder = RunFolder(Path(place.runs) / run.spec.folder)
+                begin = partial(_advance, run.spec, folder, place, device, prepared, outputs, lanes.beside)
+                lanes.running.append(Lane(begin, device, run.longest))
             if not lanes.running:
                 return
             yield from lanes.round()
@@ -84,18 +116,38 @@ def goes_beside(device: torch.device) -> bool:
     return device.type == "cuda" and several() is None
 
 
-def _expected_works(
-    specs: list[tuple[RunSpec, RunFolder]], prepared: Callable[[], tuple[BenchmarkData, dict[str, Any]]]
-) -> dict[Path, float]:
-    """The expected work of each run that has any left, by its folder."""
-    works = {}
+def _as_planned(specs: list[tuple[RunSpec, RunFolder]]) -> list[Assignment]:
+    return [Assignment(spec) for spec, _ in specs]
+
+
+def _in_order(
+    config: Config, specs: list[tuple[RunSpec, RunFolder]], data: Callable[[], BenchmarkData]
+) -> list[Assignment]:
+    """Runs, those that are done first and then the longest, so that none is left alone at the end."""
+    works: dict[Path, float] = {}
     for spec, folder in specs:
-        if _is_finished(spec, folder):
-            continue
-        data, _ = prepared()
-        with suppress(Exception):
-            works[spec.folder] = Run(spec, folder, data).expected_work
-    return works
+        if not _is_finished(spec, folder):
+            images = stand_in(config.benchmark) or data()
+            with suppress(Exception):
+                works[spec.folder] = Run(spec, folder, images).expected_work
+    mean = sum(works.values()) / max(1, len(works))
+    ordered = sorted(_as_planned(specs), key=lambda run: -works.get(run.spec.folder, math.inf))
+    return [replace(run, longest=works.get(run.spec.folder, 0.0) > FAR_LONGER * mean) for run in ordered]
+
+
+def _needed_plugins(config: Config, runs: list[Assignment]) -> list[str]:
+    """The plugins that other processes need; what is registered in this process alone is refused."""
+    plugins = dict.fromkeys(config.plugins)
+    for registry, name in dict.fromkeys(n for run in runs for n in run.spec.names(*run.spec.detectors)):
+        if plugin := registry.plugin_of(name):
+            plugins[plugin] = None
+        elif not registry.entry(name).make.__module__.startswith("opencil."):
+            raise BadInput(
+                f"{registry.kind} {name!r} is registered in this process alone: for several processes put it "
+                "into a file of its own and name that as a plugin (plugins: [my_method.py]), or ask for one "
+                "process, with jobs = 1 and one device"
+            )
+    return list(plugins)
 
 
 def _is_finished(spec: RunSpec, folder: RunFolder) -> bool:
@@ -104,6 +156,17 @@ def _is_finished(spec: RunSpec, folder: RunFolder) -> bool:
         return folder.finished(spec)
     except Exception:  # it fails when its turn comes, and alone
         return True
+
+
+def _answered(spec: RunSpec, folder: RunFolder) -> Event | None:
+    """What is to be said of a run that nothing is to be done for: it is done, or cannot be looked into."""
+    try:
+        if spec.foreign is not None or not folder.finished(spec):
+            return None  # models from elsewhere are looked at: they may be others
+        folder.tidy()  # its last writer may have been killed just after all of it was there
+        return Finished(spec, already=True)
+    except Exception as error:
+        return failed(spec, folder, error, held=False)
 
 
 def _advance(
@@ -117,18 +180,13 @@ def _advance(
     lane: Lane,
 ) -> Work:
     """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
-    try:
-        already = folder.finished(spec)
-        if already and spec.foreign is None:  # else the models are looked at: they may be others
-            folder.tidy()  # its last writer may have been killed just after all of it was there
-            yield Finished(spec, already)
-            return
-    except Exception as error:
-        yield failed(spec, folder, error, held=False)
+    if (answer := _answered(spec, folder)) is not None:
+        yield answer
         return
-    held = False
+    held = already = False
     loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
+        already = folder.finished(spec)  # its models come from elsewhere, and are looked at
         with folder.opened(spec):
             held = True
             folder.note(environment(device))

@@ -235,7 +235,7 @@ def test_a_failure_is_told_beside_the_bars(
     def told(event: Failed) -> None:
         terminal.file.write(f"{event.error}\n")  # as another console would, past the bars
 
-    with progress(terminal, 1, failed=told) as show:
+    with progress(terminal, 1, troubled=told) as show:
         for event in evaluations(config):
             show(event)
         show(Failed(spec, opencil.OpenCILError("of it")))

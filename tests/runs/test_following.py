@@ -130,7 +130,8 @@ def test_a_run_that_fails_leaves_the_ranks_to_the_next(tmp_path: Path, tiny: Tin
 
 
 @pytest.mark.parametrize(
-    ("setting", "problem"), [("place.pack=2", "place.pack = 2 is not allowed on several ranks")]
+    ("setting", "problem"),
+    [(f"place.{key}=2", f"place.{key} = 2 is not allowed on several ranks") for key in ("pack", "jobs")],
 )
 def test_what_one_process_alone_does_is_refused(
     tmp_path: Path, tiny: Tiny, on_ranks: OnRanks, setting: str, problem: str

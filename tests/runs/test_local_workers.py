@@ -1,0 +1,183 @@
+"""Workers in processes of this machine: the rows of one process, whoever is killed or interrupted."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opencil
+from opencil.config import Config, PlaceConfig
+from opencil.engine.loop import Progress
+from opencil.errors import BadInput
+from opencil.runs import loading, local_workers, runner
+from opencil.runs.crew import Worker
+from opencil.runs.events import Event, Failed, Finished, Lost, Training
+from opencil.runs.failures import failed, portable, traceback_of_own_code
+from opencil.runs.inventory import entry
+from opencil.runs.loading import usable_places
+from opencil.runs.local_workers import LocalWorker
+from opencil.runs.plan import plan
+from opencil.runs.store import RunFolder, find_runs
+
+Make = Callable[..., Config]
+RunAll = Callable[[Config], list[Event]]
+Results = Callable[[Path], dict[str, object]]
+SHORT = ["benchmark.classes_per_step=8", "cil.*.epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def in_one(tiny: Make, run_all: RunAll, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, one after the other in one process."""
+    runs = tmp_path_factory.mktemp("in-one")
+    run_all(tiny(runs, *SHORT, seed=[0, 1, 2], detector="msp"))
+    return runs
+
+
+def test_two_processes_leave_what_one_leaves_though_one_of_them_is_killed(
+    in_one: Path, tmp_path: Path, tiny: Make, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(tmp_path, *SHORT, "place.jobs=2", seed=[0, 1, 2], detector="msp")
+    hired: list[LocalWorker] = []
+
+    def hire(*asked: Any) -> Callable[..., Worker]:
+        def start(*of: Any) -> Worker:
+            hired.append(local_workers.hire(*asked)(*of))  # type: ignore[arg-type]
+            return hired[-1]
+
+        return start
+
+    monkeypatch.setattr(runner, "hire", hire)
+    events = []
+    for event in opencil.execute(config):
+        if isinstance(event, Training) and not any(isinstance(e, Training) for e in events):
+            hired[0]._process.send_signal(signal.SIGKILL)
+        events.append(event)
+    assert sorted(str(e.run) for e in events if isinstance(e, Finished)) == [str(s) for s in plan(config)]
+    assert not any(isinstance(e, Failed) for e in events)
+    lost = [e for e in events if isinstance(e, Lost)]
+    assert len(hired) == 2 + len(lost)
+    assert {e.reason for e in lost} <= {
+        "the worker on cpu was ended by SIGKILL: the machine may have too little memory"
+    }
+    assert results(tmp_path) == results(in_one)
+    losses = [e.progress for e in events if isinstance(e, Training) and e.progress.epoch_ends]
+    assert losses
+    assert all(p.mean_loss > 0 for p in losses), "at the end of an epoch the loss is told"
+    assert all(worker._process.poll() is not None for worker in hired)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_ends_all(tmp_path: Path) -> None:
+    """The terminal sends it to all of a group; more epochs than can be done, so that all are under way."""
+    words = ["run", "--benchmark", "digits", "--cil", "icarl", "--seed", "0,1,2", "--detector", "msp"]
+    words += ["--runs", "r", "--device", "cpu", "--jobs", "2", "--set", "benchmark.classes_per_step=8"]
+    words += ["--set", "cil.icarl.epochs=1000000", "--set", "place.checkpoint_seconds=0"]
+    command = [sys.executable, "-m", "opencil", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as started:
+        while len(list(tmp_path.rglob("checkpoint.safetensors"))) < 2 and started.poll() is None:
+            time.sleep(0.05)
+        os.killpg(started.pid, signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    said = [line for line in err.splitlines() if "% of all runs" not in line]
+    assert said[0].startswith("3 runs: icarl on digits (k = 8; seeds 0, 1, 2); msp; on cpu, 2 runs at a time")
+    assert said[1:] == ["interrupted: what was finished is stored, and the same command goes on from there"]
+    assert out == ""
+    assert not list(tmp_path.rglob("*.part"))
+    folders = [run.folder for run in map(entry, find_runs(tmp_path / "r")) if run.state == "unfinished"]
+    assert len(folders) == 2, "they have left their runs, and the third has not begun"
+
+
+# --- where runs go ---------------------------------------------------------------------------------
+
+
+def places(monkeypatch: pytest.MonkeyPatch, **values: Any) -> list[PlaceConfig]:
+    """With four processors, and as many GPUs as are named."""
+    monkeypatch.setattr(loading, "resolve_device", torch.device)
+    monkeypatch.setattr(loading, "workers_here", lambda: 4)
+    return usable_places(PlaceConfig(**values))
+
+
+def test_jobs_on_a_cpu_are_processes_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = places(monkeypatch, device="cpu")
+    assert (one.threads, one.workers) == (None, None)
+    two = places(monkeypatch, device="cpu", jobs=2)
+    assert [(p.device, p.threads, p.workers, p.jobs) for p in two] == [("cpu", 1, 2, 1)] * 2
+    assert [p.threads for p in places(monkeypatch, device="cpu", jobs=2, threads=3)] == [3, 3]
+    assert len(places(monkeypatch, device="cpu", jobs="auto")) == 4
+
+
+def test_jobs_on_a_gpu_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = places(monkeypatch, device="cuda", jobs=3)
+    assert (one.device, one.pack, one.threads) == ("cuda", 3, None)
+    assert [p.pack for p in places(monkeypatch, device="cuda", jobs="auto", pack=4)] == [4]
+    both = places(monkeypatch, device="cuda:0,cuda:1", pack=4)
+    assert [(p.device, p.pack, p.jobs) for p in both] == [("cuda:0", 4, 1), ("cuda:1", 4, 1)]
+
+
+@pytest.mark.parametrize("device", ["cuda:0,cuda:0", "cpu,cuda:0", "cpu,cpu", "cuda:0,", "cuda:0,auto"])
+def test_devices_that_cannot_share_runs(device: str) -> None:
+    with pytest.raises(BadInput, match=r"device = .* is not allowed: several GPUs are named each once"):
+        opencil.resolve({"benchmark": "digits", "place": {"device": device}})
+
+
+def test_one_run_needs_no_other_process(tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "spread", lambda *_: pytest.fail("there is one run"))
+    config = tiny(tmp_path, *SHORT, "place.jobs=4", detector="msp")
+    assert isinstance(list(opencil.execute(config))[-1], Finished)
+    more = tiny(tmp_path, *SHORT, "place.jobs=4", detector="msp", seed=[0, 1])
+    events = list(opencil.execute(more))
+    assert (events[0], type(events[-1])) == (Finished(events[0].run, already=True), Finished)
+
+
+def test_what_is_registered_in_this_process_alone_is_refused(tmp_path: Path, tiny: Make) -> None:
+    @opencil.register_detector("homemade")
+    class Homemade(type(opencil.create_detector("msp"))):  # type: ignore[misc]
+        """A detector that no file has."""
+
+    config = tiny(tmp_path, "place.jobs=2", seed=[0, 1], detector="homemade")
+    with pytest.raises(BadInput, match="detector 'homemade' is registered in this process alone"):
+        list(opencil.execute(config))
+    assert not any(tmp_path.iterdir())
+
+
+# --- what is told ----------------------------------------------------------------------------------
+
+
+def test_events_are_few_and_fit_for_another_process(tiny: Make) -> None:
+    (spec,) = plan(tiny(Path("r")))
+    telling, told = local_workers._Telling(), []
+    for iteration in range(1, 101):
+        value = torch.tensor(float(iteration))
+        progress = Progress("train", 1, 2, iteration, 100, 0.1, value, value, lambda: {})
+        told.append(telling(Training(spec, 1, 4, progress)))
+    kept = [pickle.loads(pickle.dumps(event)) for event in told if event is not None]
+    assert kept[0].progress.iteration == 1
+    assert kept[-1].progress.epoch_ends
+    assert float(kept[-1].progress.loss) == 100
+    assert len(kept) < 50
+    assert kept[-1].run == spec
+
+
+def test_an_error_of_ones_own_code_is_shown_from_there(tmp_path: Path, tiny: Make) -> None:
+    (spec,) = plan(tiny(tmp_path))
+    try:
+        exec(compile("1 / 0", "mine.py", "exec"), {"__name__": "mine"})
+    except ZeroDivisionError as error:
+        event = failed(spec, RunFolder(tmp_path / spec.folder), error)
+    shown = traceback_of_own_code(event.error)
+    there = pickle.loads(pickle.dumps(portable(event.error)))
+    assert "mine.py" in shown
+    assert traceback_of_own_code(there) == shown
+    assert str(there) == str(event.error)
+    refused = pickle.loads(pickle.dumps(portable(BadInput("no"))))
+    assert (type(refused), str(refused), traceback_of_own_code(refused)) == (BadInput, "no", "")
