@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, masked_mean
+from opencil.cil.learner import Task, masked_mean, weights_by_share
 from opencil.cil.replay import Replay
 from opencil.engine.loop import Stage
 from opencil.registry import Paper, register_learner
@@ -39,9 +39,8 @@ class ERACE(Replay):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """One training: CE at step 1, then its two terms."""
-        model, step, old = task.model, task.step, task.step.old
-        drawn = len(step.train) / len(task.train_plus)  # the new classes' share of a batch, in the mean
-        weights = old / step.seen / max(1 - drawn, 1e-9), step.new / step.seen / drawn  # of old, of new
+        model, old = task.model, task.step.old
+        weights = weights_by_share(task, old / task.step.seen)
 
         def loss(images: Tensor, labels: Tensor, from_memory: Tensor) -> Tensor:
             logits = model(images)

@@ -267,6 +267,12 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
+def weights_by_share(task: Task, of_memory: float) -> tuple[float, float]:
+    """Weights of the memory's images and of new ones that give the memory a share of a batch's mean loss."""
+    kept, all_of_them = len(task.memory.indices), len(task.train_plus)
+    return of_memory * all_of_them / max(kept, 1), (1 - of_memory) * all_of_them / (all_of_them - kept)
+
+
 def replay_and_distil(task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0) -> Loss:
     """ce·CE + kd·KD from the teacher; CE alone where there is no teacher yet."""
     model, teacher = task.model, task.teacher
