@@ -1,5 +1,6 @@
 """``opencil report``: what stored or published runs have come to, from their rows alone."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
     from opencil.report.figures.drawing import Figure
     from opencil.report.layout import Table
     from opencil.report.tables import Kind
+    from opencil.report.top import Top
     from opencil.study.study import Study
 
 
@@ -65,6 +67,15 @@ def report(
     extra: Annotated[
         bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
     ] = False,
+    top: Annotated[
+        str | None,
+        typer.Option(
+            help="How many detectors and CIL methods tables and figures show, the best by mean AUC, and "
+            "which besides: 10, or 10,vos,ewc. CSV and the page have all.",
+            show_default="16 and 8 on a terminal and in figures, all in other tables",
+            metavar="N,A,B|all",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -104,6 +115,8 @@ def report(
     Everything is computed from rows; nothing is trained or evaluated again.
     """
     from opencil.plugins import missing, told
+    from opencil.report.figures.chosen import Choice
+    from opencil.report.top import ALL, Top
     from opencil.report.writing import chosen_tables, write_page, write_report
     from opencil.runs.reading import read_study
 
@@ -117,7 +130,8 @@ def report(
     if extra and not (out or "summary" in kinds):
         raise BadInput("--extra has no use without the summary: add --table summary, or --out")
     say = partial(typer.echo, err=form != "terminal")  # not among figures that go to another program
-    choice = names("--figure-detectors", figure_detectors) or []
+    shown = _top(top)
+    choice = Choice(tuple(names("--figure-detectors", figure_detectors) or ()), top=shown or Top())
     if watch:
         from opencil.report.watching import watch as keep_writing
 
@@ -137,8 +151,16 @@ def report(
             "there is nothing to show" + "".join(f"\n  {problem}" for problem in study.problems)
         )
     html = None if watch else html
-    drawn = _drawn(study, choice) if html or figures or out else []
-    made = chosen_tables(study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra)
+    choice.top.check(study.rows)
+    drawn: list[Figure] = []
+    if html or figures or out:
+        from opencil.report.figures.drawing import figures as draw
+
+        drawn = list(draw(study, choice))
+    short = ALL if form == "csv" else choice.top if form == "terminal" else shown or ALL
+    made = chosen_tables(
+        study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra, top=short
+    )
     if form == "terminal":
         show(Console(), made)
     else:
@@ -151,7 +173,7 @@ def report(
         write_page(study, html, drawn)
         say(f"report: {html}")
     if out:
-        write_report(study, out, drawn, baseline, extra)
+        write_report(study, out, drawn, baseline, extra, shown or ALL)
         say(f"report: {out}")
     if study.problems:
         raise left_out(study)
@@ -162,11 +184,21 @@ def left_out(study: "Study") -> OpenCILError:
     return OpenCILError("\n  ".join(["damaged or lost, so left out of all that is shown:", *study.problems]))
 
 
-def _drawn(study: "Study", detectors: list[str]) -> "list[Figure]":
-    from opencil.report.figures.chosen import Choice
-    from opencil.report.figures.drawing import figures
+def _top(text: str | None) -> "Top | None":
+    """What a flag says of how many methods are shown, and which besides; None where it is not there."""
+    from opencil.report.top import Top
 
-    return list(figures(study, Choice(tuple(detectors))))
+    if text is None:
+        return None
+    words = names("--top", text) or []
+    numbers = [word for word in words if word == "all" or re.fullmatch(r"\d+", word)]
+    if len(numbers) > 1 or "0" in numbers:
+        raise BadInput(f"--top {text} is not understood: allowed are a number, as 10, or all, and names")
+    named = tuple(word for word in words if word not in numbers)
+    if not numbers:
+        return Top(named=named)
+    number = None if numbers == ["all"] else int(numbers[0])
+    return Top(number, number, named)
 
 
 def _kinds(text: str | None) -> "list[Kind]":

@@ -56,6 +56,7 @@ def carry_out(
     from opencil.engine.ranks import follows
     from opencil.plugins import outdated
     from opencil.report.tables import summaries
+    from opencil.report.top import Top, shortened
     from opencil.runs.events import Failed, Lost
     from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.outlook import outlook
@@ -102,7 +103,7 @@ def carry_out(
             write(event)
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:
-        show(screen, summaries(study))
+        show(screen, shortened(summaries(study), study.rows, Top()))
     for sentence in [*outdated(study.runs), *study.problems]:
         say(sentence)
     if failures:

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
@@ -101,6 +101,7 @@ class Table:
     notes: list[str]
     missing: list[str] = field(default_factory=list)
     numbered: bool = True  #: on a terminal, ranks are numbers behind the values, not type alone
+    cil: str = ""  #: the CIL method that all of it is of, if it is of one
 
     @property
     def lines(self) -> list[list[Cell]]:
@@ -120,6 +121,25 @@ class Table:
     def text(self, kind: Format) -> str:
         """The table in a format for files."""
         return {"markdown": self.markdown, "csv": self.csv, "latex": self.latex}[kind]()
+
+    def without(self, hidden: Mapping[str, Collection[str]], note: str) -> "Table":
+        """The table without some lines and groups of columns, by what heads them, and with a note on that.
+
+        Sums below a block stay, also where no line of it does.
+        """
+        places = {i: hidden[c.name] for i, c in enumerate(self.columns) if c.label and c.name in hidden}
+        groups = {name for names in hidden.values() for name in names}
+        kept = [i for i, column in enumerate(self.columns) if column.group not in groups]
+
+        def only(lines: list[list[Cell]]) -> list[list[Cell]]:
+            shown = [line for line in lines if not any(line[i].text in names for i, names in places.items())]
+            return [[line[i] for i in kept] for line in shown]
+
+        blocks = [replace(block, lines=only(block.lines), foot=only(block.foot)) for block in self.blocks]
+        blocks = [block for block in blocks if block.lines or block.foot]
+        short = replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
+        same = len(kept) == len(self.columns) and len(short.lines) == len(self.lines)
+        return self if same else replace(short, notes=[note, *self.notes])
 
     # --- terminal ----------------------------------------------------------------------------------
 

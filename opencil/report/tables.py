@@ -186,7 +186,8 @@ def _by_family(outcome: Outcome, name: str, title: str, columns: dict[Column, Ke
         metric_of(metric).sentence for metric in ["accuracy", *dict.fromkeys(metric for _, metric, _ in keys)]
     ]
     missing = outcome.missing(of=[keys[0][0]] if alone else None)
-    return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes, missing)
+    of = keys[0][0] if alone else ""
+    return Table(name, title, _columns(columns), [*top, *blocks, *bottom], notes, missing, cil=of)
 
 
 def _columns(columns: dict[Column, Key]) -> list[Column]:

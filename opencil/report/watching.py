@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from opencil.errors import OpenCILError
@@ -13,7 +13,7 @@ from opencil.study.study import Study
 
 
 def watch(
-    read: Callable[[], Study], path: Path, detectors: Sequence[str], every: float, say: Callable[[str], None]
+    read: Callable[[], Study], path: Path, choice: Choice, every: float, say: Callable[[str], None]
 ) -> Study:
     """Write the page again and again until every run is done, or until somebody has seen enough.
 
@@ -37,7 +37,7 @@ def watch(
             say("stopping: one last page")
             study, problem = _read_again(read, study)
             ending = problem or "stopped watching"
-        write_page(study, path, figures(study, Choice(tuple(detectors))))
+        write_page(study, path, figures(study, choice))
     except BaseException:
         with contextlib.suppress(OSError, OpenCILError):
             write_page(study, path)

@@ -11,6 +11,7 @@ from opencil.report.layout import ENDINGS, Table
 from opencil.report.statistics import statistics_tables
 from opencil.report.survey import not_in_survey, survey_tables
 from opencil.report.tables import KINDS, Kind, tables
+from opencil.report.top import ALL, Top, shortened
 from opencil.study.study import Study, write_study
 
 if TYPE_CHECKING:  # Matplotlib: only where something is drawn
@@ -28,17 +29,19 @@ def chosen_tables(
     statistics: bool = False,
     baseline: str | None = None,
     extra: bool = False,
+    top: Top = ALL,
 ) -> list[Table]:
     """Tables of some kinds, beside published figures, with statistics; there is an error for what is empty.
 
-    All kinds together are asked for as far as there are any.
+    All kinds together are asked for as far as there are any. ``top`` is what they show of many methods:
+    ablations and comparisons are of few.
     """
     made: list[Table] = []
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
-        made += of_kind
+        made += of_kind if kind == "ablation" else shortened(of_kind, study.rows, top)
     if compare == "survey":
         accuracies = survey_tables(study)
         if not accuracies:
@@ -57,7 +60,7 @@ def chosen_tables(
                 "there is nothing to compare by statistics: at least two detectors that are finished on the "
                 "same runs, steps and OOD datasets are needed"
             )
-        made += ranked
+        made += shortened(ranked, study.rows, top)
     return made
 
 
@@ -88,17 +91,22 @@ def write_report(
     figures: "Sequence[Figure]",
     baseline: str | None = None,
     extra: bool = False,
+    top: Top = ALL,
 ) -> None:
-    """Write a study into a folder with all that can be made of it: tables, figures, the page."""
+    """Write a study into a folder with all that can be made of it: tables, figures, the page.
+
+    ``top`` is what tables show of many methods, but in CSV, which has all.
+    """
     write_study(study, folder)
-    made = [table for kind in KINDS for table in tables(kind, study, extra)]
-    made += comparison_tables(study, list(COMPARED))
     survey, statistics = survey_tables(study), statistics_tables(study, baseline)
-    made += [*survey, *statistics]
-    for table in made:
-        for kind, ending in ENDINGS.items():
-            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(kind))
-    write_text(folder / "tables.md", "\n".join(table.markdown() for table in made))
+    many = [table for kind in KINDS if kind != "ablation" for table in tables(kind, study, extra)]
+    many += statistics
+    few = [*tables("ablation", study), *comparison_tables(study, list(COMPARED)), *survey]
+    short = [*shortened(many, study.rows, top), *few]
+    for form, ending in ENDINGS.items():
+        for table in [*many, *few] if form == "csv" else short:
+            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(form))
+    write_text(folder / "tables.md", "\n".join(table.markdown() for table in short))
     for figure in figures:
         figure.save(folder / "figures")
     write_page(study, folder / "index.html", figures, tables=[*statistics, *survey])

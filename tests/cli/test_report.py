@@ -71,6 +71,52 @@ def published(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+# --- how many are shown ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grown(published: Callable[..., Path]) -> str:
+    """Ten CIL methods, with eighteen detectors each."""
+    return str(published(*(f"d{i:02}" for i in range(18)), cil=tuple(f"c{i}" for i in range(10))))
+
+
+def test_a_terminal_shows_the_best_and_says_so(grown: str) -> None:
+    shown = call("report", grown).stdout
+    assert "16 of 18 detectors and 8 of 10 CIL methods" in " ".join(shown.split())
+    every = call("report", grown, "--top", "all").stdout
+    assert "CIL methods;" not in every
+    assert len(every.splitlines()) > len(shown.splitlines()) + 180 - 128
+    for form in ("csv", "markdown", "latex"):
+        printed = call("report", grown, "--format", form).stdout
+        assert all(f"d{i:02}" in printed for i in range(18)), "what goes into a file is whole"
+
+
+def test_top_is_a_number_and_names(grown: str) -> None:
+    table = ["--table", "main", "--format", "markdown", "--top"]
+    few = call("report", grown, *table, "3,d00,d01,d02,d03")
+    assert few.exit_code == 0, few.stderr
+    assert all(f"| d0{i} |" in few.stdout for i in range(4))
+    assert re.search(r"[4-7] of 18 detectors and 3 of 10 CIL methods", few.stdout)
+    assert call("report", grown, "--table", "main", "--format", "csv", "--top", "3").stdout == (
+        call("report", grown, "--table", "main", "--format", "csv").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("top", "told"),
+    [
+        ("3,4", "--top 3,4 is not understood"),
+        ("0", "not understood"),
+        ("3,d1", "did you mean"),
+        ("", "names"),
+    ],
+)
+def test_top_that_is_not_understood_is_2(grown: str, top: str, told: str) -> None:
+    result = call("report", grown, "--top", top)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+
+
 # --- summary ---------------------------------------------------------------------------------------
 
 

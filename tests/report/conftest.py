@@ -55,6 +55,25 @@ def made_up() -> Callable[..., pd.DataFrame]:
     return make
 
 
+@pytest.fixture(scope="session")
+def many() -> pd.DataFrame:
+    """Rows of 19 CIL methods, 41 detectors and 3 seeds, whose levels follow from their names.
+
+    The last names are the best: ``c18`` and ``z``, and the first detectors of the registry the worst.
+    """
+    names = [*DETECTORS.names()[:39], "ber@nter", "y", "z"]
+    runs = [("b", 2, f"c{i:02}", seed, step) for i in range(19) for seed in range(3) for step in (1, 2)]
+    rows = []
+    for place in runs:
+        level = 0.5 + int(place[2][1:]) / 100 - place[4] / 50 + place[3] / 1000
+        rows += [(*place, "", "", "", task, "accuracy", level) for task in range(place[4] + 1)]
+        for i, detector in enumerate(names):
+            for ood, distance in (("n1", "near"), ("f1", "far")):
+                at = (*place, detector, ood, distance, 0)
+                rows += [(*at, metric, level + i / 1000) for metric in ("auc", "fpr", "ap")]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
 @pytest.fixture
 def with_shifted() -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Rows with two shifted sets besides: accuracies of the model, and what detectors reject."""

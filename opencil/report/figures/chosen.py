@@ -10,6 +10,7 @@ from opencil.errors import unknown
 from opencil.report.averages import over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome, results
+from opencil.report.top import Top
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
 
@@ -30,13 +31,15 @@ class Choice:
     """What figures show where rows have more than is legible; what is left open is chosen from the rows.
 
     ``detectors`` are drawn side by side (1a, 3b, old and new), ``detector`` is the one of 3a, ``confidence``
-    the one whose scores 1b and 1c show, and ``reference`` the CIL model that 1a compares with.
+    the one whose scores 1b and 1c show, and ``reference`` the CIL model that 1a compares with. Of many CIL
+    models there are figures of those that ``top`` shows, and of the reference.
     """
 
     detectors: tuple[str, ...] = ()
     detector: str | None = None
     confidence: str | None = None
     reference: str = "joint"
+    top: Top = field(default_factory=Top)
 
     def check(self, rows: pd.DataFrame) -> None:
         """Refuse a detector that no row has."""
@@ -145,7 +148,9 @@ class _Group:
         self, benchmark: str, k: int | str, rows: pd.DataFrame, choice: Choice, outcome: Outcome | None
     ) -> None:
         self.benchmark, self.k, self.choice, self.outcome = benchmark, k, choice, outcome
-        self.cils = [cil for cil in sort_cil(rows["cil"].unique()) if cil != choice.reference]
+        self.cils = [cil for cil in sort_cil(choice.top.kept(rows, "cil")) if cil != choice.reference]
+        told = choice.top.told(rows, ["cil"])
+        self._told = f" The best by mean AUC, {told}; all: --top all." if told else ""
         steps = per_step(rows[rows["metric"].isin(["auc", "auc_old", "auc_new"])])
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
@@ -220,7 +225,7 @@ class _Group:
         if len(bound):
             lines[reference] = bound
         title = f"CIL models under {detector}"
-        caption = f"AUC per step of {_listed(lines)} under {detector}. {_basis(lines)}"
+        caption = f"AUC per step of {_listed(lines)} under {detector}. {_basis(lines)}{self._told}"
         about = self.about("fig3a", "", f"3a · {title}", title, caption)
         return Curves(about, lines, ylabel=_AUC, reference=reference)
 
@@ -301,7 +306,7 @@ class _Group:
         values = {cil: 100 * auc[auc["cil"] == cil].set_index("detector")["mean"] for cil in cils}
         caption = (
             "Accuracy of each CIL model and AUC of each detector on it, both averaged over steps and seeds; "
-            "the best detector of each is named."
+            "the best detector of each is named." + self._told
         )
         return Points(
             self.about("accuracy-auc", "", title, title, caption),
