@@ -217,18 +217,26 @@ def _points(content: Points) -> Picture:
     picture, axes = _one_panel(height=3.0)
     accuracy, cils = content.accuracy, list(content.accuracy)
     room = 0.16 * (max(accuracy.values()) - min(accuracy.values()))  # that a name needs, about
-    last, level = -np.inf, 0
+    beside: dict[str, list[str]] = {}  # for each model, those whose names would touch each other
+    crowd: list[str] = []
     for cil in sorted(cils, key=lambda cil: accuracy[cil]):
+        crowd = crowd if crowd and accuracy[cil] - accuracy[crowd[-1]] < room else []
+        crowd.append(cil)
+        beside[cil] = crowd
+    heights: list[float] = []  # of names, one above the other: where the last one of each stands
+    for cil, crowd in beside.items():
         x, values = accuracy[cil], content.auc[cil]
+        level = next((i for i, last in enumerate(heights) if x - last >= room), len(heights))
+        heights[level : level + 1] = [x]
         style = look(cils.index(cil), cil == content.reference)
         style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
         axes.plot([x] * len(values), values, label=short(cil), **style)
-        level = (level + 1) % 3 if x - last < room else 0  # names of neighbours stand on other heights
-        last = x
         above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
-        best = short(str(values.index[-1])), (x, values.iloc[-1])
+        best = short(str(values.index[-1])), (x, max(content.auc[other].iloc[-1] for other in crowd))
         axes.annotate(*best, **above, fontsize=6.5, color=ink(style["color"]))
     axes.margins(x=0.18, y=0.15)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.05 * (high - low) * (len(heights) - 1))
     axes.set(xlabel="average accuracy (%)", ylabel="AUC, all OOD sets (%)")
     across = max(1, int(_WIDTH / (0.28 + 0.067 * max(len(short(cil)) for cil in cils))))
     rows = -(-len(cils) // across)  # of names

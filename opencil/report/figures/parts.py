@@ -31,9 +31,9 @@ _LETTER = 0.07  # inches that a digit of the ticks is wide, at most
 def look(i: int, reference: bool = False) -> Look:
     """How the i-th line looks, or the one that others are compared with.
 
-    The markers are shifted each time that colours come again.
+    There is a marker more than colours: where a colour comes again, its marker is another.
     """
-    colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[(i + i // len(_COLOURS)) % len(_MARKERS)]
+    colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markeredgewidth": 0} | (_REFERENCE if reference else {})
 
 

@@ -287,6 +287,21 @@ def test_no_text_leaves_its_figure(made_up: Rows, least: float, score: float) ->
             assert (low >= 0, high <= height) == (True, True), seen
 
 
+def test_of_many_models_each_is_told_from_the_others(many: pd.DataFrame) -> None:
+    """Lines and points look different, and no name stands on another: one in three models is crowded."""
+    crowded = many["value"].where((many["detector"] != "") | (many["cil"] < "c14"), 0.6)
+    found = figures(Study(many.assign(value=crowded)))
+    for figure in (next(found), next(found)):
+        looks = {(line.get_color(), line.get_marker()) for line in lines(panel(figure))}
+        assert len(looks) == 8, figure.about.name
+        canvas = FigureCanvasAgg(figure.picture)
+        canvas.draw()
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in panel(figure).texts]
+        assert len(boxes) == 8
+        for i, box in enumerate(boxes):
+            assert not any(box.shrunk(0.9, 0.9).overlaps(other) for other in boxes[:i]), figure.about.name
+
+
 def test_ticks_and_label_of_the_values_do_not_touch(rows: pd.DataFrame) -> None:
     found = drawn(rows.assign(value=0.96 + 0.04 * rows["value"]))
     for name in ("b-k2-fig1a-wa", "b-k2-fig3b-wa", "b-k2-fig1c-wa", "b-k2-fig3a"):
