@@ -101,7 +101,6 @@ class FOSTER(Learner):
             student = softened(model.student(images), temperature)
             return soft_cross_entropy(student, F.normalize(target, p=1, dim=1))
 
-        model.requires_grad_(True)
         model.base.requires_grad_(False)
         model.student.requires_grad_(False)
         yield Stage("boost", model, boost, self.boost, task.train_plus)

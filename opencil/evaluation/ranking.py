@@ -110,8 +110,9 @@ def enough(size: int, recall: float) -> int:
         raise BadInput(
             f"recall = {reprlib.repr(recall)} is not allowed: it should be a number above 0 and at most 1"
         )
-    guess = int(recall * size)  # rounding makes it too large by 1 at most
-    return next(count for count in range(max(guess - 1, 0), size + 1) if count / size >= recall)
+    share = float(recall)  # numpy's float16 ends at 65,504
+    least = int(share * size)
+    return least + (least / size < share)
 
 
 def _is_share(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _log = logging.getLogger("opencil.runs")
 def damaged(path: Path, error: object) -> Damaged:
     """The error for a stored file that cannot be used, with what can be done about it."""
     room, name = path.parent, path.stem
-    if path.name in _MADE_AGAIN or room.name == "detectors" or path.suffixes[-2:-1] == [".checkpoint"]:
+    tuning = path.name.endswith(".checkpoint.safetensors")
+    if path.name in _MADE_AGAIN or room.name == "detectors" or tuning:
         way = "'opencil run' makes it again"
     elif room.name == "heads":
         way = f"delete it and {room.parent / 'detectors' / name}.parquet to tune it again"
@@ -79,7 +81,8 @@ def read_checked(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
         raise damaged(path, "its checksum differs from the recorded one")
     try:
         tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        (size,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + size])
         notes = header.get("__metadata__", {})
         notes = json.loads(notes[_NOTES]) if _NOTES in notes else notes
     except (SafetensorError, ValueError, RecursionError) as error:

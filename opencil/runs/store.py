@@ -352,12 +352,12 @@ class RunFolder:
         if all(
             key.startswith(("training.", "cil.", "detector.", "benchmark.shifted")) for key in differences
         ):
-            values = {key: then for key, (then, _) in differences.items() if then != "absent"}
+            values = {key: then for key, (then, _) in differences.items()}
             if any(key.startswith("benchmark.shifted") for key in differences):  # named whole, as near is
                 values = {key: v for key, v in values.items() if not key.startswith("benchmark.")}
                 values["benchmark.shifted"] = self.stored()["benchmark"].get("shifted", {})
-            if settings := _settings(values):
-                yield f"go on with it as it is by {settings}"
+            if "absent" not in values.values():
+                yield f"go on with it as it is by {_settings(values)}"
         yield "use another --runs folder or seed"
         of_detector = f"/step*/detectors/{method}.parquet" if section == "detector" else ""
         yield f"or delete {self.path}{of_detector}"

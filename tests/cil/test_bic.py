@@ -70,6 +70,17 @@ def test_growing_adds_a_correction_that_does_nothing() -> None:
     assert torch.equal(after["head.weight"][:2], before["head.weight"])
 
 
+def task_of(labels: Tensor, memory: Memory, old: int, *, number: int = 2, seed: int = 0) -> Task:
+    """One of all images that have these labels, with what ``split`` reads of a step and a setting."""
+
+    class Numbers:
+        data_seed = seed
+        images = ImageSet("labels", torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
+
+    Numbers.number, Numbers.old, Numbers.seen = number, old, int(labels.max()) + 1  # type: ignore[attr-defined]
+    return Task(Numbers, Numbers, memory, None, None, torch.arange(len(labels)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("old", "count"), list(zip(range(10, 100, 10), (20, 10, 6, 5, 4, 3, 2, 2, 2), strict=True))
 )
@@ -79,19 +90,7 @@ def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
     labels = torch.cat(
         [torch.arange(old).repeat_interleave(quota), torch.arange(old, old + 10).repeat_interleave(500)]
     )
-    images = ImageSet("labels", torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
-    is_old = labels < old
-    memory = Memory(2000, tuple((labels == c).nonzero().flatten() for c in range(old)))
-
-    class Numbers:
-        """What ``split`` reads of a step and a setting."""
-
-        data_seed, number, seen = 0, 2, old + 10
-
-    Numbers.images, Numbers.old = images, old
-    new = (~is_old).nonzero().flatten()
-    task = Task(Numbers, Numbers, memory, None, None, torch.cat([new, memory.indices]))  # type: ignore[arg-type]
-    kept, held_out = BiC().split(task)
+    kept, held_out = BiC().split(task_of(labels, Memory(2000), old))
     assert labels[held_out].bincount().tolist() == [count] * (old + 10)
     assert sorted(torch.cat([kept, held_out]).tolist()) == list(range(len(labels)))
 
@@ -99,22 +98,22 @@ def test_held_out_images_per_class_at_k_10(old: int, count: int) -> None:
 def test_what_is_held_out_depends_on_the_step_and_the_seed() -> None:
     """Of the same images: else an exemplar that was held out once would be so at every step."""
     labels = torch.arange(4).repeat_interleave(20)
-    images = ImageSet("labels", torch.zeros(80, 3, 1, 1, dtype=torch.uint8), labels)
 
-    def held_out(step_number: int, seed: int) -> tuple[int, ...]:
-        class Numbers:
-            """What ``split`` reads of a step and a setting."""
-
-            data_seed, number, old, seen = seed, step_number, 2, 4
-
-        Numbers.images = images
-        task = Task(Numbers, Numbers, Memory(40), None, None, torch.arange(80))  # type: ignore[arg-type]
-        return tuple(BiC().split(task)[1].tolist())
+    def held_out(number: int, seed: int) -> tuple[int, ...]:
+        return tuple(BiC().split(task_of(labels, Memory(40), 2, number=number, seed=seed))[1].tolist())
 
     drawn = [held_out(*at) for at in [(2, 0), (3, 0), (2, 1)]]
     assert [len(chosen) for chosen in drawn] == [8] * 3, "a tenth of 40 / 2, of each of 4 classes"
     assert len(set(drawn)) == 3
     assert held_out(2, 0) == drawn[0]
+
+
+def test_a_class_of_two_images_has_one_of_them_held_out_and_one_alone_is_refused() -> None:
+    labels = torch.tensor([0, 1]).repeat_interleave(torch.tensor([2, 30]))
+    _, held_out = BiC(held_out=0.9).split(task_of(labels, Memory(30), 1))
+    assert labels[held_out].tolist() == [0, 1]
+    with pytest.raises(BadInput, match=r"^memory = 30 is too small for BiC: 2 images of every class"):
+        BiC().split(task_of(labels[1:], Memory(30), 1))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

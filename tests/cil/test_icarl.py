@@ -11,6 +11,7 @@ from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Setting, Task
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
+from opencil.engine.forward import forward
 from opencil.engine.loop import Diverged, Stage
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
@@ -153,6 +154,27 @@ def test_the_teacher_does_not_change_while_the_model_learns(second: Task) -> Non
     assert not torch.equal(
         second.model.state_dict()["backbone.stem.1.running_mean"], model["backbone.stem.1.running_mean"]
     )
+
+
+def test_the_nearest_mean_is_that_of_the_exemplars(second: Task, stream: Stream) -> None:
+    memory = ICaRL().remember(second)
+    assert [len(indices) for indices in memory.per_class] == [3] * 4
+    setting = second.setting
+    test = forward(second.model, stream.test, setting.transform, stream[1].test)
+    means = []
+    for indices in memory.per_class:
+        features = forward(second.model, stream.train, setting.transform, indices).features.double()
+        units = [feature / feature.norm() for feature in features]
+        mean = sum(units[1:], units[0]) / len(units)
+        means.append(mean / mean.norm())
+    expected = []
+    for feature in test.features.double():
+        away = [float((feature / feature.norm() - mean).norm()) for mean in means]
+        expected.append(away.index(min(away)))
+    (found,) = ICaRL().other_predictions(second, memory, test).items()
+    assert found[0] == "accuracy_nearest_mean"
+    assert found[1].tolist() == expected
+    assert len(set(expected)) > 1
 
 
 def test_a_schedule_that_diverges_is_named(first: Task) -> None:

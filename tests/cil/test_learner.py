@@ -250,6 +250,10 @@ def test_new_rows_differ_from_step_to_step(first: Task, setting: Setting, stream
     third = Watched().begin(setting, stream[2], Memory(12), second.model)
     rows = third.model.head.weight.detach()
     assert len({tuple(row.tolist()) for row in rows}) == 5
+    # A head that grows alike, at another step.
+    later = replace(stream[1], sizes=(stream[0].seen, 0, stream[1].new))
+    again = Watched().begin(setting, later, Memory(12), first.model).model.head.weight.detach()
+    assert not torch.equal(again[2:], rows[2:4])
 
 
 def test_initialising_leaves_the_global_generator_alone(setting: Setting, stream: Stream) -> None:

@@ -362,6 +362,7 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"ood": {}}, "at least one OOD set is needed"),
         ({"tasks": [1, 1, 2]}, "one for each of the 4 classes"),
         ({"tasks": [0, 1, 1, 2]}, "from 1 on"),
+        ({"tasks": [1, 1, 2, 5]}, "tasks has a number 5: 4 classes come in 4 tasks at most"),
         ({"labels": torch.zeros(4, dtype=torch.int64)}, r"integers \[5\] are needed"),
         ({"labels": torch.full((5,), 4)}, "the model knows 0 to 3"),
         ({"test": FLOATS[0]}, r"floating-point \[N, channels, H, W\]"),
@@ -391,6 +392,10 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"detectors": 3}, "detectors = 3 is not allowed: names or detectors are needed"),
         ({"detectors": []}, r"detectors = \[\] is not allowed"),
         ({"detectors": "odin", "test": iter([FLOATS])}, "odin read images again, and test is an iterator"),
+        (
+            {"detectors": "gram", "setup": iter([(FLOATS, [0, 1, 2, 3, 0])])},
+            "gram read .* setup is an iterator",
+        ),
         ({"detectors": "odin", "test": Restless()}, "test gave other images, or the same in another order"),
         ({"detectors": "ber", "setup": [FLOATS]}, "ber train on set-up images in an order of their own"),
         ({"batch_size": 0}, "batch_size = 0 is not allowed"),

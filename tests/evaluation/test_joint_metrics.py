@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,13 @@ def test_every_metric_is_defined() -> None:
     found = joint_metrics(inside, outside, correct=new, subsets={"old": ~new, "new": new})
     of_detection = [n for n, metric in metrics().items() if "ranking" in metric.reads and metric.standard]
     assert list(found) == of_detection
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_the_share_may_be_a_number_of_numpy(kind: Any) -> None:
+    inside, share = torch.arange(100_000.0), kind(0.95)
+    found = ood_metrics(inside, inside - 0.5, recall=share)
+    assert found == ood_metrics(inside, inside - 0.5, recall=float(share))
 
 
 @pytest.mark.parametrize("recall", [0.0, -1.0, 1.5, math.nan])

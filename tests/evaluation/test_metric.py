@@ -32,6 +32,7 @@ def test_a_function_gets_what_its_parameters_name() -> None:
         return float(id_scores.mean() - ood_scores.mean())
 
     assert found("gap") == {("noise", "gap", 0): 2.5 - 0.75}
+    assert "gap" not in standard_metrics(), "it is asked for"
 
 
 def test_without_ood_there_is_one_value_of_a_detector() -> None:
@@ -100,6 +101,7 @@ def test_shifted_images_by_hand() -> None:
     names = ["fpr_shifted", "auc_full", "fpr_full", "ap_full"]
     values = found(*names, shifted=shifted)
     # The threshold that accepts all four clean images is 1: .5 and .8 fall below it.
+    assert found(*names, shifted={"one": one, "other": other}) == values, "labels or none"
     assert values["one", "fpr_shifted", 0] == 0.5
     assert values["other", "fpr_shifted", 0] == 1.0
     # Full ID: 4 3 2 1 2.5 .5 .8. Against 1: four win, one draws; against .5: six win, one draws.
@@ -146,7 +148,10 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     nearest_mean = metric_of("accuracy_nearest_mean")
     assert nearest_mean.label == "Accuracy (nearest mean)"
     assert "nearest mean gets right" in nearest_mean.sentence
-    assert metric_of("of-a-plugin").column == "of-a-plugin↑"
+    stranger = metric_of("of-a-plugin")
+    assert stranger.column == "of-a-plugin↑"
+    assert not nearest_mean.standard
+    assert not stranger.standard
 
 
 def test_which_metrics_need_a_shifted_set() -> None:

@@ -21,6 +21,7 @@ from opencil.evaluation.metrics import (
     joint_metrics,
     ood_metrics,
 )
+from opencil.evaluation.ranking import Ranking
 
 
 def vectors(values: st.SearchStrategy[float]) -> st.SearchStrategy[Tensor]:
@@ -252,6 +253,31 @@ def test_scores_that_are_not_finite_are_refused(value: float) -> None:
         ood_metrics(bad, torch.ones(2))
     with pytest.raises(BadInput, match=f"^OOD score 1 is {value}"):
         ood_metrics(torch.ones(2), bad)
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1])
+def test_whole_numbers_that_float64_rounds_are_refused(value: int) -> None:
+    for one, other, name in (([value], [0], "ID"), ([0], [0, value], "OOD")):
+        with pytest.raises(BadInput, match=rf"^{name} scores are whole numbers beyond 2\^53"):
+            ood_metrics(torch.tensor(one), torch.tensor(other))
+    end = value - value // abs(value)
+    assert ood_metrics(torch.tensor([end]), torch.tensor([end])).auc == 0.5
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+
+def test_numbers_on_two_devices_are_refused() -> None:
+    here, there = torch.ones(3), torch.zeros(3).as_subclass(Elsewhere)
+    with pytest.raises(BadInput, match=r"^ID scores on cpu, OOD scores on cuda:0: one device is needed"):
+        ood_metrics(here, there)
+    with pytest.raises(BadInput, match=r"^samples are chosen on cuda:0, they are sorted on cpu"):
+        Ranking(here, here).accepted(there.bool())
+    with pytest.raises(BadInput, match=r"^predictions on cpu, labels on cuda:0"):
+        accuracy(here, there)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """One step's measurements, on outputs that are planted."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -41,6 +41,7 @@ class Centred(Detector):
     needs_setup: ClassVar[bool] = True
 
     def set_up(self, outputs: Outputs) -> None:
+        self.tasks = outputs.tasks
         self.fitted = [*getattr(self, "fitted", []), outputs.features.flatten().tolist()]
 
     def scores(self, outputs: Outputs) -> Tensor:
@@ -74,6 +75,15 @@ def test_a_detector_is_set_up_on_the_set_up_outputs_alone() -> None:
     values = {(m.ood, m.metric): m.value for m in found}
     assert values["apart", "auc"] == 1.0
     assert values["close", "auc"] == pytest.approx(8 / 9)  # −1, 0, −1 against −2, −1, −2, two of them draws
+
+
+def test_tasks_that_set_up_outputs_tell_themselves_are_kept() -> None:
+    found = []
+    for own, tasks in ((torch.tensor([3]), None), (torch.tensor([3]), torch.tensor([7])), (None, None)):
+        detector = Centred()
+        measure(detector, replace(outputs([4.0]), tasks=own), TEST, OOD, tasks)
+        found.append(None if detector.tasks is None else detector.tasks.tolist())
+    assert found == [[3], [7], None]
 
 
 def test_a_detector_without_set_up_is_not_fitted() -> None:

@@ -32,4 +32,40 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "3 is 2",
         "a margin: roundings are gone after two products where anybody has looked",
     ),
+    (
+        "detectors/finetune/augmix.py",
+        "count = len(drawn[0])",
+        "0 is 1",
+        "each of the drawn tensors has a row for every iteration",
+    ),
+    (
+        "detectors/posthoc/openmax.py",
+        "low, high = torch.full_like(mean, -5.0), torch.full_like(mean, 20.0)",
+        "5.0 is 10.0",
+        "a shape below e^-5 needs logarithms 148 apart: those of float32 logits, moved, are at most 80 apart",
+    ),
+    (
+        "detectors/posthoc/rankfeat.py",
+        "trace = power.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]",
+        "sum is mean",
+        "a scale that keeps squares in range: the direction is normalised at the end",
+    ),
+    (
+        "detectors/posthoc/residual.py",
+        "_ROUNDING = 1e-12",
+        "1e-12 is 2e-12",
+        "a tolerance between roundings and what is none: twice it is one too",
+    ),
+    (
+        "detectors/posthoc/tempscale.py",
+        "for _ in range(40):",
+        "40 is 39",
+        "the range of log T, 4.6, halved 39 times is 8e-12: float32 scores round by more",
+    ),
+    (
+        "detectors/posthoc/vim.py",
+        "_NOTHING = 1e-6",
+        "1e-06 is 2e-06",
+        "a tolerance between roundings and what is none: twice it is one too",
+    ),
 ]

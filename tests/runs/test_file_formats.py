@@ -18,10 +18,33 @@ def test_tensors_come_back(tmp_path: Path) -> None:
 
 
 def test_what_is_noted_beside_tensors_comes_back_without_the_seal(tmp_path: Path) -> None:
+    """Of any length: the header of a file is filled up with spaces to a multiple of 8."""
     path = tmp_path / "t.safetensors"
-    digits = file_formats.write_tensors(path, {"a": torch.ones(2)}, {"made_of": "x"})
-    _, notes, found = file_formats.read_checked(path)
-    assert (notes, found) == ({"made_of": "x"}, digits)
+    for length in range(8):
+        made_of = {"made_of": "x" * length}
+        digits = file_formats.write_tensors(path, {"a": torch.ones(2)}, made_of)
+        _, notes, found = file_formats.read_checked(path)
+        assert (notes, found) == (made_of, digits)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("step01/accuracy.parquet", "'opencil run' makes it again"),
+        ("step01/checkpoint.safetensors", "'opencil run' makes it again"),
+        ("step01/detectors/msp.parquet", "'opencil run' makes it again"),
+        ("step01/heads/ber.checkpoint.safetensors", "'opencil run' makes it again"),
+        ("step01/heads/ber@0.1.checkpoint.safetensors", "'opencil run' makes it again"),
+        (
+            "step01/heads/ber@0.1.safetensors",
+            "delete it and step01/detectors/ber@0.1.parquet to",
+        ),
+        ("config.yml", "if you changed it, remove its first line"),
+        ("step01/memory.safetensors", "delete the folder step01 to compute it again"),
+    ],
+)
+def test_what_can_be_done_about_a_damaged_file_is_said(name: str, way: str) -> None:
+    assert f" cannot be used (it is cut): {way}" in str(file_formats.damaged(Path(name), "it is cut"))
 
 
 def test_json_comes_back(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import opencil
 from opencil.config import Config, dump_yaml
 from opencil.data.own_dataset import OwnDataset
 from opencil.data.stream import Step
+from opencil.errors import BadInput
 from opencil.registry import Registry
 from opencil.runs.plan import Seeds, defaults, in_todays_terms, plan
 
@@ -55,6 +56,14 @@ def test_a_record_is_plain_and_knows_no_place(tiny: Callable[..., Config]) -> No
     assert list(record) == ["benchmark", "cil", "training", "seed", "detector"]
     assert yaml.safe_load(dump_yaml(record)) == record
     assert "some-" not in dump_yaml(record)
+
+
+def test_a_metric_of_shifted_images_needs_some(tiny: Callable[..., Config]) -> None:
+    with_some, without = tiny(Path("r")), tiny(Path("r"), "benchmark.shifted={}")
+    both = ("auc", "accuracy_shifted")
+    assert len(plan(replace(with_some, metric=both))) == len(plan(replace(without, metric=both[:1]))) == 1
+    with pytest.raises(BadInput, match="'accuracy_shifted' reads shifted images, and benchmark 'digits' has"):
+        plan(replace(without, metric=both))
 
 
 def test_every_ood_set_has_an_order_of_its_own(tiny: Callable[..., Config]) -> None:

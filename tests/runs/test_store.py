@@ -153,9 +153,10 @@ def test_the_most_memory_of_any_process_stays_on_record(tmp_path: Path) -> None:
     assert folder.record("environment.json") == {"device": "a", "torch": "3", "peak_memory_mib": 3643}
     folder.note({"device": "b"}, 871)
     assert folder.record("environment.json") == {"device": "b", "peak_memory_mib": 871}, "not a's memory"
-    record.write_text("half a fi")
-    folder.note({"device": "b"}, 500)
-    assert json.loads(record.read_text())["peak_memory_mib"] == 500
+    for spoilt in ("half a fi", '{"device": "b", "peak_memory_mib": "much"}'):
+        record.write_text(spoilt)
+        folder.note({"device": "b"}, 500)
+        assert json.loads(record.read_text())["peak_memory_mib"] == 500
 
 
 def test_the_memory_is_indices_that_fit_the_quota(finished: Path) -> None:
@@ -223,6 +224,7 @@ def test_a_changed_config_is_refused_and_nothing_changes(
     assert [line.strip() for line in differences] == [difference]
     assert str(RUN) in first
     assert str(finished / RUN) in first, "where to look"
+    assert ("go on with it as it is" in first) == setting.startswith(("cil", "detector"))
     assert contents(finished) == before
 
 
@@ -266,6 +268,40 @@ def test_a_method_under_other_values_can_be_kept_beside_itself(
     labelled = tiny(finished, *words[1::2], **{flag: name})
     list(opencil.execute(labelled))
     assert getattr(labelled, flag)[name] == getattr(asked, flag)[name.removesuffix("@mine")]
+
+
+def test_what_is_no_way_is_not_advised(finished: Path, tiny: Make) -> None:
+    """A label is of one method; a value that was left out then cannot be said again."""
+    folder, label, as_it_is = RunFolder(finished / RUN), "keep both by a label", "go on with it as it is"
+    for settings, ways in (
+        (["cil.icarl.temperature=3", "detector.energy.temperature=2"], [as_it_is]),
+        (["detector.energy.by_task=true"], [label]),
+        (["detector.energy.by_task=true", "detector.energy.temperature=2"], [label]),
+    ):
+        (spec,) = plan(tiny(finished, *settings))
+        with pytest.raises(BadInput) as raised:
+            folder.check(spec)
+        assert [way for way in (label, as_it_is) if way in str(raised.value)] == ways
+
+
+def test_a_config_says_which_run_it_is_of(tmp_path: Path) -> None:
+    folder, benchmark = RunFolder(tmp_path), {"name": "digits", "classes_per_step": [2]}
+    config: dict[str, Any] = {"benchmark": benchmark, "cil": {"icarl": {}}, "seed": {"run": 0}}
+    assert folder.identity(config) == ("digits", 2, "icarl", 0)
+    for less in (*({section: {}} for section in config), {"benchmark": benchmark | {"classes_per_step": []}}):
+        with pytest.raises(OpenCILError, match="it does not say which run it is of"):
+            folder.identity(config | less)
+
+
+def test_rows_are_of_a_run_where_that_is_known(tmp_path: Path) -> None:
+    step = RunFolder(tmp_path).step(2)
+    tables = [step.model_rows, step.detector_rows("msp")]
+    place = [{"step": 2, "detector": ""}, {"step": 2, "detector": "msp"}]
+    assert [table.of for table in step.placed(tables, None, {})] == place
+    run = {"benchmark": "digits", "k": 2, "cil": "icarl", "seed": 0}
+    found = step.placed(tables, ("digits", 2, "icarl", 0), {"weights_sha256": "a"})
+    assert [table.of for table in found] == [run | one for one in place]
+    assert {table.model for table in found} == {"a"}
 
 
 def test_place_is_no_part_of_the_config(finished: Path, tiny: Make, tmp_path: Path, run_all: RunAll) -> None:

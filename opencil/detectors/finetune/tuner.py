@@ -159,7 +159,7 @@ class Tuner(Detector):
     @property
     def fewest(self) -> int:
         """As many as what scores by f is set up on."""
-        return 1 if self.scorer is None else self.scorer.fewest
+        return super().fewest if self.scorer is None else self.scorer.fewest
 
     @abstractmethod
     def loss(self, extra: "Extra", batch: Batch) -> Tensor:

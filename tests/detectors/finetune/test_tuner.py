@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -452,6 +452,12 @@ def test_fitting_leaves_the_models_mode_and_weights(outputs: Outputs) -> None:
     assert torch.equal(SEVEN["ber"]().fit(outputs).score(outputs), expected)
     assert model.training
     assert same(state(model), before)
+
+
+def test_how_a_head_is_used_is_said_by_name_alone() -> None:
+    """Else a method's own values, which follow, would move by one place."""
+    in_order = [f.name for f in fields(Tuner) if not f.kw_only]
+    assert in_order == ["schedule", "batch_size", "init", "temperature"]
 
 
 def test_what_a_tuner_must_be_given(outputs: Outputs) -> None:

@@ -266,6 +266,14 @@ def test_openmax(setup: Outputs, test: Outputs, tail: int, alpha: int) -> None:
     close(detector.score(test), expected)
 
 
+def test_openmax_takes_nothing_from_a_class_without_images(setup: Outputs, test: Outputs) -> None:
+    assert setup.labels is not None
+    rest = setup.labels != 5
+    logits = test.logits + 100 * nn.functional.one_hot(torch.tensor(5), CLASSES)
+    detector = create_detector("openmax", alpha=1).fit(logits=setup.logits[rest], labels=setup.labels[rest])
+    close(detector.score(logits=logits), logsumexp(wide(logits), axis=1))
+
+
 def test_openmaxs_distribution_is_the_likeliest() -> None:
     from scipy.stats import weibull_min
 
@@ -303,7 +311,14 @@ def naive_tpl(setup: Outputs, test: Outputs, tasks: Array) -> Array:
         for t in np.unique(own):
             near, out, largest = parts(f, z, t)
             mine, _, theirs = parts(features[own == t], logits[own == t], t)
-            e = np.stack([near / mine.mean() + out, largest / np.abs(theirs).mean()])
+            # One that lies at its class's mean is infinitely near.
+            apart = mine < 20 / 1e-6
+            e = np.stack(
+                [
+                    near / mine[apart if apart.any() else slice(None)].mean() + out,
+                    largest / np.abs(theirs).mean(),
+                ]
+            )
             found.append(-logsumexp(-e, axis=0))
         return np.stack(found, axis=1)
 
@@ -323,13 +338,12 @@ def naive_tpl(setup: Outputs, test: Outputs, tasks: Array) -> Array:
 
 
 @pytest.mark.parametrize("tasks", [TASKS, torch.ones(CLASSES, dtype=torch.int64)], ids=["three", "one"])
-def test_tpl(setup: Outputs, test: Outputs, tasks: Tensor) -> None:
-    close(
-        create_detector("tpl")
-        .fit(Outputs(setup.features, setup.logits, setup.labels, tasks=tasks))
-        .score(test),
-        naive_tpl(setup, test, wide(tasks)),
-    )
+@pytest.mark.parametrize("left_out", [0, 1], ids=["", "one image of a class"])
+def test_tpl(setup: Outputs, test: Outputs, tasks: Tensor, left_out: int) -> None:
+    assert setup.labels is not None
+    features, logits, labels = (t[left_out:] for t in (setup.features, setup.logits, setup.labels))
+    known = Outputs(features, logits, labels, tasks=tasks)
+    close(create_detector("tpl").fit(known).score(test), naive_tpl(known, test, wide(tasks)))
 
 
 def test_tpl_without_tasks_has_one_and_refuses_those_of_other_classes(setup: Outputs, test: Outputs) -> None:

@@ -108,6 +108,14 @@ def test_vra(label: str, setup: Outputs, out: Outputs, w: Array, b: Array) -> No
     close(create_detector(label), setup, out, logsumexp(shaped @ w.T + b, axis=1))
 
 
+def test_vra_keeps_features_that_are_the_lower_threshold(head: nn.Linear) -> None:
+    known = torch.arange(1.0, 4.0)[:, None].expand(-1, WIDTH)
+    found = create_detector("vra", low=50.0, high=100.0).fit(known, classify=head).score(known[:2])
+    with torch.no_grad():
+        expected = head(torch.stack([torch.zeros(WIDTH), known[1]])).logsumexp(dim=1)
+    torch.testing.assert_close(found, expected)
+
+
 def test_vra_refuses_thresholds_in_the_wrong_order() -> None:
     with pytest.raises(BadInput, match=r"vra.low = 70.0 is not allowed: it should be at most high = 60.0"):
         create_detector("vra", low=70.0, high=60.0)
@@ -144,6 +152,17 @@ def test_fdbd(divided_by: str, setup: Outputs, out: Outputs, w: Array) -> None:
         scale = np.linalg.norm(f - mean if divided_by == "distance" else f)
         expected.append(np.mean(apart) / scale)
     close(create_detector("fdbd", divided_by=divided_by), setup, out, np.array(expected))
+
+
+def test_fdbd_counts_no_boundary_between_classes_of_equal_weights() -> None:
+    """Of two such classes and a third, 3 away: (0 + 6 / 3) / 2, over a distance of 4 to the mean."""
+    head = nn.Linear(1, 3)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0], [1.0], [-2.0]]))
+        head.bias.copy_(torch.tensor([0.0, -5.0, 3.0]))
+    detector = create_detector("fdbd").fit(torch.tensor([[-1.0], [-1.0]]), classify=head)
+    features = torch.tensor([[3.0]])
+    assert float(detector.score(features, head(features).detach())) == pytest.approx(2 / 2 / 4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-4, 0.3])
