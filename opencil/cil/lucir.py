@@ -61,6 +61,6 @@ class LUCIR(Rebalanced):
 
 def margins(cosines: Tensor, labels: Tensor, old: int, margin: float, nearest: int) -> Tensor:
     """Mean over images of old classes, if any, of max(0, margin − cos_y + s), s the nearest new classes'."""
-    own = (cosines * F.one_hot(labels, cosines.shape[1])).sum(dim=1, keepdim=True)
+    own = cosines.gather(1, labels[:, None])
     hinges = F.relu(margin - own + cosines[:, old:].topk(nearest, dim=1).values).mean(dim=1)
     return masked_mean(hinges, labels < old)

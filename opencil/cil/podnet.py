@@ -65,10 +65,10 @@ class PODNet(Rebalanced):
 
 def nca(logits: Tensor, labels: Tensor) -> Tensor:
     """Batch mean of −z_y + log(Σ_{c ≠ y} exp z_c + exp max z): CE where the prediction is right."""
-    own = F.one_hot(labels, logits.shape[1])
-    others = logits.masked_fill(own.bool(), -torch.inf)
+    own = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
+    others = logits.masked_fill(own, -torch.inf)
     terms = torch.cat([others, logits.amax(dim=1, keepdim=True)], dim=1)
-    return (terms.logsumexp(dim=1) - (logits * own).sum(dim=1)).mean()
+    return (terms.logsumexp(dim=1) - torch.where(own, logits, 0).sum(dim=1)).mean()
 
 
 def pooled_distance(maps: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
