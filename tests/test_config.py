@@ -485,7 +485,7 @@ MISPLACED = [
     ("icarl.epochs=5", "did you mean cil.icarl.epochs?"),
     ("icarl.lr=5", "did you mean cil.icarl.first.lr or cil.icarl.later.lr?"),
     ("cil.icarl.lr=0.1", "did you mean cil.icarl.first.lr or cil.icarl.later.lr?"),
-    ("cil.*.lr=0.1", "did you mean cil.*.first.lr, cil.*.later.lr, "),
+    ("cil.*.lr=0.1", "did you mean cil.*.first.lr, cil.*.train.lr, cil.*.later.lr"),
     ("cil.epochs=5", "did you mean cil.*.epochs?"),
     ("cil.first.lr=0.1", "did you mean cil.*.first.lr?"),
     ("epochs=5", "did you mean cil.*.epochs?"),
@@ -496,7 +496,7 @@ MISPLACED = [
     ("place.precision=bf16", "did you mean training.precision?"),
     ("benchmark.weights=x", "did you mean benchmark.backbone.weights?"),
     ("cil.energy.temperature=2", "did you mean detector.energy.temperature?"),
-    ("benchmark.backbone.nam=x", "allowed here are freeze, name, sha256, weights; did you mean 'name'?"),
+    ("benchmark.backbone.nam=x", "here are freeze, name, sha256, signed, weights; did you mean 'name'?"),
 ]
 
 
