@@ -1,14 +1,14 @@
 """A queue of runs and the workers that take from it, each of which does what one process does.
 
 How a worker is reached is its own matter: it needs no more than ``Worker``, and to put what it says into the
-inbox. Those in processes of this machine are in ``local_workers``.
+inbox. Those in processes of this machine are in ``local_workers``, those on a cluster in ``ray_workers``.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,14 +19,21 @@ from opencil.runs.plan import RunSpec
 
 #: Workers that may end in the middle of one run before it is given up: it may be what ends them.
 _LOSSES = 2
+#: Seconds that a run waits for the lock of a worker that was lost: it may be about to leave, and where its
+#: machine is gone the lock is that of nobody only after a while.
+_PATIENCE = 240.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A run for a worker; ``longest`` says that it has far more work ahead than the mean of all."""
+    """A run for a worker; ``longest`` says that it has far more work ahead than the mean of all.
+
+    ``patience`` is how many seconds it waits while another process holds it.
+    """
 
     spec: RunSpec
     longest: bool = False
+    patience: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ def spread(runs: Iterable[Assignment], places: Iterable[PlaceConfig], hire: Hire
     try:
         for place in places:
             crew[hire(place, inbox)] = {}
-        while crew:
+        # One that has not asked for a run yet, for want of room say, is not waited for when none is left.
+        while crew and (queue or hired & crew.keys()):
             worker, message = inbox.get()
             match message:
                 case Asks():
@@ -118,7 +126,7 @@ def spread(runs: Iterable[Assignment], places: Iterable[PlaceConfig], hire: Hire
                     for folder, run in lost.items():
                         losses[folder] += 1
                         if losses[folder] < _LOSSES:
-                            queue.appendleft(run)
+                            queue.appendleft(replace(run, patience=_PATIENCE))
                             yield Lost(run.spec, reason)
                         else:
                             yield Failed(run.spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}"))

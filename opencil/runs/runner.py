@@ -1,6 +1,7 @@
 """All runs of a config: each goes on from where it is, some take turns, and each fails alone."""
 
 import math
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from opencil.runs.crew import Assignment, spread
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
 from opencil.runs.following import on_ranks
+from opencil.runs.inventory import is_held
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
 from opencil.runs.loading import describe_data, load, usable_places
 from opencil.runs.local_workers import hire
@@ -33,6 +35,10 @@ from opencil.runs.run import Run
 from opencil.runs.shares import stand_in
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
+
+#: Seconds between two looks at a run that another process holds.
+_LOOK = 0.5
+_NAP = 0.001
 
 
 @on_ranks
@@ -101,7 +107,7 @@ def work(
         while True:
             for run in islice(waiting, place.pack - len(lanes.running)):
                 folder = RunFolder(Path(place.runs) / run.spec.folder)
-                begin = partial(_advance, run.spec, folder, place, device, prepared, outputs, lanes.beside)
+                begin = partial(_advance, run, folder, place, device, prepared, outputs, lanes.beside)
                 lanes.running.append(Lane(begin, device, run.longest))
             if not lanes.running:
                 return
@@ -170,7 +176,7 @@ def _answered(spec: RunSpec, folder: RunFolder) -> Event | None:
 
 
 def _advance(
-    spec: RunSpec,
+    asked: Assignment,
     folder: RunFolder,
     place: PlaceConfig,
     device: torch.device,
@@ -180,6 +186,8 @@ def _advance(
     lane: Lane,
 ) -> Work:
     """One run from where it is to its end; ``prepared`` gives the data, and what to note about them."""
+    spec = asked.spec
+    yield from _until_free(folder, asked.patience)
     if (answer := _answered(spec, folder)) is not None:
         yield answer
         return
@@ -205,6 +213,20 @@ def _advance(
         yield failed(spec, folder, error, held)
     else:
         yield Finished(spec, already)
+
+
+def _until_free(folder: RunFolder, seconds: float) -> Work:
+    """Wait while another process holds a run, so long at most; runs that are packed with it go on."""
+    now = look = time.monotonic()
+    give_up = now + seconds
+    while now < give_up:
+        if now >= look:
+            if not is_held(folder):
+                return
+            look = now + _LOOK
+        time.sleep(_NAP)
+        yield None
+        now = time.monotonic()
 
 
 def _beside(advance: Advance, lane: Lane) -> Work:

@@ -21,6 +21,7 @@ class Made(Worker):
     def __init__(self, place: PlaceConfig, inbox: Inbox, react: "React", crew: "list[Made]") -> None:
         self.place, self.number, self.said = place, len(crew), list[str]()
         self._inbox, self._react, self.given = inbox, react, list[RunSpec]()
+        self.patient = list[RunSpec]()
         crew.append(self)
         self._tell(react(self, None))
 
@@ -33,6 +34,7 @@ class Made(Worker):
             self._tell(iter([Ended()]))
         else:
             self.given.append(run.spec)
+            self.patient += [run.spec] if run.patience else []
             self._tell(self._react(self, run.spec))
 
     def leave(self) -> None:
@@ -87,6 +89,7 @@ def test_what_a_lost_worker_had_is_taken_up_first_by_one_in_its_place(runs: list
     assert sorted(finished) == sorted(str(run.spec) for run in runs)
     rest = [str(run.spec) for run in runs if run.spec not in crew[0].given[:1]]
     assert str(lost.run) in rest[:2]
+    assert [spec for worker in crew for spec in worker.patient] == [lost.run], "its lock may still be held"
 
 
 def test_packed_runs_are_lost_together(runs: list[Assignment]) -> None:
@@ -125,6 +128,12 @@ def test_workers_that_never_begin_are_not_replaced_for_ever(runs: list[Assignmen
     for event in events:
         assert isinstance(event, Failed)
         assert "there is no worker for it: it cannot import torch" in str(event.error)
+
+
+def test_who_finds_no_room_is_not_waited_for_at_the_end(runs: list[Assignment]) -> None:
+    events, crew = go(runs, lambda worker, spec: diligent(worker, spec) if worker.number == 0 else iter([]))
+    assert [type(event) for event in events] == [Finished] * 5
+    assert [worker.said for worker in crew] == [[], ["leave", "wait"]]
 
 
 def test_what_is_wrong_for_every_worker_ends_them_all(runs: list[Assignment]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +18,15 @@ import opencil
 from opencil.config import Config, PlaceConfig
 from opencil.engine.loop import Progress
 from opencil.errors import BadInput
-from opencil.runs import loading, local_workers, runner
-from opencil.runs.crew import Worker
+from opencil.runs import loading, local_workers, runner, worker_process
+from opencil.runs.crew import Assignment, Worker
 from opencil.runs.events import Event, Failed, Finished, Lost, Training
 from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
 from opencil.runs.loading import usable_places
-from opencil.runs.local_workers import LocalWorker
+from opencil.runs.local_workers import LocalProcess
 from opencil.runs.plan import plan
+from opencil.runs.process_workers import ProcessWorker
 from opencil.runs.store import RunFolder, find_runs
 
 Make = Callable[..., Config]
@@ -45,7 +47,7 @@ def test_two_processes_leave_what_one_leaves_though_one_of_them_is_killed(
     in_one: Path, tmp_path: Path, tiny: Make, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(tmp_path, *SHORT, "place.jobs=2", seed=[0, 1, 2], detector="msp")
-    hired: list[LocalWorker] = []
+    hired: list[ProcessWorker] = []
 
     def hire(*asked: Any) -> Callable[..., Worker]:
         def start(*of: Any) -> Worker:
@@ -58,7 +60,7 @@ def test_two_processes_leave_what_one_leaves_though_one_of_them_is_killed(
     events = []
     for event in opencil.execute(config):
         if isinstance(event, Training) and not any(isinstance(e, Training) for e in events):
-            hired[0]._process.send_signal(signal.SIGKILL)
+            started(hired[0]).send_signal(signal.SIGKILL)
         events.append(event)
     assert sorted(str(e.run) for e in events if isinstance(e, Finished)) == [str(s) for s in plan(config)]
     assert not any(isinstance(e, Failed) for e in events)
@@ -71,7 +73,12 @@ def test_two_processes_leave_what_one_leaves_though_one_of_them_is_killed(
     losses = [e.progress for e in events if isinstance(e, Training) and e.progress.epoch_ends]
     assert losses
     assert all(p.mean_loss > 0 for p in losses), "at the end of an epoch the loss is told"
-    assert all(worker._process.poll() is not None for worker in hired)
+    assert all(started(worker).poll() is not None for worker in hired)
+
+
+def started(worker: ProcessWorker) -> "subprocess.Popen[bytes]":
+    assert isinstance(worker.process, LocalProcess)
+    return worker.process.started
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -150,12 +157,37 @@ def test_what_is_registered_in_this_process_alone_is_refused(tmp_path: Path, tin
     assert not any(tmp_path.iterdir())
 
 
+def test_what_a_lost_worker_still_holds_is_waited_for(tmp_path: Path, tiny: Make, finished: Path) -> None:
+    config = tiny(tmp_path)
+    (spec,) = plan(config)
+    folder = RunFolder(tmp_path / spec.folder)
+
+    def next_event(patience: float) -> Event | None:
+        asked = Assignment(spec, patience=patience)
+        cpu = torch.device("cpu")
+        events = runner._advance(asked, folder, config.place, cpu, no_data, None, False, None)  # type: ignore[arg-type]
+        told = next(events)
+        if told is None:
+            shutil.rmtree(folder.path)
+            shutil.copytree(finished / spec.folder, folder.path)  # the other has done the rest of it
+            told = next(event for event in events if event is not None)
+        return told
+
+    def no_data() -> Any:
+        raise BadInput("another holds it, and no data are needed")
+
+    with folder.opened(spec), pytest.raises(BadInput, match="another holds it"):
+        next_event(patience=0.0)
+    with folder.opened(spec):
+        assert next_event(patience=60.0) == Finished(spec, already=True)
+
+
 # --- what is told ----------------------------------------------------------------------------------
 
 
 def test_events_are_few_and_fit_for_another_process(tiny: Make) -> None:
     (spec,) = plan(tiny(Path("r")))
-    telling, told = local_workers._Telling(), []
+    telling, told = worker_process._Telling(), []
     for iteration in range(1, 101):
         value = torch.tensor(float(iteration))
         progress = Progress("train", 1, 2, iteration, 100, 0.1, value, value, lambda: {})
