@@ -135,7 +135,7 @@ def test_where_triton_does_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatc
 
 
 def features_and_gradients(
-    network: resnet.ResNet, images: Tensor, arithmetic: Arithmetic, training: bool
+    network: nn.Module, images: Tensor, arithmetic: Arithmetic, training: bool
 ) -> list[Tensor]:
     """Features, gradients of images and weights, and what batch norm keeps."""
     network = copy.deepcopy(network).train(training).requires_grad_(training)
@@ -178,6 +178,33 @@ def test_the_whole_network_is_as_near_to_float64_as_torchs(
     assert by_ours.max() <= 2 * by_torch.max() + one_flip
     again = features_and_gradients(network, images, arithmetic, training)
     assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
+
+
+class InTwo(nn.Module):
+    """A network as its first stages and its last one, as MEMO has it."""
+
+    def __init__(self, network: resnet.ResNet) -> None:
+        super().__init__()
+        self.shared, self.last = network.split()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.last(self.shared.maps(images)[-1])
+        return features
+
+
+@on_a_gpu
+@pytest.mark.parametrize("training", [True, False])
+def test_the_parts_of_a_network_compute_what_the_whole_does(training: bool) -> None:
+    torch.manual_seed(0)
+    network = resnet.resnet32().cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(128, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    assert InTwo(network).last.has_kernels_for(network.split()[0].maps(images)[-1])
+    whole, parts = (
+        features_and_gradients(module, images, Arithmetic("fp32"), training)
+        for module in (network, InTwo(network))
+    )
+    for one, other in zip(parts, whole, strict=True):
+        assert float((one - other).norm() / other.norm().clamp(min=1e-12)) < 1e-3
 
 
 @on_a_gpu
