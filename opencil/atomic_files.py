@@ -10,6 +10,7 @@ from pathlib import Path
 
 from opencil.disk import told
 from opencil.errors import BadInput
+from opencil.locks import confirm
 
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a name: file systems take 255 bytes, and a letter may have 4
@@ -34,6 +35,7 @@ def write(path: Path, fill: Callable[[Path], None], *, flush: bool = True, follo
             fill(partial)
             if flush:
                 _flush(partial)
+            confirm(path)  # whoever holds what it belongs to may have been halted for long
             partial.replace(path)
             if flush:
                 _flush(path.parent)

@@ -7,6 +7,7 @@ at all, and only when there is room for both, so that a full disk leaves the old
 
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ from opencil.atomic_files import write
 from opencil.data.decoding import decoded
 from opencil.disk import DiskError, disk_error
 from opencil.errors import BadInput, OpenCILError
+from opencil.locks import Lock
 from opencil.seals import read_json, write_json
 
 if TYPE_CHECKING:
@@ -212,11 +214,9 @@ class CacheFile:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        from filelock import FileLock
-
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path.with_suffix(".lock"))
+            lock = Lock(self.path.with_suffix(".held"), timeout=math.inf)
             lock.acquire()
         except OSError as error:
             raise self._unwritable(error) from None

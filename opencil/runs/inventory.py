@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from opencil._version import __version__
 from opencil.atomic_files import is_temporary
 from opencil.errors import OpenCILError
+from opencil.locks import Held, Lock, seems_held
 from opencil.plugins import missing, told
 from opencil.runs import file_formats
 from opencil.runs.reading import expected_steps
@@ -106,21 +105,19 @@ def _lacks(trained: list[StepFolder], detector: str) -> bool:
 
 def is_held(folder: RunFolder) -> bool:
     """Whether a process is writing the run."""
-    with held(folder) as free:
-        return not free
+    try:
+        return seems_held(folder.lock().path)
+    except OSError:  # of a disk that is read-only, where nobody writes
+        return False
 
 
 @contextmanager
 def held(folder: RunFolder) -> Iterator[bool]:
     """Hold a run, so that nobody writes it inside the block; False where somebody does."""
-    path = folder.path / ".lock"
-    if not path.exists():  # nobody has ever written it, or has gone; nothing is made for looking
-        yield True
-        return
-    lock = FileLock(path, timeout=0)
+    lock = folder.lock()
     try:
         lock.acquire()
-    except Timeout:
+    except Held:
         yield False
         return
     except OSError:  # of a disk that is read-only, where nobody writes
@@ -236,16 +233,16 @@ def useless_outputs(folder: Path) -> Iterator[list[Leftover]]:
 
     Nothing while somebody holds it, who may be halted, or where it is read-only.
     """
-    lock = FileLock(folder / ".lock", timeout=1)
-    try:
-        if folder.is_dir():
-            lock.acquire()
-    except OSError:
-        pass
-    if not lock.is_locked:
+    if not folder.is_dir():
         yield []
         return
-    with lock:
+    lock = Lock(folder / ".held", timeout=1)
+    try:
+        lock.acquire()
+    except OSError:
+        yield []
+        return
+    try:
         found = []
         for path in sorted(folder.iterdir()):
             if is_temporary(path):
@@ -256,6 +253,8 @@ def useless_outputs(folder: Path) -> Iterator[list[Leftover]]:
                 except Damaged:
                     found.append(Leftover(path, "is damaged: such outputs are computed again"))
         yield found
+    finally:
+        lock.release()
 
 
 def _stale(folder: RunFolder) -> Iterator[Leftover]:

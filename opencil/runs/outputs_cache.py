@@ -12,13 +12,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock
 from torch import Tensor
 
 from opencil.atomic_files import remove_temporary
 from opencil.data.images import Images
 from opencil.engine.forward import Inputs, Outputs, outputs_of
 from opencil.errors import OpenCILError
+from opencil.locks import Lock
 from opencil.runs import file_formats
 from opencil.seals import write_sealed
 from opencil.validation import plain
@@ -86,9 +86,9 @@ class OutputsCache:
             self._make_room(len(content))
             write_sealed(path, content, flush=False)  # its checksum is looked at when it is read
 
-    def _alone(self) -> FileLock:
+    def _alone(self) -> Lock:
         """Nobody waits for long, and only once, for a process that was halted while it held the folder."""
-        return FileLock(self.folder / ".lock", timeout=0 if self._told else _PATIENCE)
+        return Lock(self.folder / ".held", timeout=0 if self._told else _PATIENCE)
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries until ``size`` more bytes fit."""

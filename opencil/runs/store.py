@@ -6,6 +6,7 @@
         config.yml           every value that decides the result; detectors are added as they are evaluated
         environment.json     versions and device of what last wrote here, and the most memory of any process
         data.json            what images it read, and how many the paper has
+        .held                who writes here just now: see opencil.locks
         error.txt            where the last attempt failed: why, of an error that nobody foresaw its traceback
         *.damaged            what was damaged and has been computed again, here and below
         step01/
@@ -29,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from opencil.atomic_files import remove_temporary, temporary
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
+from opencil.locks import Held, Lock
 from opencil.plugins import Notes, joined, missing, told
 from opencil.runs import file_formats
 from opencil.runs.plan import RunSpec, defaults, in_todays_terms
@@ -367,7 +368,7 @@ class RunFolder:
         if self.config.exists():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        with suppress(Timeout), FileLock(self.path / ".lock", timeout=0):  # whoever holds it leaves one
+        with suppress(Held), self.lock():  # whoever holds it leaves one
             if not self.config.exists():
                 plugins = spec.plugins(*spec.detectors)
                 self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
@@ -418,16 +419,20 @@ class RunFolder:
         for step in self.steps():
             step.mend(run)
 
+    def lock(self, timeout: float = 0.0) -> Lock:
+        """What only one process at a time holds, who may write here."""
+        return Lock(self.path / ".held", timeout)
+
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
         """Hold the run for writing: alone, under an unchanged config, with no half-written files."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock", timeout=0.2)  # somebody may just be looking whether it is held
+        lock = self.lock(timeout=0.2)  # somebody may just be announcing it
         try:
             lock.acquire()
-        except Timeout:
+        except Held as held:
             raise OpenCILError(
-                f"run {spec} is being written by another process: wait for it, or stop it"
+                f"run {spec} is being written by another process: wait for it, or stop it ({held})"
             ) from None
         try:
             self.check(spec)
@@ -449,7 +454,7 @@ class RunFolder:
     def tidy(self) -> None:
         """Delete what a killed process left half-written in a finished run, unless another holds the run."""
         if any(temporary(self.path)):
-            with suppress(OSError, Timeout), FileLock(self.path / ".lock", timeout=0):
+            with suppress(OSError), self.lock():
                 remove_temporary(self.path)
 
     def steps(self) -> list[StepFolder]:

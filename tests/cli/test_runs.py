@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from typer.testing import CliRunner, Result
 
 from opencil.cli import app
+from opencil.locks import Lock
 
 RUN = "digits/k2/icarl/seed0"
 
@@ -62,7 +62,7 @@ def test_clean_deletes_only_when_asked_and_nothing_of_a_living_run(finished: Pat
     assert f"{half} (4 B) is half-written" in listed.stdout
     assert "1 would go, 4 B: --yes deletes them" in listed.stdout
     assert half.exists()
-    with FileLock(finished / RUN / ".lock"):
+    with Lock(finished / RUN / ".held"):
         assert "it is being written, and left alone" in call("clean", finished, "--yes").stdout
         assert "it is being written, and left out" in call("check", finished).stdout
     assert half.exists()

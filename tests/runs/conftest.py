@@ -22,13 +22,13 @@ def run_all() -> Callable[[Config], list[Event]]:
 
 @pytest.fixture(scope="session")
 def contents() -> Callable[[Path], dict[str, bytes]]:
-    """Every file below a folder, by its path; the empty lock file aside, and why an attempt has failed."""
+    """Every file below a folder, by its path; locks aside, and why an attempt has failed."""
 
     def read(folder: Path) -> dict[str, bytes]:
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in (".lock", "error.txt")
+            if path.is_file() and path.name not in (".held", "error.txt")
         }
 
     return read

@@ -155,7 +155,7 @@ def test_a_cache_folder_that_is_read_only_is_no_more_than_that(
         def __init__(self, path: Path, timeout: float) -> None:
             raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(outputs_cache, "FileLock", ReadOnly)
+    monkeypatch.setattr(outputs_cache, "Lock", ReadOnly)
     with caplog.at_level(logging.WARNING):
         OutputsCache(tmp_path, 100).trim()
     assert "Read-only file system" in caplog.text

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from opencil.atomic_files import write_text
 from opencil.config import Config
 from opencil.disk import DiskError
+from opencil.locks import Lock
 from opencil.runs import file_formats, inventory
 from opencil.runs.events import Event, Finished
 from opencil.runs.inventory import age, entry, held, is_held, leftovers, remarks, runs_below, useless_outputs
@@ -66,7 +66,7 @@ def test_states_say_how_far_a_run_is(run: RunFolder) -> None:
     for text, why in errors.items():
         run.error.write_text(text)
         assert (entry(run).state, entry(run).detail) == ("failed", f"2 of 4 steps: {why}")
-    lock = FileLock(run.path / ".lock")
+    lock = Lock(run.path / ".held")
     with lock:
         assert entry(run).state == "running"
     flip(run.step(1).path / "step.json", 30)
@@ -82,10 +82,9 @@ def test_a_run_that_was_only_announced_waits(tiny: Make, tmp_path: Path) -> None
     (spec,) = plan(tiny(tmp_path))
     folder = RunFolder(tmp_path / spec.folder)
     folder.announce(spec, {"device": "cpu"})
-    (folder.path / ".lock").unlink()
     assert (entry(folder).state, entry(folder).detail) == ("waiting", "nothing is done yet")
     assert runs_below(tmp_path, tmp_path / "digits") == [folder]
-    assert not (folder.path / ".lock").exists(), "looking leaves nothing behind"
+    assert not (folder.path / ".held").exists(), "looking leaves nothing behind"
 
 
 def test_a_run_is_held_by_whoever_writes_it(run: RunFolder) -> None:
@@ -260,7 +259,7 @@ def test_useless_outputs_go(finished: Path) -> None:
 def test_outputs_that_somebody_holds_are_left_alone(finished: Path) -> None:
     folder = finished / ".outputs"
     flip(next(folder.glob("*.safetensors")))
-    with FileLock(folder / ".lock"), useless_outputs(folder) as going:
+    with Lock(folder / ".held"), useless_outputs(folder) as going:
         assert going == []
     with useless_outputs(folder) as going:
         assert len(going) == 1

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 from opencil import BadInput, ImageSet, Inputs, Outputs, Transform
 from opencil.data.digits import Noise
+from opencil.locks import Lock
 from opencil.runs import outputs_cache
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.validation import parse_size
@@ -196,7 +196,7 @@ def test_a_halted_process_that_holds_the_folder_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(outputs_cache, "_PATIENCE", 0.01)
     cache, model = OutputsCache(tmp_path, 10**6), Counting()
-    with FileLock(tmp_path / ".lock"):
+    with Lock(tmp_path / ".held"):
         cache.trim()
         outputs = cache.outputs("w", inputs(model))
     assert entries(tmp_path) == []

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 
 import opencil
 from opencil import BadInput
 from opencil.config import Config
+from opencil.locks import Lock
 from opencil.runs import runner
 from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder
@@ -200,7 +200,7 @@ def test_half_a_file_beside_finished_work_goes_unless_somebody_may_write_it(
 ) -> None:
     half = finished / RUN / "step04" / "step.json.0123abcd.part"
     half.write_bytes(b"half")
-    with FileLock(finished / RUN / ".lock"):
+    with Lock(finished / RUN / ".held"):
         run_all(tiny(finished))
     assert half.exists()
     run_all(tiny(finished))

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import save_file
 
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config, dump_yaml, read_yaml
+from opencil.locks import Lock
 from opencil.runs import file_formats, provenance, runner
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
@@ -558,7 +558,7 @@ def test_a_run_that_another_process_holds_is_not_announced(
     (spec,) = plan(tiny(tmp_path, detector="msp"))
     folder, environment = RunFolder(tmp_path / spec.folder), provenance.environment(torch.device("cpu"))
     folder.path.mkdir(parents=True)
-    with FileLock(folder.path / ".lock"):
+    with Lock(folder.path / ".held"):
         folder.announce(spec, environment)
         assert contents(folder.path) == {}
     folder.announce(spec, environment)

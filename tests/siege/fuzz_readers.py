@@ -400,7 +400,7 @@ def prepared(random: Random, root: Path) -> None:
     # A copy: the images are the file itself, mapped into memory.
     expected = dataset.load("test", SIDE, root).images.clone()
     one = random.choice(
-        sorted(path for path in (root / ".opencil-cache").iterdir() if path.suffix != ".lock")
+        sorted(path for path in (root / ".opencil-cache").iterdir() if path.suffix != ".held")
     )
     one.write_bytes(damaged(random, one.read_bytes()))
     assert torch.equal(dataset.load("test", SIDE, root).images, expected)

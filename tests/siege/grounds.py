@@ -240,7 +240,7 @@ def results(folder: Path) -> dict[str, object]:
     """What must be the same, bit for bit, in two runs of one config: files, less times and memory."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != ".lock":
+        if path.is_file() and path.name != ".held":
             name = path.relative_to(folder).as_posix()
             try:
                 found[name] = _less_measured(path) if path.name in _MEASURED else path.read_bytes()

@@ -96,7 +96,7 @@ def files(folder: Path) -> Files:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix not in (".lock", ".part") and path.name != ".lock"
+        if path.is_file() and path.suffix not in (".held", ".part") and path.name != ".held"
     }
 
 

@@ -34,7 +34,7 @@ def cache_file(root: Path, side: int = 8) -> CacheFile:
 
 
 def files_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".held")
 
 
 def pair(file: CacheFile) -> list[str]:
