@@ -19,6 +19,7 @@ from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Diverged, Progress, Stage, train
+from opencil.engine.ranks import at_work
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.nets.create import Named, create_backbone, without_weights
@@ -263,8 +264,16 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the values [B] that a mask chooses; 0 where it chooses none. Shapes do not depend on it."""
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+    """Mean of the values [B] that a mask chooses; 0 where it chooses none. Shapes do not depend on it.
+
+    On several ranks it is over all that the masks of the whole batch choose.
+    """
+    total, chosen = torch.where(mask, values, 0).sum(), mask.sum()
+    if (ranks := at_work()) is None:
+        return total / chosen.clamp(min=1)
+    # Times the ranks' shares of the batch, which losses are summed by, these add up to the mean.
+    chosen, rows = ranks.sum_(torch.stack([chosen, torch.full_like(chosen, len(mask))])).unbind()
+    return total / chosen.clamp(min=1) * (rows / len(mask))
 
 
 def weights_by_share(task: Task, of_memory: float) -> tuple[float, float]:

@@ -13,6 +13,8 @@ _FEW = 6  # names that a line has room for
 
 def opening(outlook: "Outlook", folder: str) -> str:
     """Which runs, how many are done, on what device, stored where and, where like runs tell it, how long."""
+    from opencil.engine.ranks import started  # torch
+
     count, specs = len(outlook.runs), [run.spec for run in outlook.runs]
     done = {0: "", count: ", all done"}.get(outlook.done, f", {outlook.done} done")
     (benchmark,) = {spec.benchmark.name for spec in specs}
@@ -23,7 +25,8 @@ def opening(outlook: "Outlook", folder: str) -> str:
     detectors = [name for spec in specs for name in spec.detectors]
     parts = [f"{cil} on {benchmark} (k = {k}; {seed})"]
     parts += [_several(detectors, "detectors")] if detectors else []
-    parts += [f"on {outlook.device}" + f", {outlook.at_once} runs at a time" * (outlook.at_once > 1)]
+    ranks, packed = started(), f", {outlook.at_once} runs at a time" * (outlook.at_once > 1)
+    parts += [f"on {outlook.device}" + packed + f", on {ranks} ranks together" * (ranks > 1)]
     parts += [f"stored in {folder}"]
     if outlook.seconds:
         parts += [f"about {duration(outlook.seconds)}, as like runs took"]

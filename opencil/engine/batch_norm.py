@@ -86,25 +86,25 @@ class _Normalised(Function):
         variance = (squares - mean.square()).clamp(min=0)
         shape = [1, channels, *[1] * (x.ndim - 2)]
         centre, spread = (t.to(wide.dtype).view(shape) for t in (mean, (variance + eps).rsqrt()))
-        ctx.save_for_backward(wide, centre, spread, weight, count)
+        ctx.save_for_backward(x, centre, spread, weight, count)
         ctx.axes, ctx.ranks = axes, ranks
         ctx.mark_non_differentiable(mean, variance, count)
-        made = (wide - centre) * spread * weight.view(shape) + bias.view(shape)
+        scale = spread * weight.view(shape)
+        made = torch.addcmul(bias.view(shape) - centre * scale, wide, scale)
         return made.to(x.dtype), mean, variance, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        wide, centre, spread, weight, count = ctx.saved_tensors
-        dtype, gradient = gradient.dtype, gradient.to(wide.dtype)
-        normal = (wide - centre) * spread
-        of_bias, of_weight = gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)
+        x, centre, spread, weight, count = ctx.saved_tensors
+        gradient, apart = gradient.to(weight.dtype), x.to(weight.dtype) - centre
+        of_bias, of_weight = gradient.sum(ctx.axes), (gradient * apart).sum(ctx.axes) * spread.flatten()
         of_input = None
         if ctx.needs_input_grad[0]:
             means = ctx.ranks.sum_(torch.cat([of_bias, of_weight]).double()) / count
-            mean, along = (half.to(wide.dtype).view(spread.shape) for half in means.chunk(2))
-            of_input = (gradient - mean - normal * along) * spread * weight.view(spread.shape)
-            of_input = of_input.to(dtype)
+            mean, along = (half.to(weight.dtype).view(spread.shape) for half in means.chunk(2))
+            of_input = torch.addcmul(gradient - mean, apart, -along * spread)
+            of_input = (of_input * (spread * weight.view(spread.shape))).to(x.dtype)
         return of_input, of_weight, of_bias, None, None
 
 

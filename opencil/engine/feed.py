@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opencil.data.images import Images
 from opencil.data.transforms import Draw, Transform, moved
-from opencil.engine.ranks import Share, at_work
+from opencil.engine.ranks import Share
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
 
@@ -19,7 +19,6 @@ EXTRAS = {
     "index": "the images' indices in the training set, int64 [B]",
     "from_memory": "whether they are of classes of earlier steps, bool [B]",
     "second_view": "the images again, augmented otherwise [B, 3, H, W]",
-    "batch_labels": "the labels of the whole batch, of which these images are a rank's share, int64 [≥ B]",
 }
 
 
@@ -45,8 +44,8 @@ class ImageFeed(Feed):
     """Training images in random order with the choices that augment them: what ``augmented`` losses take.
 
     Every batch has the same size: an epoch's ragged tail is filled from the next permutation. ``extras`` are
-    those that the loss asks for. Where ranks work together each is served its rows of every batch, with the
-    choices that a single process would have drawn for them.
+    those that the loss asks for. Of a ``share`` its rows of every batch are served, with the choices that are
+    drawn for them where all are.
     """
 
     def __init__(
@@ -57,14 +56,13 @@ class ImageFeed(Feed):
         batch_size: int,
         seed: tuple[int | str, ...],
         extras: frozenset[str] = frozenset(),
+        share: Share | None = None,
     ) -> None:
         self._images, self._transform, self._indices, self._seed = images, transform, indices, seed
-        self._extras = extras
+        self._extras, self.share = extras, share
         self._batch = min(batch_size, len(indices))
         self.device = images.device
         self.iterations = -(-len(indices) // self._batch)
-        ranks = at_work()
-        self.share = None if ranks is None else ranks.share(self._batch)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Bytes [B, 3, H, W], labels [B], how each image is cropped and flipped; then what is asked for."""
@@ -79,8 +77,7 @@ class ImageFeed(Feed):
         for i, pixels in enumerate(self._images.batches(own, len(share))):
             first = i * self._batch
             rows = slice(first + share.start, first + share.stop)
-            whole = [tensors[0][first : first + self._batch]] * ("batch_labels" in self._extras)
-            yield pixels, *(tensor[rows] for tensor in tensors), *whole
+            yield pixels, *(tensor[rows] for tensor in tensors)
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
         numbers = generator(*self._seed, purpose, number)
@@ -136,17 +133,13 @@ def augmented(
 
     def of_batch(pixels: Tensor, labels: Tensor, *served: Tensor) -> Tensor:
         given: dict[str, Tensor] = {}
-        left = list(served)
-        choices, left = left[:drawn], left[drawn:]
         with torch.autocast(pixels.device.type, enabled=False):
-            images = laid_out(transform.train(pixels, Draw(*choices)))
+            images = laid_out(transform.train(pixels, Draw(*served[:drawn])))
             if "second_view" in extras:
-                choices, left = left[:drawn], left[drawn:]
-                given["second_view"] = laid_out(transform.train(pixels, Draw(*choices)))
+                second = Draw(*served[drawn : 2 * drawn])
+                given["second_view"] = laid_out(transform.train(pixels, second))
         if "index" in extras:
-            given["index"] = left.pop(0)
-        if "batch_labels" in extras:
-            given["batch_labels"] = left.pop(0)
+            given["index"] = served[-1]
         if "from_memory" in extras:
             given["from_memory"] = labels < old
         return loss(images, labels, **given)

@@ -29,8 +29,8 @@ class Stage:
     ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images: ranks that share one
     each compute that of their own. ``module`` is in training mode meanwhile, and its parameters that require
     gradients are what trains. ``indices`` are the training images it sees. A loss that names ``index``,
-    ``from_memory``, ``second_view`` or ``batch_labels`` as further arguments gets them too (``EXTRAS`` in
-    feed.py says what they are); what none names is neither made nor drawn.
+    ``from_memory`` or ``second_view`` as further arguments gets them too (``EXTRAS`` in feed.py says what
+    they are); what none names is neither made nor drawn.
 
     With ``tensors`` the loss gets rows of these instead, drawn together: features that were computed from the
     images, say, so that none passes through a backbone again.
@@ -104,11 +104,16 @@ def train(
 def batches(
     stage: Stage, images: Images, transform: Transform, batch_size: int, seed: tuple[int | str, ...], old: int
 ) -> tuple[Feed, Callable[..., Tensor]]:
-    """What a stage learns from, and its loss as one of what that serves."""
+    """What a stage learns from, and its loss as one of what that serves.
+
+    Ranks that work together share batches of images; rows of tensors, too few to share, each has them all.
+    """
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
-    extras = asked(stage.loss, stage.name)
-    feed = ImageFeed(images, transform, stage.indices, batch_size, seed, extras)
+    extras, ranks = asked(stage.loss, stage.name), at_work()
+    batch = min(batch_size, len(stage.indices))
+    share = None if ranks is None else ranks.share(batch, f"a batch of stage {stage.name!r}")
+    feed = ImageFeed(images, transform, stage.indices, batch, seed, extras, share)
     return feed, augmented(stage.loss, transform, extras, old)
 
 

@@ -243,6 +243,17 @@ def at_work() -> Ranks | None:
 
 
 @contextmanager
+def among(ranks: Ranks) -> Iterator[None]:
+    """Inside the block these are the ranks: what each of several would do, seen in one process."""
+    global _ranks
+    before, _ranks = _ranks, ranks
+    try:
+        yield
+    finally:
+        _ranks = before
+
+
+@contextmanager
 def by_itself() -> Iterator[None]:
     """Inside the block this process computes alone."""
     global _apart
@@ -253,9 +264,14 @@ def by_itself() -> Iterator[None]:
         _apart = before
 
 
+def started() -> int:
+    """How many processes torchrun has started, of which this is one; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TOLD) else 1
+
+
 def follows() -> bool:
-    """Whether torchrun has started this process as another than rank 0, which alone shows and stores."""
-    return all(name in os.environ for name in _TOLD) and os.environ["RANK"] != "0"
+    """Whether this process is another than rank 0, which alone shows and stores."""
+    return started() > 1 and os.environ["RANK"] != "0"
 
 
 def joined(device: str, seconds: float) -> Ranks | None:
@@ -264,11 +280,11 @@ def joined(device: str, seconds: float) -> Ranks | None:
     A device of a kind, such as ``cuda``, is that GPU of the machine which has the number of the process.
     """
     global _ranks
-    if _ranks is None and all(name in os.environ for name in _TOLD) and int(os.environ["WORLD_SIZE"]) > 1:
+    if _ranks is None and started() > 1:
         place = resolve_device(device)
         if str(place) == "cuda":
             place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         if place.type == "cuda":
             torch.cuda.set_device(place)
-        _ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), place, seconds)
+        _ranks = Ranks(int(os.environ["RANK"]), started(), place, seconds)
     return _ranks

@@ -32,6 +32,7 @@ _MADE_WITH = {
     "cudnn": "another cuDNN",
     "precision": "another precision",
     "threads": "another number of threads",
+    "ranks": "another number of ranks",
 }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from opencil._version import __version__
 from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.ranks import several
 from opencil.plugins import Notes
 
 #: Beside torch and numpy, what reads or makes images and rows.
@@ -44,6 +45,7 @@ def decides_bits(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "only_deterministic": torch.are_deterministic_algorithms_enabled(),
+        "ranks": 1 if (ranks := several()) is None else ranks.size,
     }
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]

@@ -16,13 +16,15 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Outputs, forward, linear_head
-from opencil.engine.loop import Diverged, Progress
+from opencil.engine.loop import Diverged, Progress, Stage, batches
+from opencil.engine.ranks import Ranks, among
 from opencil.errors import OpenCILError
 from opencil.evaluation.metrics import accuracy
 from opencil.nets.model import Model
 from opencil.registry import LEARNERS
 
 _CLASSES, _PER_STEP, _IMAGES, _EPOCHS, _MEMORY = 6, 2, 12, 2, 18
+_RANKS = 3  #: which have 3, 3 and 2 of 8 images
 
 Weights = dict[str, Tensor]
 
@@ -323,6 +325,56 @@ def check_bfloat16(learner: str | Learner) -> None:
         raise AssertionError(f"{where} cannot train: {str(error).rstrip('.')}; {mend}") from error
 
 
+class _Rank(Ranks):
+    """One of several ranks that are tried one after the other: first each adds, then each has the sums."""
+
+    working = True
+
+    def __init__(self, rank: int, size: int, added: list[list[Tensor]]) -> None:
+        self.rank, self.size = rank, size
+        self._added: list[Tensor] | None = None if len(added) == size else []
+        self._sums = iter([torch.stack(one).sum(dim=0) for one in zip(*added, strict=False)])
+        if self._added is not None:
+            added.append(self._added)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors, when each has added its own."""
+        if self._added is None:
+            return next(self._sums)
+        self._added.append(tensor.clone())
+        return tensor
+
+
+def _part(stage: Stage, task: Task) -> Tensor:
+    """A rank's part of the loss of a batch; all of it where there are none."""
+    setting, before = _setting(), _state(task.model)
+    feed, loss = batches(stage, setting.images, setting.transform, 8, (0,), task.step.old)
+    found = loss(*next(iter(feed.epoch(0)))).detach()
+    task.model.load_state_dict(before)  # a loss may count what it has seen
+    return found if feed.share is None else found * feed.share.weight
+
+
+def check_shares(learner: str | Learner) -> None:
+    """The loss of a batch is the mean of its shares' by their sizes, so that ranks train as one process."""
+    walk = _after_first_step(learner)
+    task = walk.begin(2)
+    for stage in walk.learner.stages(task) or ():
+        if stage.tensors:  # of which each rank has them all
+            continue
+        stage.module.eval()
+        whole, added = _part(stage, task), list[list[Tensor]]()
+        for _ in range(2):
+            total = torch.zeros(())
+            for rank in range(_RANKS):
+                with among(_Rank(rank, _RANKS, added)):
+                    total = total + _part(stage, task)
+        assert torch.allclose(total, whole, rtol=1e-4, atol=1e-6), (
+            f"{_name(learner)}'s loss of stage {stage.name!r} is {float(whole):g} of a batch and "
+            f"{float(total):g} of its shares, by their sizes: it should be a mean over the batch's images; "
+            "`masked_mean` is one over some of them"
+        )
+
+
 #: Every check of the learners' contract, by name.
 LEARNER_CHECKS: dict[str, Callable[[str | Learner], None]] = {
     check.__name__.removeprefix("check_"): check
@@ -337,5 +389,6 @@ LEARNER_CHECKS: dict[str, Callable[[str | Learner], None]] = {
         check_images,
         check_learns,
         check_bfloat16,
+        check_shares,
     )
 }

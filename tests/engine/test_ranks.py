@@ -64,6 +64,8 @@ def test_a_single_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     assert joined("cpu", 1.0) is None  # torchrun with one process is the plain path
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (module.started(), module.follows()) == (2, False)
     monkeypatch.setenv("RANK", "1")
     assert module.follows()
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import BadInput, Learner, Model, Schedule, Stage, Task, create_learner, list_learners
-from opencil.cil.learner import Setting
+from opencil.cil.learner import Setting, masked_mean
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.testing import LEARNER_CHECKS, check_learner
@@ -380,6 +380,37 @@ class NotesInfinity(Notes):
 
 
 @dataclass(frozen=True)
+class Sums(Right):
+    """A sum over the batch."""
+
+    def loss(self, task: Task) -> Any:
+        return lambda images, labels: F.cross_entropy(task.model(images), labels, reduction="sum") / 8
+
+
+@dataclass(frozen=True)
+class MeansOfSome(Right):
+    """A mean over the old images of the share at hand."""
+
+    def loss(self, task: Task) -> Any:
+        def loss(images: Tensor, labels: Tensor, from_memory: Tensor) -> Tensor:
+            each = F.cross_entropy(task.model(images), labels, reduction="none")
+            return each.mean() + self.mean(each, from_memory)
+
+        return loss
+
+    def mean(self, each: Tensor, chosen: Tensor) -> Tensor:
+        return (each * chosen).sum() / chosen.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class MeansOfAllOfThem(MeansOfSome):
+    """Nothing wrong: a mean over the old images of the whole batch."""
+
+    def mean(self, each: Tensor, chosen: Tensor) -> Tensor:
+        return masked_mean(each, chosen)
+
+
+@dataclass(frozen=True)
 class Refuses(Right):
     """Refuses to begin."""
 
@@ -420,6 +451,12 @@ WRONG: list[tuple[str, Learner, str]] = [
         r"Notes in bfloat16.* leaves note not finite, or not float32, after step 1: .*`\.float\(\)`",
     ),
     ("bfloat16", NotesInfinity(), "NotesInfinity in bfloat16.* leaves note not finite, or"),
+    (
+        "shares",
+        Sums(),
+        "Sums's loss of stage 'train' is .* of a batch and .* of its shares.* should be a mean",
+    ),
+    ("shares", MeansOfSome(), "MeansOfSome's loss of stage 'train' is .* `masked_mean` is one over some"),
 ]
 
 
@@ -429,6 +466,10 @@ WRONG: list[tuple[str, Learner, str]] = [
 def test_a_broken_promise_is_caught_and_named(check: str, learner: Learner, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         LEARNER_CHECKS[check](learner)
+
+
+def test_a_mean_over_some_images_of_a_batch_can_be_shared() -> None:
+    LEARNER_CHECKS["shares"](MeansOfAllOfThem())
 
 
 def test_every_check_has_a_method_that_breaks_it() -> None:
