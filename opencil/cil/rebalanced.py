@@ -52,29 +52,26 @@ class Rebalanced(Learner):
         """The training; after step 1 the tuning too."""
         model, head = task.model, task.model.head
 
-        def loss(images: Tensor, labels: Tensor) -> Tensor:
-            if task.first:
-                return self.classification(task, head.cosines(model.features(images)), labels)
+        def classified(images: Tensor, labels: Tensor) -> Tensor:
+            return self.classification(task, head.cosines(model.features(images)), labels)
+
+        def retained(images: Tensor, labels: Tensor) -> Tensor:
             features, cost = self.retention(task, images)
             return self.classification(task, head.cosines(features), labels) + cost
 
         if task.first:
-            yield Stage("train", model, loss, self.train, task.train_plus)
+            yield Stage("train", model, classified, self.train, task.train_plus)
             return
         head.imprint(task.new_features())
         head.freeze_old()
-        yield Stage("train", model, loss, self.train, task.train_plus)
+        yield Stage("train", model, retained, self.train, task.train_plus)
         balanced = self.remember(task).indices
         if self.tunes == "all":
-            yield Stage("balance", model, loss, self.balance, balanced)
+            yield Stage("balance", model, retained, self.balance, balanced)
             return
         model.requires_grad_(False)
         head.rows.requires_grad_(True)
-
-        def tuning_loss(images: Tensor, labels: Tensor) -> Tensor:
-            return self.classification(task, head.cosines(model.features(images)), labels)
-
-        yield Stage("balance", head, tuning_loss, self.balance, balanced)
+        yield Stage("balance", head, classified, self.balance, balanced)
 
 
 def turned(features: Tensor, before: Tensor) -> Tensor:
