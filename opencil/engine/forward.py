@@ -282,41 +282,56 @@ def evaluating(model: Classifier) -> Iterator[None]:
 
 
 def outputs_of(inputs: Inputs) -> Outputs:
-    """One pass over the inputs: model in eval mode, full float32 whatever the training's precision.
+    """One pass over the inputs: model in eval mode, full float32 whatever the training's precision."""
+    found = by_ranks(inputs, _features_and_logits)
+    if found is None:
+        return _computed(inputs)
+    features, logits = found
+    if isinstance(inputs.model, LogitsAlone):
+        return Outputs(features, logits, inputs.labels)
+    return Outputs(features, logits, inputs.labels, inputs.model.classify, inputs)
 
-    Several ranks have whole batches each: every batch is computed as a single process would.
+
+#: What is computed of inputs, which are some rows of others: tensors with as many rows.
+OfRows = Callable[[Inputs, slice], tuple[Tensor, ...]]
+
+
+def by_ranks(inputs: Inputs, compute: OfRows) -> tuple[Tensor, ...] | None:
+    """What is computed of inputs, by whole batches that each rank has of them: as a single process would.
+
+    None where they are not shared: there are no ranks, not a batch for each, or what it takes cannot be sent.
     """
     ranks = several()
     if ranks is None or not isinstance(inputs.images, Images):
-        return _computed(inputs)
-    if len(inputs) <= (ranks.size - 1) * inputs.batch_size:  # not one batch for each
-        return _computed(inputs)
+        return None
+    if len(inputs) <= (ranks.size - 1) * inputs.batch_size:
+        return None
     if ranks.working:
-        return _by_all(inputs, ranks)
-    if (work := Pass.of(inputs)) is None:
-        return _computed(inputs)
+        return _by_all(inputs, compute, ranks)
+    if (work := Pass.of(inputs, compute)) is None:
+        return None
     ranks.hand_out(work)
     with ranks.together():
-        return _by_all(inputs, ranks)
+        return _by_all(inputs, compute, ranks)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass that rank 0 hands out: a model, and which images of a set, known by their fingerprint."""
+    """A pass that rank 0 hands out: a model, what is computed by it, and of which images of a set."""
 
-    model: bytes
-    images: str
+    model_and_compute: bytes
+    images: str  #: their fingerprint
     transform: Transform | None
     indices: Tensor
     batch_size: int
 
     @classmethod
-    def of(cls, inputs: Inputs) -> "Pass | None":
+    def of(cls, inputs: Inputs, compute: OfRows) -> "Pass | None":
         """The pass over inputs; None where their model cannot be sent to another process."""
         assert isinstance(inputs.images, Images)
         file = io.BytesIO()
         try:
-            torch.save(inputs.model, file)
+            torch.save((inputs.model, compute), file)
         except Exception:  # a function inside a function, a lock, an open file: whatever pickle refuses
             return None
         chosen = inputs._chosen.cpu()
@@ -324,20 +339,25 @@ class Pass:
 
     def follow(self, images: Images, ranks: Ranks) -> None:
         """Do a follower's share of it."""
-        model = torch.load(io.BytesIO(self.model), map_location=images.device, weights_only=False)
-        _by_all(Inputs(model, images, self.transform, self.indices, self.batch_size), ranks)
+        file = io.BytesIO(self.model_and_compute)
+        model, compute = torch.load(file, map_location=images.device, weights_only=False)
+        _by_all(Inputs(model, images, self.transform, self.indices, self.batch_size), compute, ranks)
 
 
-def _by_all(inputs: Inputs, ranks: Ranks) -> Outputs:
+def _by_all(inputs: Inputs, compute: OfRows, ranks: Ranks) -> tuple[Tensor, ...]:
     """A pass of which each rank computes its batches."""
     chosen, size = inputs._chosen, inputs.batch_size
     batches = ranks.counts(-(-len(chosen) // size))
     ends = [min(size * sum(batches[: rank + 1]), len(chosen)) for rank in range(ranks.size)]
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    first = sum(counts[: ranks.rank])
-    own = _computed(replace(inputs, indices=chosen[first : first + counts[ranks.rank]]))
-    features, logits = (ranks.gathered(t, counts, "a pass") for t in (own.features, own.logits))
-    return replace(own, features=features, logits=logits, labels=inputs.labels, inputs=own.inputs and inputs)
+    rows = slice(ends[ranks.rank] - counts[ranks.rank], ends[ranks.rank])
+    own = compute(replace(inputs, indices=chosen[rows]), rows)
+    return tuple(ranks.gathered(tensor, counts, "a pass") for tensor in own)
+
+
+def _features_and_logits(inputs: Inputs, _: slice) -> tuple[Tensor, ...]:
+    found = _computed(inputs)
+    return found.features, found.logits
 
 
 @torch.no_grad()

@@ -4,13 +4,14 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from opencil.data.precision import reachable
 from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Inputs, Outputs, by_ranks
 from opencil.engine.turns import let_others
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
@@ -56,7 +57,7 @@ def measure(
         detector.complete(told(setup), None if memory is None else told(memory))
 
     def scored(outputs: Outputs) -> Samples:
-        return _samples(outputs, tasks, detector.score(outputs))
+        return _samples(outputs, tasks, _scores(detector, outputs))
 
     of_test = scored(test)
     of_shifted = {name: scored(outputs) for name, outputs in (shifted or {}).items()}
@@ -83,6 +84,22 @@ def measure_model(
     for name, outputs in (shifted or {}).items():
         measurements += _measured(name, Reading(of_test, shifted=_samples(outputs, tasks)), chosen, "shifted")
     return measurements
+
+
+def _scores(detector: Detector, outputs: Outputs) -> Tensor:
+    """Scores of outputs; ranks share them where the network runs again for it, which takes its time."""
+    found = None
+    if outputs.inputs is not None and detector.reads_to_score & {"images", "layers"}:
+        of_rows = partial(_scores_of_rows, detector, outputs.features, outputs.logits)
+        found = by_ranks(outputs.inputs, of_rows)
+    return detector.score(outputs) if found is None else found[0]
+
+
+def _scores_of_rows(
+    detector: Detector, features: Tensor, logits: Tensor, inputs: Inputs, rows: slice
+) -> tuple[Tensor, ...]:
+    outputs = Outputs(features[rows], logits[rows], None, inputs.model.classify, inputs)
+    return (detector.score(outputs),)
 
 
 def _samples(outputs: Outputs, tasks: Tensor | None, scores: Tensor | None = None) -> Samples:

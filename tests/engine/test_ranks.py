@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from opencil import create_detector
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
 from opencil.engine import ranks as module
@@ -24,6 +25,7 @@ from opencil.engine.loop import Stage, train
 from opencil.engine.ranks import LostRank, Ranks, Stopped, at_work, by_itself, joined, several
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
+from opencil.evaluation.protocol import measure
 from opencil.nets.model import Model
 
 OnRanks = Callable[..., list[Any]]
@@ -336,3 +338,43 @@ def test_stopping_a_turn_is_not_leaving_the_work(on_ranks: OnRanks) -> None:
             return str(caught.value)
 
     assert on_ranks(call) == ["rank 1: ValueError: no", ""]
+
+
+def test_scores_that_take_the_network_are_shared_by_whole_batches(
+    on_ranks: OnRanks, model: Model, images: ImageSet, plain: Transform
+) -> None:
+    """Rank 0 leads: the other computes its rows of what is handed out, a pass and ODIN's scores."""
+    detector = create_detector("odin", batch_size=2)
+    asked = {"transform": plain, "indices": torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]), "batch_size": 4}
+
+    def measured() -> list[Any]:
+        outputs = forward(model, images, **asked)
+        return measure(detector, None, outputs, {"other": outputs})
+
+    def call() -> list[Any]:
+        ranks, works = here(), []
+        if ranks.leads:
+            found = measured()
+            ranks.hand_out(None)
+            return found
+        while (work := ranks.next_work()) is not None:
+            works.append(type(work).__name__)
+            with ranks.together():
+                work.follow(images, ranks)
+        return works
+
+    found, works = on_ranks(call)
+    assert found == measured()
+    assert works == ["Pass"] * 3
+
+
+def test_a_model_that_cannot_be_sent_is_computed_by_rank_0(
+    on_ranks: OnRanks, model: Model, images: ImageSet, plain: Transform
+) -> None:
+    model.register_forward_hook(lambda *_: None)  # pickle refuses a function that has no name
+
+    def call() -> Tensor | None:
+        return forward(model, images, plain, batch_size=2).logits if here().leads else None
+
+    found, _ = on_ranks(call)
+    assert torch.equal(found, forward(model, images, plain, batch_size=2).logits)
