@@ -75,10 +75,14 @@ def carry_out(
             problems.print(own, markup=False, end="")
         tell(f"run {event.run} stopped: {event.error}")
 
-    if follows():  # rank 0 shows what all of them do
-        if not dry_run:
-            for _ in execute(config, planned):
+    if follows():  # rank 0 shows what all of them do, and tells of an interruption
+        try:
+            for _ in () if dry_run else execute(config, planned):
                 pass
+        except (KeyboardInterrupt, OpenCILError):
+            if interrupts.seen:
+                raise SystemExit(interrupts.exit_code) from None
+            raise
         return
     screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
     if not ahead.runs:

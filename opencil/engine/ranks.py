@@ -82,6 +82,11 @@ class Ranks:
             self._data = dist.new_group(backend=self._backend(), timeout=timedelta(seconds=seconds))
 
     @property
+    def on_machine(self) -> int:
+        """How many ranks share this machine's processors."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
@@ -213,7 +218,8 @@ class Ranks:
             with suppress(Exception):
                 store = _store()
                 words = store.get(_LAST_WORDS).decode() if store.check([_LAST_WORDS]) else ""
-            reason = words or str(error).split("\n")[0].partition("] ")[2] or str(error)
+            # Gloo says where in its source, what, and how such things come about.
+            reason = words or str(error).partition("] ")[2].partition(". ")[0] or str(error).split("\n")[0]
             raise LostRank(
                 f"a rank of {self.size} is lost, or was silent for {self._seconds:g} s ({reason})"
             ) from None

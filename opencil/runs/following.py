@@ -15,6 +15,7 @@ from torch import Tensor
 
 from opencil.config import Config
 from opencil.data.benchmark import BenchmarkData
+from opencil.data.decoding import workers_here
 from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
@@ -139,7 +140,8 @@ def on_ranks(execute: Callable[[Config, Planned], Generator[Event]]) -> Callable
             if ranks is None:
                 yield from execute(config, planned)
                 return
-            config = replace(config, place=replace(config.place, device=str(ranks.device)))
+            workers = config.place.workers or max(1, workers_here() // ranks.on_machine)
+            config = replace(config, place=replace(config.place, device=str(ranks.device), workers=workers))
             if not ranks.leads:
                 _follow(config, ranks)
                 return

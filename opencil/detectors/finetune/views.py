@@ -218,8 +218,17 @@ class ViewSource:
         else:
             assert transform is not None
             assert draw is not None
-            views = transform.train(torch.cat(list(images.batches(rows, len(rows)))), draw)
+            views = transform.train(self._pixels(images, rows), draw)
         return Views(laid_out(views), self.features(views), self.labels[positions])
+
+    def _pixels(self, images: Images, rows: Tensor) -> Tensor:
+        """Bytes of some images; ranks that work together read a share each, since decoding takes its time."""
+        ranks = at_work()
+        if ranks is None or len(rows) < ranks.size:
+            return torch.cat(list(images.batches(rows, len(rows))))
+        share = ranks.share(len(rows))
+        own = torch.cat(list(images.batches(rows[share.start : share.stop], len(share))))
+        return ranks.gathered(own, ranks.counts(len(rows)), "pixels")
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:
