@@ -1,4 +1,4 @@
-"""Workers in processes of this machine: the rows of one process, whoever is killed or interrupted."""
+"""Workers in processes of this machine; tests/siege/workers.py has them do the runs of one process."""
 
 import os
 import pickle
@@ -18,67 +18,19 @@ import opencil
 from opencil.config import Config, PlaceConfig
 from opencil.engine.loop import Progress
 from opencil.errors import BadInput
-from opencil.runs import loading, local_workers, runner, worker_process
-from opencil.runs.crew import Assignment, Worker
-from opencil.runs.events import Event, Failed, Finished, Lost, Training
+from opencil.runs import loading, runner, worker_process
+from opencil.runs.crew import Assignment
+from opencil.runs.events import Event, Finished, Training
 from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
 from opencil.runs.loading import usable_places
-from opencil.runs.local_workers import LocalProcess
 from opencil.runs.plan import plan
-from opencil.runs.process_workers import ProcessWorker
 from opencil.runs.store import RunFolder, find_runs
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
 Results = Callable[[Path], dict[str, object]]
 SHORT = ["benchmark.classes_per_step=8", "cil.*.epochs=2"]
-
-
-@pytest.fixture(scope="module")
-def in_one(tiny: Make, run_all: RunAll, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs, one after the other in one process."""
-    runs = tmp_path_factory.mktemp("in-one")
-    run_all(tiny(runs, *SHORT, seed=[0, 1, 2], detector="msp"))
-    return runs
-
-
-def test_two_processes_leave_what_one_leaves_though_one_of_them_is_killed(
-    in_one: Path, tmp_path: Path, tiny: Make, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny(tmp_path, *SHORT, "place.jobs=2", seed=[0, 1, 2], detector="msp")
-    hired: list[ProcessWorker] = []
-
-    def hire(*asked: Any) -> Callable[..., Worker]:
-        def start(*of: Any) -> Worker:
-            hired.append(local_workers.hire(*asked)(*of))  # type: ignore[arg-type]
-            return hired[-1]
-
-        return start
-
-    monkeypatch.setattr(runner, "hire", hire)
-    events = []
-    for event in opencil.execute(config):
-        if isinstance(event, Training) and not any(isinstance(e, Training) for e in events):
-            started(hired[0]).send_signal(signal.SIGKILL)
-        events.append(event)
-    assert sorted(str(e.run) for e in events if isinstance(e, Finished)) == [str(s) for s in plan(config)]
-    assert not any(isinstance(e, Failed) for e in events)
-    lost = [e for e in events if isinstance(e, Lost)]
-    assert len(hired) == 2 + len(lost)
-    assert {e.reason for e in lost} <= {
-        "the worker on cpu was ended by SIGKILL: the machine may have too little memory"
-    }
-    assert results(tmp_path) == results(in_one)
-    losses = [e.progress for e in events if isinstance(e, Training) and e.progress.epoch_ends]
-    assert losses
-    assert all(p.mean_loss > 0 for p in losses), "at the end of an epoch the loss is told"
-    assert all(started(worker).poll() is not None for worker in hired)
-
-
-def started(worker: ProcessWorker) -> "subprocess.Popen[bytes]":
-    assert isinstance(worker.process, LocalProcess)
-    return worker.process.started
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 #: The trials of each harness for one kill.
 HARNESSES = {
-    **{"kills": 1.0, "writers": 0.3, "faults": 0.3, "crowd": 0.04},
+    **{"kills": 1.0, "writers": 0.3, "faults": 0.3, "crowd": 0.04, "workers": 0.01},
     **{"flips": 50.0, "damages": 50.0, "fuzz_configs": 50.0, "fuzz_readers": 50.0, "odd_calls": 50.0},
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.siege import crowd, damage, damages, flips, grounds, kills, writers
+from tests.siege import crowd, damage, damages, flips, grounds, kills, workers, writers
 from tests.siege.grounds import Camp
 
 
@@ -27,6 +27,13 @@ def test_what_is_disturbed_goes_on_as_if_nothing_had_happened(camp: Camp) -> Non
     preparing.undisturbed(camp)
     wrong, _ = preparing.trial(camp, random.Random("short"))
     assert wrong is None
+
+
+def test_workers_lose_no_run_and_do_none_twice(camp: Camp) -> None:
+    """Five runs by two workers, one of which is killed; in a long siege the starter may be killed too."""
+    wrong, told = workers.trial(camp, workers.alone(camp, runs=5), random.Random(10), runs=5, workers=2)
+    assert wrong is None
+    assert told == "1 workers killed, and not the starter"
 
 
 def test_damage_is_told_or_harmless(camp: Camp) -> None:
