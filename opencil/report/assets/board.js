@@ -1,6 +1,7 @@
 // The leaderboard: a line for each CIL model and detector that is chosen.
 
 const MOST = 8; // lines that can be ticked for the chart: as many colours as the eye tells apart
+const FIRST = 50; // lines that are shown until all are asked for
 
 function lines(view) {
   const { group } = view;
@@ -20,7 +21,7 @@ function lines(view) {
     isWhole(value, view, view.metric) && !group.cils[c].variant && !group.detectors[d].variant;
   const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
   for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
-  return sorted(found, view);
+  return sorted(found.filter(({ c, d }) => view.found(c, d)), view);
 }
 function sorted(found, view) {
   const all = columns(view);
@@ -81,7 +82,8 @@ function showBoard(view, board) {
       withTip(el("button", { type: "button", onclick: turn }, column.text), column.tip),
     );
   });
-  const body = board.found.map((line) => {
+  const some = board.found.filter(({ key }, i) => state.all || i < FIRST || state.on.includes(key));
+  const body = some.map((line) => {
     const ticked = state.on.includes(line.key);
     const tick = el("input", {
       type: "checkbox", checked: ticked, "aria-label": `${line.cil}, ${line.detector}: on the chart`,
@@ -95,7 +97,7 @@ function showBoard(view, board) {
       },
     });
     const cells = board.columns.map((column) =>
-      el("td", { class: column.names ? null : "number" }, column.show(line)),
+      el("td", { class: column.names ? column.key : "number" }, column.show(line)),
     );
     return el("tr", { "data-key": line.key, class: ticked ? "shown" : null }, el("td", {}, tick), cells);
   });
@@ -104,6 +106,8 @@ function showBoard(view, board) {
   $("board").tBodies[0].replaceChildren(...body);
   const all = view.group.cils.length * view.group.detectors.length;
   $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
+  $("all").hidden = board.found.length <= FIRST;
+  $("all").textContent = state.all ? `Show the first ${FIRST}` : `Show all ${board.found.length}`;
   const notes = [oneSeed(view.seeds.length), ...view.group.notes].filter(Boolean);
   const { missing } = view.group;
   $("notes").replaceChildren(...[...missing, ...notes].map((text) => el("li", {}, text)));

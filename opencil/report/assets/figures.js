@@ -53,6 +53,11 @@ function showFigures(view) {
     el("div", { class: "pictures" }, of("").map(picture)),
     ...shown.map((cil, i) => block(cil, i === 0)),
   ];
+  const without = view.group.cils.length - unique(here.map((f) => f.cil).filter(Boolean)).length;
+  if (shown.length && without > 1) { // the reference has none of its own
+    const told = "Other CIL models have no figures here: opencil report --top all draws those of all.";
+    parts.push(el("p", { class: "note" }, told));
+  }
   const why = data.refresh ? "They are drawn when all runs are done." : "This report has none.";
   $("gallery").replaceChildren(...(here.length ? parts : [el("p", { class: "note" }, why)]));
 }

@@ -1,5 +1,6 @@
 // Detectors by CIL models, coloured by rank: each column has its own.
 
+const WIDE = 8; // columns that have room for deviations
 const MARKED = [null, "best", "second", "third"];
 
 // What the matrix shows: for each detector its averages on each CIL model, with their places in the column.
@@ -16,12 +17,16 @@ function table(view) {
 }
 function showMatrix(view) {
   const { group, metric } = view;
-  const found = table(view);
-  const accuracy = view.cils.map((c) => accuracyOf(view, c));
-  const members = unique(view.detectors.map((d) => group.detectors[d].family)).map((family) => ({
+  const values = table(view);
+  const shown = (i) => view.detectors.some((d) => view.found(view.cils[i], d));
+  const at = view.cils.map((_, i) => i).filter(shown); // columns
+  const cils = at.map((i) => view.cils[i]);
+  const accuracy = cils.map((c) => accuracyOf(view, c));
+  const row = (d, j) => ({ d, name: group.detectors[d].name, cells: at.map((i) => values[j][i]) });
+  const every = view.detectors.map(row).filter(({ d }) => cils.some((c) => view.found(c, d)));
+  const members = unique(every.map(({ d }) => group.detectors[d].family)).map((family) => ({
     family, open: !state.folded.includes(family),
-    rows: view.detectors.map((d, j) => ({ name: group.detectors[d].name, d, cells: found[j] }))
-      .filter(({ d }) => group.detectors[d].family === family),
+    rows: every.filter(({ d }) => group.detectors[d].family === family),
   }));
   const rows = members.map(({ family, open, rows: inside }) => {
     const turn = () => {
@@ -33,27 +38,30 @@ function showMatrix(view) {
       "button", { type: "button", "aria-expanded": String(open), "data-family": family, onclick: turn },
       `${open ? "▾" : "▸"} ${family} (${inside.length})`,
     );
-    const head = el("th", { scope: "rowgroup", colspan: view.cils.length + 1 }, fold);
+    const head = el("th", { scope: "rowgroup", colspan: cils.length + 1 }, fold);
     return [el("tr", { class: "family" }, head), open ? inside.map(matrixRow) : []];
   });
-  const heads = view.cils.map((c) =>
+  const heads = cils.map((c) =>
     el("th", { scope: "col", class: "number" }, methodName("cil", group.cils[c].name)));
   const models = accuracy.map((one) => el("td", { class: "number" }, cell(one)));
   $("grid").replaceChildren(
     el("thead", {}, el("tr", {}, el("td"), heads)),
     el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), models), rows),
   );
+  const dense = cils.length > WIDE;
+  $("grid").classList.toggle("dense", dense);
   const variants = view.detectors.some((d) => group.detectors[d].variant)
     ? "A name with @ is its method under other values, and has no place. " : "";
+  const deviations = dense && view.seeds.length > 1 ? "Deviations: point at a value, or save the table. " : "";
   $("matrix-hint").replaceChildren(
     `${arrow(metric)}, ${basis(view)}. The stronger the colour, the better the place in its column: `,
     el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
-    el("span", { class: "third" }, "third"), `. ${variants}It answers to the selection above.`,
+    el("span", { class: "third" }, "third"), `. ${variants}${deviations}It answers to the selection above.`,
   );
   $("matrix-saving").replaceChildren(saving(() => ({
     name: `matrix-${metric}-${group.benchmark}-k${group.k}`,
     title: `${group.benchmark}, ${group.k} classes per step: ${label(metric)} of detectors on CIL models`,
-    columns: [{ text: "detector", label: true }, ...view.cils.map((c) => ({ text: group.cils[c].name }))],
+    columns: [{ text: "detector", label: true }, ...cils.map((c) => ({ text: group.cils[c].name }))],
     lines: [
       ["accuracy of the model", ...accuracy],
       ...members.filter(({ open }) => open).flatMap((part) => part.rows.map((r) => [r.name, ...r.cells])),
@@ -64,7 +72,7 @@ function showMatrix(view) {
 }
 function matrixRow({ name, cells }) {
   const made = cells.map((one) => {
-    const td = el("td", { class: "number" });
+    const td = el("td", { class: "number", title: one.std === null ? null : textOf(one) });
     if (one.shade !== null) td.style.setProperty("--strength", (0.03 + 0.32 * one.shade).toFixed(3));
     const [value, ...rest] = cell(one);
     return fill(td, {}, [el("span", { class: MARKED[one.rank] ?? null }, value), ...rest]);

@@ -27,6 +27,10 @@ $("with-accuracy").addEventListener("change", (event) => {
   state.accuracy = event.target.checked ? "yes" : "";
   show();
 });
+$("all").addEventListener("click", () => {
+  state.all = state.all ? "" : "yes";
+  show();
+});
 $("theme").addEventListener("click", () => {
   state.theme = isDark() ? "light" : "dark";
   paint();

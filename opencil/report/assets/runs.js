@@ -28,6 +28,7 @@ const kept = (run) => (run.bytes ?? []).filter((of) => "model" in of).at(-1);
 const megabytes = (of) => (of ? `${(of.model / 1e6).toFixed(2)} + ${(of.memory / 1e6).toFixed(2)} MB` : "–");
 const total = (of) => data.runs.reduce((sum, run) => sum + of(run), 0);
 
+const FEW = 6; // detectors that are named of those a run still lacks
 function showRuns() {
   const count = (name) => data.runs.filter((run) => stateOf(run) === name).length;
   const parts = Object.entries(STATES).filter(([name]) => count(name)).map(([name, text], i) => [
@@ -51,7 +52,8 @@ function showRuns() {
     for (const [kind, time] of run.seconds.flatMap(Object.entries)) kinds[kind] = (kinds[kind] || 0) + time;
     const seconds = Object.values(kinds).reduce((a, b) => a + b, 0);
     const spent = Object.entries(kinds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
-    const left = missing.map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`).join(", ");
+    const few = missing.slice(0, FEW).map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`);
+    const left = [...few, ...(missing.length > FEW ? [`${missing.length - FEW} more`] : [])].join(", ");
     return el(
       "tr", {},
       el("th", { scope: "row" }, runName(run)),

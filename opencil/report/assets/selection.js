@@ -4,7 +4,7 @@ const SINGLE = ["benchmark", "k", "metric"];
 const SEVERAL = { // none chosen is all
   cil: "CIL models", detector: "Detectors", ood: "Evaluation sets", seed: "Seeds",
 };
-const WORDS = [...SINGLE, "variants", "sort", "up", "accuracy", "theme"];
+const WORDS = [...SINGLE, "find", "all", "variants", "sort", "up", "accuracy", "theme"];
 const LISTS = [...Object.keys(SEVERAL), "on", "folded"]; // lines on the chart, families that are folded away
 const state = {};
 function load() {
@@ -96,6 +96,10 @@ filters.addEventListener("change", ({ target }) => {
   else if (target.name) state[target.name] = target.value;
   show();
 });
+filters.elements.find.addEventListener("input", ({ target }) => {
+  state.find = target.value;
+  show();
+});
 filters.addEventListener("submit", (event) => event.preventDefault());
 filters.addEventListener("keydown", (event) => {
   const open = event.key === "Escape" && event.target.closest("details[open]");
@@ -137,6 +141,10 @@ function choose() {
   filters.elements.variants.checked = Boolean(state.variants);
   $("variants-text").textContent = `with ${plural(folds.length, "variant")} (@)`;
 
+  if (filters.elements.find.value !== state.find) filters.elements.find.value = state.find;
+  const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
+  const named = (c, d) => `${group.cils[c].name} ${group.detectors[d].name}`.toLowerCase();
+
   const indices = (list, test) => list.map((_, i) => i).filter((i) => test(list[i]));
   const shown = (name, key, counts) => (one) =>
     state[name].includes(String(one.name ?? one))
@@ -145,6 +153,7 @@ function choose() {
     group,
     metric: state.metric,
     averages: new Map(), // as far as they have been asked for
+    found: (c, d) => words.every((word) => named(c, d).includes(word)), // places stay those among all chosen
     cils: indices(group.cils, shown("cil", "", unfolded)),
     detectors: indices(group.detectors, shown("detector", "family", unfolded)),
     oods: indices(group.oods, shown("ood", "distance", (set) => sets.includes(set) && set.shared)),

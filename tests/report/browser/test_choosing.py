@@ -136,3 +136,103 @@ def test_colours_of_the_matrix_are_by_rank(show: Callable[..., Any], made_up: Ro
     steps = [found[name] - found[worse] for name, worse in zip(list(level), list(level)[1:], strict=False)]
     assert steps == pytest.approx([steps[0]] * 3, abs=0.0011)
     assert steps[0] > 0.09
+
+
+# --- of many methods -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(show: Callable[..., Any], many: pd.DataFrame, record: Record) -> Callable[..., Any]:
+    """Open the page of 19 CIL models and 41 detectors, at some width: ``crowded(390)``."""
+    some = many[many["seed"] < 2]
+    to_do = dict.fromkeys(some["detector"].unique()[1:], 1)
+
+    def opened(width: int = 1280) -> Any:
+        runs = [record(cil=cil, seed=s, steps=2, trained=2) for cil in some["cil"].unique() for s in (0, 1)]
+        return show(some, [*runs, record(seed=1, steps=2, detectors=to_do)], width=width)
+
+    return opened
+
+
+def search(browser: Any, text: str) -> None:
+    browser.evaluate("document.querySelector('#filters [name=find]').select()")
+    browser.call("Input.insertText", text=text)
+
+
+def test_a_search_finds_lines_whose_places_stay(crowded: Callable[..., Any]) -> None:
+    browser = crowded()
+    best = browser.board()[:3]
+    heads = "[...document.querySelectorAll('#grid thead th, #grid tbody [scope=row]')].map(h => h.innerText)"
+    search(browser, "C18 y")
+    names = {line[2] for line in browser.board()}
+    assert {line[1] for line in browser.board()} == {"c18"}
+    assert names == {name for name in names if "y" in name} >= {"y", "energy", "entropy"}
+    assert [line for line in best if line[1] == "c18" and line[2] == "y"] == [browser.board()[0]], "its rank"
+    assert set(browser.evaluate(heads)) == {"c18", "accuracy of the model", *names}
+    assert browser.legend()
+    assert "find=C18+y" in browser.evaluate("location.hash")
+    search(browser, "c18 c17")
+    assert browser.board() == []
+    assert browser.evaluate("document.getElementById('count').innerText").startswith("0 of 798 baselines")
+    browser.key("Escape", 27)  # empties the field, which keeps the focus
+    assert browser.board()[:3] == best
+    assert browser.evaluate("document.activeElement.name") == "find"
+
+
+def test_the_first_lines_are_shown_until_all_are_asked_for(crowded: Callable[..., Any]) -> None:
+    browser = crowded()
+    assert len(browser.board()) == 50
+    assert len(browser.saved("#board-saving", "CSV").splitlines()) == 1 + 779, "a file has all"
+    browser.evaluate("document.getElementById('all').focus()")
+    browser.key("Enter", 13, "\r")
+    assert len(browser.board()) == 779
+    browser.evaluate("[...document.querySelectorAll('#board tbody input')].at(-1).click()")
+    last = browser.board()[-1]
+    browser.evaluate("document.getElementById('all').click()")
+    assert len(browser.board()) == 51
+    assert browser.board()[-1] == last, "what is on the chart can be taken off it"
+    search(browser, "c18 z")
+    assert not browser.evaluate("document.getElementById('all').checkVisibility()")
+
+
+def test_a_wide_matrix_has_deviations_where_there_is_room(crowded: Callable[..., Any]) -> None:
+    browser = crowded()
+    deviation = "document.querySelector('#grid .deviation').checkVisibility()"
+    cell = "document.querySelector('#grid td.number[title]').title"
+    assert not browser.evaluate(deviation)
+    assert " ± " in browser.evaluate(cell)
+    assert (
+        browser.evaluate(
+            "(box => box.scrollWidth - box.clientWidth)(document.querySelector('#matrix .scroll'))"
+        )
+        < 2
+    )
+    browser.choose("cil", "c01", "c02")
+    assert browser.evaluate(deviation)
+
+
+@pytest.mark.parametrize(
+    ("box", "name"), [("#matrix .scroll", "tbody th[scope=row]"), (".table-card .scroll", ".cil")]
+)
+def test_names_and_heads_stay_where_they_are(crowded: Callable[..., Any], box: str, name: str) -> None:
+    browser = crowded(390)
+    script = f"""(() => {{
+        const box = document.querySelector({box!r});
+        box.scrollIntoView();
+        box.scrollTo(120, 300);
+        const {{ left, top }} = box.getBoundingClientRect();
+        const seen = document.elementFromPoint(left + 8, top + 8).closest("th, td");
+        const away = (one) => one.getBoundingClientRect().left - left;
+        const names = [...box.querySelectorAll({name!r})].map(away);
+        return [box.scrollLeft, seen.matches("thead :is(th, td)"), seen.innerText, Math.max(...names)];
+    }})()"""
+    moved, head, text, away = browser.evaluate(script)
+    assert moved > 100
+    assert (head, text) == (True, "" if "matrix" in box else "CIL")
+    assert away == pytest.approx(0, abs=1)
+
+
+def test_a_run_s_list_of_what_is_to_do_is_short(crowded: Callable[..., Any]) -> None:
+    text = crowded().evaluate("[...document.querySelectorAll('#progress td.free')].at(-1).innerText")
+    assert text.count(" 1/2") == 6
+    assert text.endswith(", 36 more")
