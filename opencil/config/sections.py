@@ -135,6 +135,8 @@ class PlaceConfig(Values):
     store: Store = "auto"  #: images on the device, or streamed from disk
     resident_mb: Count = 1024  #: auto streams what is larger
     workers: Count | None = None  #: threads that decode images
+    #: MiB of memory for decoded images of sets that are streamed: a quarter of what is free.
+    decoded_mb: Whole | None = None
     threads: Count | None = None  #: that a CPU computes with: as many as torch takes
     runs: str = "runs"
     outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs

@@ -6,7 +6,7 @@ a thread land in the batch itself, where those of a process would be copied twic
 
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opencil.data.readers.source import ImageSource
 
 _AHEAD = 2  # batches in work beside the one that is served
-_CHUNK = 8  # images per task: small enough to share a batch evenly, large enough to cost nothing
+_CHUNK = 8  # images per task at most: small enough to share a batch evenly, large enough to cost nothing
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,23 @@ class DecodedBatch:
 
 
 def workers_here() -> int:
-    """As many threads as this process may use processors, 16 at most."""
+    """As many threads as this process may use processors, 16 at most; ranks of a machine share them."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors, 16)
+    return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), 16)
 
 
 def decoded(
-    source: "ImageSource", indices: Sequence[int], side: int, size: int, workers: int
+    source: "ImageSource",
+    indices: Sequence[int],
+    side: int,
+    size: int,
+    workers: int,
+    empty: "Callable[[tuple[int, ...]], np.ndarray[Any, np.dtype[np.uint8]]] | None" = None,
 ) -> Generator[DecodedBatch, None, None]:
     """Batches of the images at ``indices``, in that order whatever the number of threads.
 
-    Memory holds three batches at most. Closing the iterator early ends the threads.
+    Memory holds three batches at most, in arrays that ``empty`` makes of a shape, in the batches' order.
+    Closing the iterator early ends the threads.
     """
     from opencil.data.readers.decode import CorruptImage
 
@@ -57,9 +63,11 @@ def decoded(
     queue: deque[tuple[np.ndarray[Any, Any], list[Future[dict[int, CorruptImage]]]]] = deque()
 
     def submit(rows: Sequence[int]) -> None:
-        pixels = np.empty((len(rows), 3, side, side), np.uint8)
-        starts = range(0, len(rows), _CHUNK)
-        queue.append((pixels, [pool.submit(fill, pixels, s, rows[s : s + _CHUNK]) for s in starts]))
+        shape = (len(rows), 3, side, side)
+        pixels = np.empty(shape, np.uint8) if empty is None else empty(shape)
+        each = min(_CHUNK, -(-len(rows) // workers))
+        starts = range(0, len(rows), each)
+        queue.append((pixels, [pool.submit(fill, pixels, s, rows[s : s + each]) for s in starts]))
 
     try:
         waiting = iter([indices[start : start + size] for start in range(0, len(indices), size)])

@@ -93,7 +93,7 @@ class FileDataset(Dataset):
             source = _without(source, left_out)
             key = hashlib.sha256(f"{key} without {left_out}".encode()).hexdigest()
         labels, workers = torch.from_numpy(source.labels), access.workers or workers_here()
-        return StreamedImages(name, source, labels, size, workers, key, source.classes)
+        return StreamedImages(name, source, labels, size, workers, key, source.classes, access.kept)
 
     def cache_file(
         self, name: str, split: Split, size: int, access: Access, on_disk: "SplitOnDisk"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,18 @@ from torch import Tensor
 from opencil.errors import BadInput
 from opencil.validation import Values
 
+if TYPE_CHECKING:
+    from opencil.data.kept_pixels import KeptPixels
+
 Split = Literal["train", "test"]
 Store = Literal["auto", "resident", "streamed"]
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copied without making the host wait for what the device has been given before."""
+    if tensor.device == device or device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Images(ABC):
@@ -24,6 +34,9 @@ class Images(ABC):
     ``labels``: int64 [N], on the device that batches come to. ``classes`` are the names of labels 0, 1, …
     where they are known.
     """
+
+    #: Whether an image costs more than a copy when it is served.
+    decodes: ClassVar[bool] = False
 
     name: str
     labels: Tensor
@@ -109,7 +122,7 @@ class ImageSet(Images):
 
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
         """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
-        for rows in torch.split(indices.to(self.device), size):
+        for rows in torch.split(moved(indices, self.device), size):
             yield self.images[rows]
 
     def to(self, device: torch.device) -> Self:
@@ -122,7 +135,8 @@ class Access:
     """Where a dataset's files are and how its images are to be served: it never changes their pixels.
 
     ``auto`` keeps a split on the device if it takes at most ``resident_mb`` MiB there, and streams it from
-    disk otherwise. ``workers``: threads that decode; None: one per processor.
+    disk otherwise. ``workers``: threads that decode; None: one per processor. ``decoded_mb``: MiB of memory
+    for decoded images of splits that are streamed; None: a quarter of what is free.
     """
 
     root: Path | None = None
@@ -130,6 +144,14 @@ class Access:
     store: Store = "auto"
     resident_mb: int = 1024
     workers: int | None = None
+    decoded_mb: int | None = None
+
+    @cached_property
+    def kept(self) -> "KeptPixels":
+        """Where decoded images stay, of all splits that are read by this access."""
+        from opencil.data.kept_pixels import KeptPixels, room_here
+
+        return KeptPixels(room_here() if self.decoded_mb is None else self.decoded_mb * 2**20)
 
     def streams(self, count: int, side: int) -> bool:
         """Whether so many images of a size are to be streamed."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.images import Images
+from opencil.data.images import Images, moved
 from opencil.errors import BadInput
 from opencil.validation import Count, Fraction, Positive, Values, Whole
 
@@ -135,11 +135,6 @@ class Transform(Values):
         if isinstance(self.mean, str) or isinstance(self.std, str):
             raise BadInput("the transform's mean and std are still to be computed: call fitted(images) first")
         return _per_channel(self.mean, device), _per_channel(self.std, device)
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copied without making the host wait for what the device has been given before."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

@@ -8,8 +8,8 @@ from inspect import Parameter
 import torch
 from torch import Tensor
 
-from opencil.data.images import Images
-from opencil.data.transforms import Draw, Transform, moved
+from opencil.data.images import Images, moved
+from opencil.data.transforms import Draw, Transform
 from opencil.engine.ranks import Share
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
@@ -67,13 +67,15 @@ class ImageFeed(Feed):
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Bytes [B, 3, H, W], labels [B], how each image is cropped and flipped; then what is asked for."""
         length, share = self._batch * self.iterations, self.share or Share(0, self._batch, self._batch)
-        order = moved(self._indices[epoch_order(len(self._indices), length, number, self._seed)], self.device)
+        drawn = self._indices[epoch_order(len(self._indices), length, number, self._seed)]
+        order = moved(drawn, self.device)
         tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
         if "second_view" in self._extras:
             tensors += self._draw(length, "second view", number)
         if "index" in self._extras:
             tensors.append(order)
-        own = order.view(self.iterations, self._batch)[:, share.start : share.stop].flatten()
+        # Of those on the host: a store that decodes there would wait for the device to tell them.
+        own = drawn.view(self.iterations, self._batch)[:, share.start : share.stop].flatten()
         for i, pixels in enumerate(self._images.batches(own, len(share))):
             first = i * self._batch
             rows = slice(first + share.start, first + share.stop)

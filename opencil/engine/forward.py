@@ -120,7 +120,7 @@ class Inputs:
                 yield self.images[rows].float(), None
         else:
             assert self.transform is not None
-            for pixels in self.images.batches(self._chosen, self.batch_size):
+            for pixels in self.images.batches(self._wanted, self.batch_size):
                 yield self.transform.test(pixels), None
 
     def maps(self) -> Iterator[list[Tensor]]:
@@ -146,9 +146,13 @@ class Inputs:
             yield [one.float() for one in given]
 
     @property
+    def _wanted(self) -> Tensor:
+        """The indices, wherever they are: a store that decodes on the host need not ask a device for them."""
+        return torch.arange(len(self.images)) if self.indices is None else self.indices
+
+    @property
     def _chosen(self) -> Tensor:
-        chosen = torch.arange(len(self.images)) if self.indices is None else self.indices
-        return chosen.to(self.images.device)
+        return self._wanted.to(self.images.device)
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,7 @@ class Pass:
             torch.save((inputs.model, compute), file)
         except Exception:  # a function inside a function, a lock, an open file: whatever pickle refuses
             return None
-        chosen = inputs._chosen.cpu()
+        chosen = inputs._wanted.cpu()
         return cls(file.getvalue(), inputs.images.fingerprint, inputs.transform, chosen, inputs.batch_size)
 
     def follow(self, images: Images, ranks: Ranks) -> None:
@@ -346,7 +350,7 @@ class Pass:
 
 def _by_all(inputs: Inputs, compute: OfRows, ranks: Ranks) -> tuple[Tensor, ...]:
     """A pass of which each rank computes its batches."""
-    chosen, size = inputs._chosen, inputs.batch_size
+    chosen, size = inputs._wanted, inputs.batch_size
     batches = ranks.counts(-(-len(chosen) // size))
     ends = [min(size * sum(batches[: rank + 1]), len(chosen)) for rank in range(ranks.size)]
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -16,6 +16,7 @@ from opencil.config import Config, list_benchmarks, resolve
 from opencil.data.file_dataset import FileDataset
 from opencil.data.image_cache import cache_folder
 from opencil.data.images import Access
+from opencil.data.kept_pixels import free_memory
 from opencil.engine.arithmetic import has_bfloat16
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
@@ -140,10 +141,7 @@ def _missing_gpu() -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError):  # not on Linux
+    if (free := free_memory()) is None:
         return Finding("devices", "memory", "how much is free is not known on this system")
     found = f"{free / _GIB:.1f} GiB free"
     if free < _ROOM:

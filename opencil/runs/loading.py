@@ -10,6 +10,7 @@ from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
 from opencil.data.check import Asked, describe
 from opencil.data.decoding import workers_here
 from opencil.data.images import Access, Images, Split
+from opencil.data.kept_pixels import room_here
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
@@ -36,9 +37,11 @@ def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
     if count == 1:
         return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
     decoding = place.workers or max(1, workers_here() // count)
+    decoded = room_here() // 2**20 // count if place.decoded_mb is None else place.decoded_mb
+    place = replace(place, workers=decoding, decoded_mb=decoded)
     if on_cpu:
-        return [replace(place, jobs=1, threads=place.threads or 1, workers=decoding)] * count
-    packed = replace(place, jobs=1, pack=max(place.pack, asked), workers=decoding)
+        return [replace(place, jobs=1, threads=place.threads or 1)] * count
+    packed = replace(place, jobs=1, pack=max(place.pack, asked))
     return [replace(packed, device=str(device)) for device in devices]
 
 
@@ -93,6 +96,7 @@ def access(place: PlaceConfig) -> Access:
         store=place.store,
         resident_mb=place.resident_mb,
         workers=place.workers,
+        decoded_mb=place.decoded_mb,
     )
 
 

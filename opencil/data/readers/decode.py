@@ -41,7 +41,7 @@ def read_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     """Decode a whole image file as RGB; ``name`` is what an error calls it."""
     from PIL import Image, UnidentifiedImageError
 
-    content = _content(file, name)
+    content = file_content(file, name)
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _refuse_bombs(image.size, len(content), name)
@@ -76,7 +76,7 @@ def _refuse_bombs(size: tuple[int, int], length: int, name: str) -> None:
         )
 
 
-def _content(file: Path | IO[bytes], name: str) -> bytes:
+def file_content(file: Path | IO[bytes], name: str) -> bytes:
     """A file's bytes. What the disk or a permission withholds is no corrupt image: it is not left out."""
     try:
         if isinstance(file, Path):

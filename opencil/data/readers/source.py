@@ -10,7 +10,15 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from opencil.data.readers.decode import LARGEST_IMAGE, CorruptImage, Pixels, fit, read_image, too_large
+from opencil.data.readers.decode import (
+    LARGEST_IMAGE,
+    CorruptImage,
+    Pixels,
+    file_content,
+    fit,
+    read_image,
+    too_large,
+)
 from opencil.errors import BadInput, one_line
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -33,6 +41,14 @@ class ImageSource(ABC):
     def files(self) -> Sequence[Path]:
         """The images' own files, where they have any."""
         return ()
+
+    def at_hand(self, side: int) -> bool:
+        """Whether an image of that side needs no decoding: it is only copied."""
+        return False
+
+    def content(self, index: int) -> bytes | None:
+        """The bytes of an image's own file; None where images are no files."""
+        return None
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -58,6 +74,10 @@ class ArraySource(ImageSource):
             raise too_large(str(self.place), (shape[2], shape[1]))
         if len(self.labels) != len(self.array):
             raise BadInput(f"{self.place} holds {len(self.array)} images and {len(self.labels)} labels")
+
+    def at_hand(self, side: int) -> bool:
+        """Whether the array holds images of that side."""
+        return bool(self.array.shape[1:] == (side, side, 3))
 
     def name(self, index: int) -> str:
         """The file and the image's number in it."""
@@ -89,6 +109,10 @@ class FileSource(ImageSource):
         """The file's path."""
         return str(self.paths[index])
 
+    def content(self, index: int) -> bytes:
+        """The file's bytes."""
+        return file_content(self.paths[index], self.name(index))
+
     def pixels(self, index: int, side: int) -> Pixels:
         """The decoded file."""
         name = self.name(index)
@@ -110,17 +134,25 @@ class ZipSource(ImageSource):
         """The archive and the member in it."""
         return f"{self.archive}:{self.members[index]}"
 
+    def content(self, index: int) -> bytes:
+        """The member's bytes."""
+        with self._opened(index) as member:
+            return file_content(member, self.name(index))
+
     def pixels(self, index: int, side: int) -> Pixels:
         """The decoded member."""
         name = self.name(index)
+        with self._opened(index) as member:
+            return fit(read_image(member, name), side, name)
+
+    def _opened(self, index: int) -> IO[bytes]:
         try:
-            member: IO[bytes] = self._zip.open(self.members[index])  # zipfile takes turns between threads
+            return self._zip.open(self.members[index])  # zipfile takes turns between threads
         except OSError as error:
             raise BadInput(f"archive {self.archive} cannot be read: {error.strerror or error}") from None
         except Exception as error:
+            name = self.name(index)
             raise CorruptImage(f"image {name} cannot be decoded: {one_line(error)}") from None
-        with member:
-            return fit(read_image(member, name), side, name)
 
 
 @dataclass(frozen=True)
@@ -135,6 +167,14 @@ class Subset(ImageSource):
         """All images but some."""
         rows = np.setdiff1d(np.arange(len(source)), left_out)
         return cls(source.labels[rows], source.classes, source, rows)
+
+    def at_hand(self, side: int) -> bool:
+        """Whether the other source's images are."""
+        return self.whole.at_hand(side)
+
+    def content(self, index: int) -> bytes | None:
+        """The other source's."""
+        return self.whole.content(int(self.rows[index]))
 
     def name(self, index: int) -> str:
         """The image's name in the other source."""

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.images import moved
 from opencil.data.precision import widest
-from opencil.data.transforms import moved
 from opencil.detectors.finetune.mixing import beta, dirichlet
 from opencil.errors import BadInput
 

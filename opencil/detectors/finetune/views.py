@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.foreign import ForeignImages
-from opencil.data.images import Images
-from opencil.data.transforms import Draw, Transform, moved
+from opencil.data.images import Images, moved
+from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, laid_out
@@ -49,6 +49,52 @@ class _Pool:
     positions: Tensor
 
 
+@dataclass(frozen=True)
+class _Choices:
+    """A pool's order and augmentations of an epoch: positions on the host and on the device."""
+
+    order: Tensor
+    positions: Tensor
+    draw: Draw | None
+
+
+class _ChunkReader:
+    """A pool's images of an epoch, a chunk of ``rows`` after the other: the next are decoded meanwhile.
+
+    Where ranks work together and images have to be decoded, each decodes its share, and has them all.
+    """
+
+    def __init__(self, images: Images, indices: Tensor, rows: int) -> None:
+        self._images, self._indices, self._rows = images, indices, rows
+        self._next = -1
+        self._served: Iterator[Tensor] = iter(())
+        last = len(indices) % rows or rows
+        ranks = at_work() if images.decodes else None
+        self._ranks = ranks if ranks is not None and last >= ranks.size else None
+
+    def read(self, first: int) -> Tensor:
+        """The bytes of the chunk that begins at a row."""
+        end = min(first + self._rows, len(self._indices))
+        if first != self._next:
+            size = self._rows if self._ranks is None else len(self._ranks.share(self._rows))
+            left = torch.split(self._indices[first:], self._rows)
+            self._served = self._images.batches(torch.cat([self._own(part) for part in left]), size)
+        self._next = -1
+        pixels = next(self._served)
+        if end == len(self._indices):  # so that its threads end
+            next(self._served, None)
+        self._next = end
+        if self._ranks is None:
+            return pixels
+        return self._ranks.gathered(pixels, self._ranks.counts(end - first), "images")
+
+    def _own(self, part: Tensor) -> Tensor:
+        if self._ranks is None:
+            return part
+        share = self._ranks.share(len(part))
+        return part[share.start : share.stop]
+
+
 class ViewSource:
     """A frozen model and the images that its extra heads are tuned on.
 
@@ -84,6 +130,7 @@ class ViewSource:
         # Tuners with other batches, or epochs behind the others, each go on with a chunk of their own.
         self._choices = lru_cache(maxsize=KEPT)(self._drawn)
         self._chunks = lru_cache(maxsize=KEPT)(self._computed_chunk)
+        self._readers = lru_cache(maxsize=KEPT)(self._opened)
         # Tuners may advance on streams of their own.
         self._side = SideStream(self.device)
 
@@ -155,7 +202,7 @@ class ViewSource:
 
     def chunks(self, number: int, batch: int) -> Iterator[tuple[int, list[Views]]]:
         """An epoch's views as they are computed: a first iteration, and those of several from there on."""
-        together, count = max(1, self._chunk_size // (batch * len(self.pools))), self.iterations(batch)
+        together, count = self._together(batch), self.iterations(batch)
         for first in range(0, count, together):
             chunk = self._chunks(number, first, min(first + together, count), batch)
             self._side.hand_over(*(tensor for views in chunk for tensor in views.tensors))
@@ -178,6 +225,10 @@ class ViewSource:
         with self.arithmetic.active(), self.arithmetic.autocast(self.device):
             return self.inputs.model.features(laid_out(images)).float()
 
+    def _together(self, batch: int) -> int:
+        """Iterations whose views are computed together."""
+        return max(1, self._chunk_size // (batch * len(self.pools)))
+
     @property
     def _chunk_size(self) -> int:
         """Views in a chunk. On a CPU, whose rounding may depend on it, they are always as many."""
@@ -187,14 +238,28 @@ class ViewSource:
         return PIXELS // transform.crop**2
 
     def _computed_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
-        rows = slice(first * batch, last * batch)
+        rows, found = slice(first * batch, last * batch), []
         with self._side.active():
-            return [
-                self._computed(order[rows], draw and draw[rows], batch)
-                for order, draw in self._choices(epoch, batch)
-            ]
+            for i, choices in enumerate(self._choices(epoch, batch)):
+                positions, draw = choices.positions[rows], choices.draw
+                if draw is None:
+                    views = self._given(positions, batch)
+                else:
+                    assert self.inputs.transform is not None
+                    pixels = self._readers(epoch, batch)[i].read(rows.start)
+                    views = self.inputs.transform.train(pixels, draw[rows])
+                found.append(Views(laid_out(views), self.features(views), self.labels[positions]))
+        return found
 
-    def _drawn(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
+    def _opened(self, epoch: int, batch: int) -> list[_ChunkReader]:
+        """Where each pool's images of an epoch come from."""
+        images, indices = self.inputs.images, self.inputs.indices
+        assert isinstance(images, Images)
+        indices = torch.arange(len(images)) if indices is None else indices.cpu()
+        rows = self._together(batch) * batch
+        return [_ChunkReader(images, indices[c.order], rows) for c in self._choices(epoch, batch)]
+
+    def _drawn(self, number: int, batch: int) -> list[_Choices]:
         """Each pool's order and augmentations of an epoch, drawn on the CPU, for its device."""
         length, found = self.iterations(batch) * batch, []
         for pool in self.pools:
@@ -205,30 +270,17 @@ class ViewSource:
                 assert self.inputs.transform is not None
                 numbers = generator(*seed, "augment", number)
                 draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
-            found.append((moved(order, self.device), draw))
+            found.append(_Choices(order, moved(order, self.device), draw))
         return found
 
-    def _computed(self, positions: Tensor, draw: Draw | None, batch: int) -> Views:
-        images, transform, indices = self.inputs.images, self.inputs.transform, self.inputs.indices
+    def _given(self, positions: Tensor, batch: int) -> Tensor:
+        """Images that come normalised: they are not augmented."""
+        images, indices = self.inputs.images, self.inputs.indices
+        assert not isinstance(images, Images)
         rows = positions if indices is None else indices.to(self.device)[positions]
-        if isinstance(images, Tensor):
-            views = images[rows].float()
-        elif isinstance(images, ForeignImages):
-            views = torch.cat([part for part, _ in images.batches(rows, batch)])
-        else:
-            assert transform is not None
-            assert draw is not None
-            views = transform.train(self._pixels(images, rows), draw)
-        return Views(laid_out(views), self.features(views), self.labels[positions])
-
-    def _pixels(self, images: Images, rows: Tensor) -> Tensor:
-        """Bytes of some images; ranks that work together read a share each, since decoding takes its time."""
-        ranks = at_work()
-        if ranks is None or len(rows) < ranks.size:
-            return torch.cat(list(images.batches(rows, len(rows))))
-        share = ranks.share(len(rows))
-        own = torch.cat(list(images.batches(rows[share.start : share.stop], len(share))))
-        return ranks.gathered(own, ranks.counts(len(rows)), "pixels")
+        if isinstance(images, ForeignImages):
+            return torch.cat([part for part, _ in images.batches(rows, batch)])
+        return images[rows].float()
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:
