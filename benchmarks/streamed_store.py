@@ -1,25 +1,32 @@
 """Throughput and memory of the streamed image store, beside its peers, in one run.
 
-    python benchmarks/streamed_store.py ROOT [--images 1600] [--workers 2] [--repeats 3]
+    python benchmarks/streamed_store.py ROOT [--images 1600] [--workers 2] [--repeats 3] [--enlarge 375]
 
 ROOT holds ImageNet photographs in any layout that 'opencil data check' finds. Its images are repeated to the
 number asked for, decoded at 256 pixels and served in batches of 128 by
 
 - a plain Pillow loop, one image after the other;
 - torch's DataLoader with as many worker processes, persistent and warm, stacking the same arrays;
-- the streamed store with as many threads.
+- the streamed store with as many threads, from the files themselves;
+- the streamed store from a pack of the files, and from a pack of pixels;
+- the streamed store from the files, with room for all decoded images in memory;
+- the resident store, from memory.
 
-All three decode with the same function, take turns within a repeat, and must serve the same bytes.
+All decode with the same function, take turns within a repeat, and must serve the same bytes. --enlarge writes
+the photographs anew with that shorter side: those of ImageNet have 375 pixels in the middle, about 110 kB.
 """
 
 import argparse
 import gc
 import hashlib
+import io
 import multiprocessing
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +34,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from opencil.data.readers.source import ImageSource
+from opencil.data.images import ImageSet
+from opencil.data.kept_pixels import KeptPixels
+from opencil.data.packs import FORMS, Pack
+from opencil.data.readers.decode import read_image
+from opencil.data.readers.source import FileSource, ImageSource
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 
@@ -51,6 +62,17 @@ def pillow_loop(source: ImageSource, order: list[int]) -> Iterator[Tensor]:
     for start in range(0, len(order), BATCH):
         images = np.stack([source.pixels(i, SIDE) for i in order[start : start + BATCH]])
         yield torch.from_numpy(np.ascontiguousarray(images))
+
+
+def enlarged(source: ImageSource, side: int, folder: Path) -> FileSource:
+    """The photographs as JPEGs whose shorter side has so many pixels."""
+    paths = []
+    for index in range(len(source)):
+        image = read_image(io.BytesIO(source.content(index) or b""), source.name(index))
+        factor = side / min(image.size)
+        paths.append(folder / f"{index}.jpg")
+        image.resize((round(image.width * factor), round(image.height * factor))).save(paths[-1], quality=92)
+    return FileSource(source.labels, source.classes, paths)
 
 
 def resident_kib() -> int:
@@ -89,12 +111,28 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1600)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--enlarge", type=int, default=None)
     chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(chosen, Path(folder))
 
+
+def measure(chosen: argparse.Namespace, folder: Path) -> None:
     source = DATASETS.create("imagenet1k").locate("imagenet1k", "train", chosen.root).source
+    if chosen.enlarge:
+        source = enlarged(source, chosen.enlarge, folder)
     order = [i % len(source) for i in range(chosen.images)]
     labels = torch.from_numpy(source.labels)
     images = StreamedImages("photographs", source, labels, SIDE, chosen.workers, key="photographs")
+    stored, sizes = {}, {}
+    for form in FORMS:
+        pack = Pack(folder / form, source, "photographs", SIDE)
+        pack.make(form, chosen.workers)
+        stored[form], sizes[form] = replace(images, source=pack.load()), pack.size / len(source)
+    kept = replace(images, kept=KeptPixels(len(source) * 3 * SIDE**2))
+    resident = ImageSet(
+        "photographs", torch.cat(list(images.batches(torch.arange(len(source)), BATCH))), labels
+    )
     loader = DataLoader(
         MapStyle(source, order), BATCH, num_workers=chosen.workers, persistent_workers=chosen.workers > 0
     )
@@ -102,6 +140,10 @@ def main() -> None:
         "Pillow loop": lambda: pillow_loop(source, order),
         f"DataLoader, {chosen.workers} processes": lambda: iter(loader),
         f"streamed store, {chosen.workers} threads": lambda: images.batches(torch.tensor(order), BATCH),
+        "streamed, pack of files": lambda: stored["files"].batches(torch.tensor(order), BATCH),
+        "streamed, pack of pixels": lambda: stored["pixels"].batches(torch.tensor(order), BATCH),
+        "streamed, kept in memory": lambda: kept.batches(torch.tensor(order), BATCH),
+        "resident store": lambda: resident.batches(torch.tensor(order), BATCH),
     }
     for batches in peers.values():  # workers started, files in the page cache
         consume(batches())
@@ -116,16 +158,17 @@ def main() -> None:
             costs[name].append((processor_seconds() - before) / len(order) * 1000)
             checksums.add(checksum)
             best[name].append(len(order) / seconds)
-            if "streamed" in name:
+            if "streamed store" in name:
                 growth = max(0, peak - early) / 1024
-    assert len(checksums) == 1, "the three do not serve the same bytes"
+    assert len(checksums) == 1, "they do not serve the same bytes"
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}")
     print(f"{len(order)} images of {len(source)} photographs, side {SIDE}, batches of {BATCH}")
+    print(", ".join(f"pack of {form}: {size / 1000:.0f} kB an image" for form, size in sizes.items()))
     for name, rates in best.items():
         listed = " ".join(f"{rate:.0f}" for rate in rates)
         cost = f"{np.median(costs[name]):.2f} ms of processor time an image"
         print(f"{name:28} {np.median(rates):5.0f} images/s (median of {listed}), {cost}")
-    loader_rates, ours = list(best.values())[1:]
+    loader_rates, ours = list(best.values())[1:3]
     ratios = [mine / theirs for mine, theirs in zip(ours, loader_rates, strict=True)]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
     print(f"streamed store / DataLoader: {np.median(ratios):.2f} (median of the repeats, {spread})")

@@ -1,4 +1,4 @@
-"""``opencil data``: find, check, prepare and look at datasets."""
+"""``opencil data``: find, check, prepare, pack and look at datasets."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +14,16 @@ from rich.table import Table
 from opencil.cli import completion
 from opencil.cli.completion import one_of
 from opencil.cli.guard import guarded
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput, OpenCILError, nearest
 
 if TYPE_CHECKING:
     from opencil.config import Config
     from opencil.data.check import Checked
     from opencil.data.images import Split
+    from opencil.data.packs import Form
 
 app = typer.Typer(
-    help="Find, check, prepare and look at the datasets in a folder of downloads.", no_args_is_help=True
+    help="Find, check, prepare, pack and look at the datasets in a folder of downloads.", no_args_is_help=True
 )
 
 Root = Annotated[
@@ -110,6 +111,49 @@ def prepare(
     A dataset that is too large for the device (place.resident_mb) is streamed from
     its own files: with --skip-corrupt it is decoded once to note what to leave out.
     """
+    _prepare(root, benchmark, config, cache, workers, skip_corrupt)
+
+
+@app.command(epilog="Example: opencil data pack ~/downloads --benchmark imagenet1k")
+@guarded
+def pack(
+    root: Root,
+    benchmark: Benchmark = None,
+    config: ConfigFile = None,
+    cache: Cache = None,
+    workers: Workers = None,
+    skip_corrupt: SkipCorrupt = False,
+    form: Annotated[
+        str,
+        typer.Option(
+            help="pixels: decoded, served by a copy. files: as they are, smaller, decoded when served."
+        ),
+    ] = "pixels",
+) -> None:
+    """Pack a benchmark's images into a few large files, so that streaming them opens and decodes none.
+
+    Datasets that fit the device (place.resident_mb) are prepared as by 'prepare'.
+
+    Stop it, start it again: it goes on. Of a finished pack it reads every image, and
+    makes damaged parts again.
+    """
+    from opencil.data.packs import FORMS
+
+    chosen = next((known for known in FORMS if known == form), None)
+    if chosen is None:
+        raise BadInput(f"--form {form!r} is not allowed: {' and '.join(FORMS)} are{nearest(form, FORMS)}")
+    _prepare(root, benchmark, config, cache, workers, skip_corrupt, chosen)
+
+
+def _prepare(
+    root: Path,
+    benchmark: str | None,
+    config: Path | None,
+    cache: str | None,
+    workers: int | None,
+    skip_corrupt: bool,
+    form: "Form | None" = None,
+) -> None:
     from dataclasses import replace
 
     from opencil.data.file_dataset import FileDataset
@@ -132,7 +176,7 @@ def prepare(
     with _bars() as bar:
         for asked in wanted:
             with bar(f"{asked.name} {asked.split}") as progress:
-                done = prepare_split(asked, size, access, skip_corrupt, progress)
+                done = prepare_split(asked, size, access, skip_corrupt, progress, form)
             total += done.size
             many = f"{done.images:,} images" + f", {done.left_out:,} corrupt ones left out" * bool(
                 done.left_out

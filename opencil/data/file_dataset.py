@@ -18,7 +18,8 @@ from opencil.disk import DiskError
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:
-    from opencil.data.readers.source import ImageSource, Layout, SplitOnDisk
+    from opencil.data.packs import Pack
+    from opencil.data.readers.source import Layout, SplitOnDisk
 
 _log = logging.getLogger("opencil.data")
 
@@ -87,13 +88,10 @@ class FileDataset(Dataset):
         if prepared is not None or not access.streams(len(on_disk.source), size):
             prepared = prepared or _renewed(name, split, file, access)
             return _in_memory(name, split, prepared)
-        source, key = on_disk.source, file.key()
-        if left_out := file.left_out():
-            _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
-            source = _without(source, left_out)
-            key = hashlib.sha256(f"{key} without {left_out}".encode()).hexdigest()
+        pack = pack_of(name, split, file)
+        source = pack.load() or pack.source
         labels, workers = torch.from_numpy(source.labels), access.workers or workers_here()
-        return StreamedImages(name, source, labels, size, workers, key, source.classes, access.kept)
+        return StreamedImages(name, source, labels, size, workers, pack.key, source.classes, access.kept)
 
     def cache_file(
         self, name: str, split: Split, size: int, access: Access, on_disk: "SplitOnDisk"
@@ -102,10 +100,17 @@ class FileDataset(Dataset):
         return CacheFile.of(cache_folder(access.root, access.cache), name, split, on_disk, size)
 
 
-def _without(source: "ImageSource", left_out: list[int]) -> "ImageSource":
+def pack_of(name: str, split: Split, file: CacheFile) -> "Pack":
+    """The pack of a split that is streamed, made or not: all its images but those a survey has noted."""
+    from opencil.data.packs import Pack
     from opencil.data.readers.source import Subset
 
-    return Subset.without(source, left_out)
+    source, key = file.on_disk.source, file.key()
+    if left_out := file.left_out():
+        _log.warning("%s: %d corrupt %s images are left out", name, len(left_out), split)
+        source = Subset.without(source, left_out)
+        key = hashlib.sha256(f"{key} without {left_out}".encode()).hexdigest()
+    return Pack(file.path.with_suffix(".pack"), source, key, file.side)
 
 
 def usable(file: CacheFile, access: Access) -> Prepared | None:

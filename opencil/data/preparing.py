@@ -1,20 +1,25 @@
-"""Decoding a split once, before anything reads it: into the image cache, or to note what to leave out."""
+"""Decoding a split once, before it is read: into the image cache or a pack, or to note what to leave out."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opencil.data.check import Asked
 from opencil.data.decoding import workers_here
-from opencil.data.file_dataset import FileDataset, usable
+from opencil.data.file_dataset import FileDataset, pack_of, usable
 from opencil.data.image_cache import ProgressBar
 from opencil.data.images import Access
+
+if TYPE_CHECKING:
+    from opencil.data.packs import Form
 
 
 @dataclass(frozen=True)
 class PreparedSplit:
     """What has become of a split: usable images, corrupt ones left out, and the bytes that are kept of it.
 
-    A split that is too large to be kept is streamed from its own files; corrupt ones have names elsewhere.
+    A split that is too large to be kept is streamed from its own files or from its pack, ``streamed_from``;
+    corrupt ones have names elsewhere.
     """
 
     images: int
@@ -25,9 +30,17 @@ class PreparedSplit:
 
 
 def prepare_split(
-    asked: Asked, side: int, access: Access, skip_corrupt: bool, progress: ProgressBar
+    asked: Asked,
+    side: int,
+    access: Access,
+    skip_corrupt: bool,
+    progress: ProgressBar,
+    form: "Form | None" = None,
 ) -> PreparedSplit:
-    """Decode a split that is not prepared yet; of one that is streamed, only to find corrupt images."""
+    """Decode a split that is not prepared yet; of one that is streamed, only to find corrupt images.
+
+    With a ``form``, one that is streamed is packed.
+    """
     dataset = asked.dataset
     assert isinstance(dataset, FileDataset), "nothing is to prepare of others"
     on_disk = dataset.locate(asked.name, asked.split, access.root)
@@ -35,7 +48,12 @@ def prepare_split(
     workers, done = access.workers or workers_here(), usable(kept, access)
     if done is None and access.streams(len(on_disk.source), side):
         bad = len(kept.survey(workers, progress)) if skip_corrupt else 0
-        return PreparedSplit(len(on_disk.source) - bad, bad, streamed_from=on_disk.place)
+        if form is None:
+            return PreparedSplit(len(on_disk.source) - bad, bad, streamed_from=on_disk.place)
+        pack = pack_of(asked.name, asked.split, kept)
+        pack.make(form, workers, progress)
+        images = len(pack.source)
+        return PreparedSplit(images, len(on_disk.source) - images, (), pack.size, pack.folder)
     done = done or kept.renew(workers, skip_corrupt, progress)
     size = kept.path.stat().st_size
     return PreparedSplit(len(done.labels), len(done.skipped), done.skipped, size)
