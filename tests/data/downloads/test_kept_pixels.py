@@ -180,7 +180,8 @@ def test_each_rank_decodes_its_share_alone(
         assert ranks is not None
         with ranks.together():
             images = streamed(source, 0)
-            for _ in ImageFeed(images, TRANSFORM, torch.arange(COUNT), 6, (1,)).epoch(0):
+            feed = ImageFeed(images, TRANSFORM, torch.arange(COUNT), 6, (1,), share=ranks.share(6))
+            for _ in feed.epoch(0):
                 pass
             trained = Counter(Watched.asked)
             Watched.asked.clear()
