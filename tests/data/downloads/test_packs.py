@@ -176,10 +176,10 @@ def test_a_corrupt_image_stops_the_packing_of_pixels(downloads: Path) -> None:
 CONFIG = """
 benchmark:
   name: toy
-  id: texture
+  id: cloth
   near: [others]
   far: []
-  datasets: {texture: {path: dtd, train: images, test: images}, others: {path: dtd/images}}
+  datasets: {cloth: {path: dtd, train: images, test: images}, others: {path: dtd/images}}
   image_size: 6
   transform: {mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5], crop: 6}
   backbone: resnet8
@@ -196,9 +196,9 @@ def test_the_command(downloads: Path) -> None:
     (downloads / "dtd" / "images" / "dotted" / "1.png").write_bytes(b"broken")
     done = command.invoke(app, [*asked, "--skip-corrupt"])
     assert done.exit_code == 0, done.output
-    assert "texture train: 9 images, 1 corrupt ones left out, streamed from" in done.output
+    assert "cloth train: 9 images, 1 corrupt ones left out, streamed from" in done.output
     folders = sorted((downloads / ".opencil-cache").glob("*.pack"))
-    assert [folder.name[:12] for folder in folders] == ["others-test-", "texture-test", "texture-trai"]
+    assert [folder.name[:11] for folder in folders] == ["cloth-test-", "cloth-train", "others-test"]
     refused = command.invoke(app, [*asked, "--form", "pixel"])
     assert refused.exit_code == 2
     assert "--form 'pixel' is not allowed: pixels and files are; did you mean 'pixels'?" in refused.output
