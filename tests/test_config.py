@@ -152,6 +152,8 @@ def test_printed_yml_holds_every_value() -> None:
         "tensorboard": None,
         "only_deterministic": False,
         "rank_seconds": 600.0,
+        "jobs": 1,
+        "decoded_mb": None,
     }
 
 

@@ -30,9 +30,9 @@ class DecodedBatch:
 
 
 def workers_here() -> int:
-    """As many threads as this process may use processors, 16 at most; ranks of a machine share them."""
+    """As many threads as this process may use processors, 16 at most."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), 16)
+    return min(processors, 16)
 
 
 def decoded(

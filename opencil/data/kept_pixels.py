@@ -4,7 +4,6 @@ A step reads its images in every epoch, the memory's exemplars in all later step
 once for the outputs and again for each detector that runs the network itself.
 """
 
-import os
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +87,8 @@ class _Pass(ImageSource):
 
 
 def room_here() -> int:
-    """Bytes for decoded images: a quarter of the memory that is free, shared by the ranks of this machine."""
-    return (free_memory() or 0) // 4 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """Bytes for decoded images: a quarter of the memory that is free."""
+    return (free_memory() or 0) // 4
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

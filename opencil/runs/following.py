@@ -15,7 +15,6 @@ from torch import Tensor
 
 from opencil.config import Config
 from opencil.data.benchmark import BenchmarkData
-from opencil.data.decoding import workers_here
 from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
@@ -27,7 +26,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
 from opencil.registry import DETECTORS
 from opencil.runs.events import Event
-from opencil.runs.loading import load
+from opencil.runs.loading import load, with_share
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
@@ -140,8 +139,8 @@ def on_ranks(execute: Callable[[Config, Planned], Generator[Event]]) -> Callable
             if ranks is None:
                 yield from execute(config, planned)
                 return
-            workers = config.place.workers or max(1, workers_here() // ranks.on_machine)
-            config = replace(config, place=replace(config.place, device=str(ranks.device), workers=workers))
+            place = with_share(replace(config.place, device=str(ranks.device)), ranks.on_machine)
+            config = replace(config, place=place)
             if not ranks.leads:
                 _follow(config, ranks)
                 return

@@ -36,13 +36,18 @@ def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
     count = asked if on_cpu else len(devices)
     if count == 1:
         return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
-    decoding = place.workers or max(1, workers_here() // count)
-    decoded = room_here() // 2**20 // count if place.decoded_mb is None else place.decoded_mb
-    place = replace(place, workers=decoding, decoded_mb=decoded)
+    place = with_share(place, count)
     if on_cpu:
         return [replace(place, jobs=1, threads=place.threads or 1)] * count
     packed = replace(place, jobs=1, pack=max(place.pack, asked))
     return [replace(packed, device=str(device)) for device in devices]
+
+
+def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
+    """The place of one of several processes of a machine: its part of the processors and of the memory."""
+    workers = place.workers or max(1, workers_here() // processes)
+    decoded_mb = room_here() // 2**20 // processes if place.decoded_mb is None else place.decoded_mb
+    return replace(place, workers=workers, decoded_mb=decoded_mb)
 
 
 def load(config: Config) -> BenchmarkData:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencil.config import PlaceConfig
 from opencil.data.catalogue import Texture
 from opencil.data.images import Access, ImageSet
 from opencil.data.kept_pixels import KeptPixels, free_memory, room_here
@@ -22,6 +23,7 @@ from opencil.engine.forward import Inputs
 from opencil.engine.ranks import joined
 from opencil.nets.model import Model
 from opencil.registry import BACKBONES
+from opencil.runs.loading import with_share
 
 COUNT, SIDE = 24, 8
 ONE = 3 * SIDE * SIDE
@@ -140,10 +142,13 @@ def test_free_memory_is_the_machines_or_the_jobs(tmp_path: Path, monkeypatch: py
     write("sys/fs/cgroup/job/memory.max", "8000\n")
     assert free_memory(tmp_path) == 7000  # what is kept of files can go
     monkeypatch.setattr("opencil.data.kept_pixels.free_memory", lambda: 800)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert room_here() == 200
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert room_here() == 100
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencil.runs.loading.room_here", lambda: 800 * 2**20)
+    assert with_share(PlaceConfig(), 4).decoded_mb == 200
+    assert with_share(PlaceConfig(decoded_mb=7, workers=3), 4) == PlaceConfig(decoded_mb=7, workers=3)
 
 
 TRANSFORM = Transform((0.5,) * 3, (0.25,) * 3, crop=6)
