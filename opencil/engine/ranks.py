@@ -233,6 +233,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
+_joined: Ranks | None = None
 _ranks: Ranks | None = None
 _apart = False
 
@@ -281,16 +282,23 @@ def follows() -> bool:
 
 
 def joined(device: str, seconds: float) -> Ranks | None:
-    """Join the other processes that torchrun has started, once; None where there are none.
+    """Join the other processes that torchrun has started; None where there are none.
 
     A device of a kind, such as ``cuda``, is that GPU of the machine which has the number of the process.
     """
-    global _ranks
-    if _ranks is None and started() > 1:
+    global _joined, _ranks
+    if _joined is None and started() > 1:
         place = resolve_device(device)
         if str(place) == "cuda":
             place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         if place.type == "cuda":
             torch.cuda.set_device(place)
-        _ranks = Ranks(int(os.environ["RANK"]), started(), place, seconds)
+        _joined = Ranks(int(os.environ["RANK"]), started(), place, seconds)
+    _ranks = _joined
     return _ranks
+
+
+def left() -> None:
+    """From here on this process computes alone, until it joins again."""
+    global _ranks
+    _ranks = None

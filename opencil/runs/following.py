@@ -5,7 +5,7 @@ read nor write the store.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
@@ -21,7 +21,7 @@ from opencil.data.stream import Step
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Pass
-from opencil.engine.ranks import LostRank, Ranks, joined, several
+from opencil.engine.ranks import LostRank, Ranks, by_itself, joined, left, several
 from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
 from opencil.registry import DETECTORS
@@ -144,11 +144,16 @@ def on_ranks(execute: Callable[[Config, Planned], Generator[Event]]) -> Callable
             if not ranks.leads:
                 _follow(config, ranks)
                 return
-            yield from _leading(execute, config, planned, ranks)
+            with closing(_leading(execute, config, planned, ranks)) as events:
+                for event in events:
+                    with by_itself():  # the others do not know what is done with it
+                        yield event
         except LostRank as lost:
             raise OpenCILError(
                 f"{lost}: what was finished is stored, and the same command goes on from there"
             ) from None
+        finally:
+            left()
 
     return on_all
 

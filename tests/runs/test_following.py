@@ -19,6 +19,7 @@ from opencil.config import Config
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.engine import loop
+from opencil.engine.ranks import several
 from opencil.errors import OpenCILError
 from opencil.nets.model import Model
 from opencil.runs.events import Event, Failed, Training
@@ -62,11 +63,13 @@ def losses(config: Config, stop: Callable[[Event], None] = lambda event: None) -
     """Do what a config asks for: the losses of its iterations, and what its runs end with."""
     found: list[float | str] = []
     for event in execute(config):
+        assert several() is None  # whoever looks at events computes alone
         stop(event)
         if isinstance(event, Training):
             found.append(float(event.progress.loss))
         elif isinstance(event, Failed):
             found.append(str(event.error))
+    assert several() is None
     return found
 
 
