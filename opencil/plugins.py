@@ -36,6 +36,8 @@ def load_plugin(plugin: str | Path) -> ModuleType:
 
     Once: a file is imported again only where its text has changed. It may import the files beside it.
     """
+    if not str(plugin):
+        raise _unknown("")
     given = _spelt(plugin)
     for registry in REGISTRIES:  # ours come first, so that what is registered from here on is the plugin's
         registry.names()
@@ -73,10 +75,10 @@ def registered(given: str) -> Iterator[tuple[Registry[Any], str]]:
 def _load_file(given: str, path: Path) -> ModuleType:
     try:
         text = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no file has a name with a 0 in it
         folder = path.parent
         others = [found.name for found in folder.glob("*.py")] if folder.is_dir() else []
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or error
         raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
     path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
     # The name is the same whenever the file is imported.
@@ -119,10 +121,7 @@ def _load_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise not_imported(name, file_of(name), error) from error
         beside = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
-        raise BadInput(
-            f"plugin {name!r} is unknown: allowed are a Python file, ending in .py, and a module that can be "
-            f"imported{beside}"
-        ) from None
+        raise _unknown(name, beside) from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -132,6 +131,11 @@ def _load_module(name: str) -> ModuleType:
         registry.attribute(name, name)
     _loaded[name] = _of_module(module)
     return module
+
+
+def _unknown(given: str, beside: str = "") -> BadInput:
+    allowed = "allowed are a Python file, ending in .py, and a module that can be imported"
+    return BadInput(f"plugin {given!r} is unknown: {allowed}{beside}")
 
 
 def _of_module(module: ModuleType | None) -> Plugin:

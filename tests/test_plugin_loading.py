@@ -292,6 +292,8 @@ def test_what_is_no_plugin_is_refused(margin: Path) -> None:
             "plugin 'not_installed.here' is unknown: allowed are a Python file, ending in",
         ),
         ("their/margin", "plugin 'their/margin' cannot be read"),
+        ("", "plugin '' is unknown: allowed are a Python file, ending in"),
+        ("margin\0.py", "plugin 'margin\\x00.py' cannot be read: embedded null byte"),
     ):
         with pytest.raises(opencil.BadInput) as refused:
             opencil.load_plugin(given)
