@@ -1,10 +1,10 @@
 """Helpers for tests of stored runs."""
 
-import json
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 import opencil
 from opencil.config import Config
 from opencil.runs.events import Event
+from tests import stored
 
 
 @pytest.fixture(scope="session")
@@ -22,31 +23,14 @@ def run_all() -> Callable[[Config], list[Event]]:
 
 @pytest.fixture(scope="session")
 def contents() -> Callable[[Path], dict[str, bytes]]:
-    """Every file below a folder, by its path; locks aside, and why an attempt has failed."""
-
-    def read(folder: Path) -> dict[str, bytes]:
-        return {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in (".held", "error.txt")
-        }
-
-    return read
+    """Every file below a folder by its path."""
+    return stored.contents
 
 
 @pytest.fixture(scope="session")
-def results(contents: Callable[[Path], dict[str, bytes]]) -> Callable[[Path], dict[str, object]]:
-    """What must be the same, bit for bit, in two runs of one config: files, less times and memory."""
-
-    def read(folder: Path) -> dict[str, object]:
-        found: dict[str, object] = dict(contents(folder))
-        for name, content in contents(folder).items():
-            if name.endswith(("step.json", "environment.json")):
-                measured = {"seconds", "peak_memory_mib", "made", "command", "seal"}
-                found[name] = {k: v for k, v in json.loads(content).items() if k not in measured}
-        return found
-
-    return read
+def results() -> Callable[[Path], dict[str, object]]:
+    """What must be the same, bit for bit, in two runs of one config, in however many calls."""
+    return partial(stored.results, history=False)
 
 
 @pytest.fixture(scope="session")

@@ -293,6 +293,13 @@ def test_a_config_says_which_run_it_is_of(tmp_path: Path) -> None:
             folder.identity(config | less)
 
 
+def test_a_run_that_is_only_announced_has_no_rows(tmp_path: Path, tiny: Make) -> None:
+    (spec,) = plan(tiny(tmp_path))
+    RunFolder(tmp_path / spec.folder).announce(spec, {"device": "cpu"})
+    with pytest.raises(BadInput, match="there are no finished steps below"):
+        opencil.read_rows(tmp_path)
+
+
 def test_rows_are_of_a_run_where_that_is_known(tmp_path: Path) -> None:
     step = RunFolder(tmp_path).step(2)
     tables = [step.model_rows, step.detector_rows("msp")]

@@ -12,8 +12,9 @@ import signal
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.siege.grounds import SHORT, Camp, differences, results, succeed
+from tests.siege.grounds import SHORT, Camp, succeed
 from tests.siege.siege import Tally, siege
+from tests.stored import differences, results
 
 PROCESSES = 8
 #: Four runs.

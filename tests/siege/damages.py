@@ -21,8 +21,9 @@ from opencil.cli import app
 from opencil.errors import OpenCILError
 from tests.siege import damage
 from tests.siege.flips import PLACE, RUN, halted, run_of
-from tests.siege.grounds import Camp, differences, results, succeed
+from tests.siege.grounds import Camp, succeed
 from tests.siege.siege import Tally, siege
+from tests.stored import differences, results
 
 #: What a use gives: an exit code and all that it says.
 Answer = tuple[int, str]

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.siege.grounds import SHORT, At, Camp, Victim, differences, operations, results, succeed
+from tests.siege.grounds import SHORT, At, Camp, Victim, operations, succeed
 from tests.siege.siege import Tally, siege
+from tests.stored import differences, results
 
 GRID = ["run", "--cil", "icarl", "--seed", "0,1", *SHORT]
 #: What may be told of a disk that is full, that is another's, or that fails.

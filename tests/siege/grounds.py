@@ -1,11 +1,10 @@
-"""Where sieges take place: a run of seconds, processes to disturb, and what two stores share bit for bit.
+"""Where sieges take place: a run of seconds and processes to disturb.
 
 A victim is a process that does what ``python -m opencil WORDS`` does. Most are forks of one that has imported
 everything: a start takes milliseconds. An audit hook in them knows every file that Python opens, renames and
 removes, so that one can be stopped, or a file operation be refused, at the n-th of them.
 """
 
-import json
 import multiprocessing
 import os
 import signal
@@ -234,39 +233,3 @@ def succeed(victim: Victim) -> str:
 def operations(journal: Path, root: Path) -> int:
     """How many file operations below a folder a journal has noted."""
     return sum(line.partition(" ")[2].startswith(str(root)) for line in journal.read_text().splitlines())
-
-
-def results(folder: Path) -> dict[str, object]:
-    """What must be the same, bit for bit, in two runs of one config: files, less times and memory."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != ".held":
-            name = path.relative_to(folder).as_posix()
-            try:
-                found[name] = _less_measured(path) if path.name in _MEASURED else path.read_bytes()
-            except (OSError, ValueError) as error:
-                found[name] = f"damaged: {error}"
-    return found
-
-
-_MEASURED = {"step.json", "environment.json"}
-#: What of them says when, how long and by which command; the seal is of all of it.
-_MEASURES = {"seconds", "peak_memory_mib", "time", "command", "seal"}
-
-
-def _less_measured(path: Path) -> object:
-    def less(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: less(kept) for key, kept in value.items() if key not in _MEASURES}
-        return value
-
-    return less(json.loads(path.read_bytes()))
-
-
-def differences(found: dict[str, object], expected: dict[str, object], kept: bool = True) -> list[str]:
-    """Names of files that only one of two stores has, or that differ.
-
-    Without ``kept`` the cache of outputs may lack entries: a disk may have had no room for them.
-    """
-    names = found.keys() | {name for name in expected if kept or not name.startswith(".outputs/")}
-    return sorted(name for name in names if found.get(name, ...) != expected.get(name, ...))

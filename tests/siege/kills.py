@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opencil.cli.guard import STOPPED
-from tests.siege.grounds import SHORT, At, Camp, Victim, differences, operations, results, succeed
+from tests.siege.grounds import SHORT, At, Camp, Victim, operations, succeed
 from tests.siege.siege import Tally, siege
+from tests.stored import differences, results
 
 #: What is run, the longer ones less often: methods of one stage and of several, and runs that take turns.
 GROUNDS = [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stored
 from tests.siege import crowd, damage, damages, flips, grounds, kills, workers, writers
 from tests.siege.grounds import Camp
 
@@ -53,8 +54,8 @@ def test_two_stores_are_told_apart_by_any_byte_but_times(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "step.json").write_text(f'{{"steps": 2, "seconds": {{"training": {seconds}}}}}')
         (tmp_path / name / "accuracy.parquet").write_bytes(rows)
-    a, b, c = (grounds.results(tmp_path / name) for name in "abc")
-    assert grounds.differences(a, b) == []
-    assert grounds.differences(a, c) == ["accuracy.parquet"]
+    a, b, c = (stored.results(tmp_path / name) for name in "abc")
+    assert stored.differences(a, b) == []
+    assert stored.differences(a, c) == ["accuracy.parquet"]
     del c["step.json"]
-    assert grounds.differences(a, c) == ["accuracy.parquet", "step.json"]
+    assert stored.differences(a, c) == ["accuracy.parquet", "step.json"]

@@ -22,8 +22,9 @@ from opencil.runs.inventory import is_held
 from opencil.runs.local_workers import LocalProcess
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
-from tests.siege.grounds import Camp, differences, results
+from tests.siege.grounds import Camp
 from tests.siege.siege import Tally, siege
+from tests.stored import differences, results
 
 RUNS, WORKERS = 200, 8
 #: One step of all classes, one epoch.

@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image
 
 from opencil.cli.guard import STOPPED
-from tests.siege.grounds import SHORT, At, Camp, differences, operations, succeed
+from tests.siege.grounds import SHORT, At, Camp, operations, succeed
 from tests.siege.siege import Tally, siege
+from tests.stored import differences
 
 _SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 _YML = """
