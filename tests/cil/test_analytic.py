@@ -17,6 +17,7 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import generator
 from opencil.registry import LEARNERS
 
 
@@ -117,6 +118,8 @@ def test_the_ridge_is_chosen_on_new_images_in_a_seeded_order(
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
     assert not torch.equal(once[0], other[0])
     assert not torch.equal(once[0], once[0].sort(dim=0).values)
+    order = torch.randperm(16, generator=generator(2, "held out", 1))
+    assert torch.equal(once[0].argmax(dim=1), stream.train.labels[stream[0].train][order])
 
 
 def test_random_matrices_are_drawn_as_each_paper_says(setting: Setting, stream: Stream) -> None:

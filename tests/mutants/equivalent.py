@@ -68,4 +68,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "1e-06 is 2e-06",
         "a tolerance between roundings and what is none: twice it is one too",
     ),
+    (
+        "cil/foster.py",
+        "weights = (1 - beta) / (1 - beta ** counts.double())",
+        "1 is 0",
+        "of 1 - beta, a factor of all weights that their mean takes out; without the other 1 tests fail",
+    ),
 ]

@@ -608,7 +608,7 @@ def test_more_begins_as_the_model_with_no_other(make_batch: MakeBatch, toy: Any)
     head = tuner.extra(batch.source).head
     assert isinstance(head, TaskHead)
     assert torch.equal(head(batch.current.features), toy.classify(batch.current.features))
-    assert not head.other.weight.any()
+    assert not any(parameter.any() for parameter in head.other.parameters())
     assert head.member.tolist() == [[True, False]] * 2 + [[False, True]] * 2
     batch.source.tasks = None  # nobody says: one task
     assert tuner.extra(batch.source).head.member.tolist() == [[True]] * 4
