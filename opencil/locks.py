@@ -251,8 +251,8 @@ _beating: list[threading.Thread] = []
 
 def _start_beating() -> None:
     def beat() -> None:
-        while True:
-            time.sleep(BEAT)
+        never = threading.Event()
+        while not never.wait(BEAT):
             for lock in list(_held.values()):
                 lock.beat()
 
