@@ -73,7 +73,7 @@ def _evaluate(
     carry_out(config, planned, dry_run, quiet)
 
 
-evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs"))
+evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs", "launcher", "address"))
 
 
 def _listed(flag: str, text: str) -> list[Any]:

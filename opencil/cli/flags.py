@@ -156,6 +156,25 @@ def _config_from_flags(
             rich_help_panel=_HOW,
         ),
     ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            help="ray: a worker on each GPU of a Ray cluster, or core, or --jobs N of them.",
+            metavar="local|ray",
+            show_default="local",
+            autocompletion=one_of(lambda: ("local", "ray")),
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Ray cluster, as HOST:6379.",
+            metavar="HOST:PORT",
+            show_default="$RAY_ADDRESS, or this machine's",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
     epochs_scale: Annotated[
         float | None,
         typer.Option(
@@ -183,6 +202,8 @@ def _config_from_flags(
         "device": device,
         "pack": pack,
         "jobs": int(jobs) if jobs and jobs.isdecimal() else jobs,
+        "launcher": launcher,
+        "address": address,
         "outputs_limit": outputs_limit,
         "tensorboard": tensorboard,
         "only_deterministic": deterministic or None,

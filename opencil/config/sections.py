@@ -145,8 +145,12 @@ class PlaceConfig(Values):
     device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: each has a process, and runs go to who is free
     pack: Count = 1  #: runs that advance together on one GPU
     #: Runs at once: on a CPU in processes of one thread each, unless ``threads`` says more, and with ``auto``
-    #: as many as there are processors; on a GPU they are packed.
-    jobs: Count | Literal["auto"] = 1
+    #: as many as there are processors; on a GPU they are packed. With Ray it is the number of workers.
+    jobs: Count | Literal["auto"] | None = (
+        None  #: 1; with Ray one for each GPU or, without any, each CPU core
+    )
+    launcher: Literal["local", "ray"] = "local"  #: processes of this machine, or of a Ray cluster: an extra
+    address: str | None = None  #: of the Ray cluster: $RAY_ADDRESS, or the one that this machine is part of
     #: Ranks that torchrun has started wait for each other so long before one is taken for lost.
     rank_seconds: Positive = 600.0
     #: Operations that torch has no deterministic implementation of are refused before anything runs.
@@ -166,6 +170,13 @@ class PlaceConfig(Values):
                 f"device = {shown(self.device)} is not allowed: several GPUs are named each once, as "
                 "cuda:0,cuda:1; several processes on a CPU are asked for by jobs"
             )
+        if self.launcher == "ray" and self.device not in ("auto", "gpu", "cuda", "cpu"):
+            raise ValueError(
+                f"device = {shown(self.device)} is not allowed with launcher = ray, which gives each worker "
+                "a GPU of its own: auto, gpu, cuda and cpu are"
+            )
+        if self.address is not None and self.launcher != "ray":
+            raise ValueError(f"address = {shown(self.address)} is for launcher = ray alone")
         try:
             parse_size(self.outputs_limit)
         except BadInput as error:

@@ -176,8 +176,13 @@ def _leading(
 
 def _check(config: Config, planned: Planned) -> None:
     """Refuse what only a single process does."""
-    for key, asked in (("pack", config.place.pack), ("jobs", config.place.jobs)):
-        if asked != 1:
+    place = config.place
+    for key, asked, one in (
+        ("pack", place.pack, 1),
+        ("jobs", place.jobs or 1, 1),
+        ("launcher", place.launcher, "local"),
+    ):
+        if asked != one:
             raise BadInput(f"place.{key} = {asked} is not allowed on several ranks: a run has them all")
     if any(spec.foreign is not None for spec in planned(config)):
         raise BadInput("models from elsewhere are evaluated by one process: start it without torchrun")

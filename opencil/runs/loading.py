@@ -15,11 +15,12 @@ from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
 from opencil.errors import BadInput
+from opencil.runs import ray_cluster
 
 
 def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
     """The place of each process that runs are spread over; one that is not there is refused."""
-    devices = [resolve_device(name) for name in place.devices]
+    devices = [resolve_device(name) for name in place.devices] if place.launcher == "local" else []
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
     runs = Path(place.runs)
@@ -31,8 +32,10 @@ def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
         raise BadInput(
             f"place.runs = {place.runs!r} cannot be made: {there} cannot be written to; --runs names another"
         )
+    if place.launcher == "ray":
+        return ray_cluster.ray_places(place)
     on_cpu = devices[0].type == "cpu"
-    asked = place.jobs if place.jobs != "auto" else workers_here() if on_cpu else 1
+    asked = (place.jobs or 1) if place.jobs != "auto" else workers_here() if on_cpu else 1
     count = asked if on_cpu else len(devices)
     if count == 1:
         return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
@@ -48,6 +51,12 @@ def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
     workers = place.workers or max(1, workers_here() // processes)
     decoded_mb = room_here() // 2**20 // processes if place.decoded_mb is None else place.decoded_mb
     return replace(place, workers=workers, decoded_mb=decoded_mb)
+
+
+def place_here(place: PlaceConfig) -> PlaceConfig:
+    """Where the process computes that starts the others: on a cluster they may have a GPU, and it none."""
+    local = place.launcher == "local" or place.device == "cpu"
+    return place if local else replace(place, device="auto")
 
 
 def load(config: Config) -> BenchmarkData:

@@ -14,7 +14,7 @@ from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
-from opencil.runs.loading import splits, usable_places
+from opencil.runs.loading import place_here, splits, usable_places
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -58,7 +58,7 @@ class Outlook:
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
     """What a config's runs have before them; what cannot be run is refused here, and nothing is written."""
     places = usable_places(config.place)
-    devices = [resolve_device(place.device) for place in places]
+    devices = [resolve_device(place_here(place).device) for place in places]
     runs = Path(config.place.runs)
     specs = [_with_stored_statistics(spec, RunFolder(runs / spec.folder)) for spec in planned(config)]
     for spec in specs:
@@ -71,6 +71,8 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
                 asked.dataset.locate(asked.name, asked.split, None)
     names = Counter(map(device_name, set(devices)))
     told = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
+    if config.place.launcher == "ray":
+        told = f"Ray, {len(places)} × {places[0].device}"
     return Outlook(told, prospects, sum(place.pack for place in places))
 
 

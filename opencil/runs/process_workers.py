@@ -20,7 +20,7 @@ class Process(ABC):
     """A process that runs ``worker_process.PROGRAM``, or soon will; it may end at any time."""
 
     name: str  #: where it is, in words
-    away: bool = False  #: whether it may be on another machine
+    sharing: int = 0  #: workers that may share its machine, where that may be another
     machine: str = ""  #: that machine's name, when it is known
 
     @abstractmethod
@@ -49,7 +49,7 @@ class ProcessWorker(Worker):
 
     def __init__(self, config: Config, plugins: list[str], inbox: Inbox, process: Process) -> None:
         self.place, self.process, self._inbox = config.place, process, inbox
-        for told in (sys.path, Order(config, plugins, sys.argv, process.away)):
+        for told in (sys.path, Order(config, plugins, sys.argv, process.sharing)):
             process.write(pickle.dumps(told))
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()

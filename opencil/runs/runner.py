@@ -18,15 +18,15 @@ from opencil.engine.determinism import only_deterministic
 from opencil.engine.device import cpu_threads, resolve_device
 from opencil.engine.ranks import several
 from opencil.errors import BadInput
+from opencil.runs import local_workers, ray_workers
 from opencil.runs.advance import Advance
-from opencil.runs.crew import Assignment, spread
+from opencil.runs.crew import Assignment, Hire, spread
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
 from opencil.runs.following import on_ranks
 from opencil.runs.inventory import is_held
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
-from opencil.runs.loading import describe_data, load, usable_places
-from opencil.runs.local_workers import hire
+from opencil.runs.loading import describe_data, load, place_here, usable_places
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.provenance import environment
@@ -46,11 +46,12 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     """Do all that a config asks for and is not done yet, yielding events as it happens.
 
     ``place.pack`` runs take turns, the longest first; on a GPU a step is tuned and evaluated beside the
-    training of the next. With several GPUs, or ``place.jobs`` on a CPU, processes of their own take the runs
-    from a queue. ``planned`` gives the runs of a config, if they are others than ``plan`` gives.
+    training of the next. With several GPUs, ``place.jobs`` on a CPU or a Ray cluster, other processes take
+    the runs from a queue. ``planned`` gives the runs of a config, if they are others than ``plan`` gives.
     """
     places = usable_places(config.place)
-    config = replace(config, place=places[0])
+    spreads = len(places) > 1 or config.place.launcher == "ray"
+    config = replace(config, place=place_here(places[0]))
     data = cache(lambda: load(config))  # loaded when the first run needs it
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
@@ -58,7 +59,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     for spec, folder in specs:
         folder.check(spec)  # all of them, before anything runs
     device = resolve_device(config.place.device)
-    answers = {spec.folder: _answered(spec, folder) for spec, folder in specs} if len(places) > 1 else {}
+    answers = {spec.folder: _answered(spec, folder) for spec, folder in specs} if spreads else {}
     asked = [one for one in specs if answers.get(one[0].folder) is None]
 
     def announce() -> None:
@@ -77,10 +78,10 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     with cpu_threads(config.place.threads), only_deterministic(strict):
         if strict and (unfinished := [spec for spec, folder in asked if not _is_finished(spec, folder)]):
             require_deterministic(unfinished, prepared()[0], device)
-        together = len(places) > 1 or config.place.pack > 1
+        together = spreads or config.place.pack > 1
         runs = _in_order(config, asked, data) if together else _as_planned(asked)
         places = places[: len(runs)]
-        if len(places) > 1:
+        if len(places) > 1 or config.place.launcher == "ray":
             plugins = _needed_plugins(config, runs)
             announce()
             yield from spread(runs, places, hire(config, plugins))
@@ -141,8 +142,18 @@ def _in_order(
     return [replace(run, longest=works.get(run.spec.folder, 0.0) > FAR_LONGER * mean) for run in ordered]
 
 
+def hire(config: Config, plugins: list[str]) -> Hire:
+    """A function that starts a worker, where the config says."""
+    start = ray_workers.hire if config.place.launcher == "ray" else local_workers.hire
+    return start(config, plugins)
+
+
 def _needed_plugins(config: Config, runs: list[Assignment]) -> list[str]:
     """The plugins that other processes need; what is registered in this process alone is refused."""
+    if any(run.spec.foreign is not None for run in runs):
+        raise BadInput(
+            "models from elsewhere are evaluated by this process: place.launcher = local is needed"
+        )
     plugins = dict.fromkeys(config.plugins)
     for registry, name in dict.fromkeys(n for run in runs for n in run.spec.names(*run.spec.detectors)):
         if plugin := registry.plugin_of(name):
@@ -151,7 +162,7 @@ def _needed_plugins(config: Config, runs: list[Assignment]) -> list[str]:
             raise BadInput(
                 f"{registry.kind} {name!r} is registered in this process alone: for several processes put it "
                 "into a file of its own and name that as a plugin (plugins: [my_method.py]), or ask for one "
-                "process, with jobs = 1 and one device"
+                "process, with jobs = 1, one device and launcher = local"
             )
     return list(plugins)
 

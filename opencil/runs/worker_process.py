@@ -31,7 +31,7 @@ from opencil.plugins import load_plugin
 from opencil.runs.crew import Asks, Assignment, Message, Refuses, Says
 from opencil.runs.events import Event, Failed, Training
 from opencil.runs.failures import portable
-from opencil.runs.loading import describe_data, load
+from opencil.runs.loading import describe_data, load, with_share
 
 #: What the process runs. It has the modules of who starts it, and on another machine that one's own behind.
 PROGRAM = """
@@ -53,7 +53,7 @@ class Order:
     config: Config
     plugins: list[str]
     command: list[str]
-    away: bool = False  #: whether it may be on another machine
+    sharing: int = 0  #: workers that may share its machine, where that may be another
 
 
 def serve() -> None:
@@ -82,6 +82,10 @@ def serve() -> None:
 def _work(order: Order, channel: "_Channel", replies: "SimpleQueue[Assignment | None]") -> None:
     from opencil.runs.runner import work
 
+    if order.sharing:
+        order = replace(
+            order, config=replace(order.config, place=with_share(order.config.place, order.sharing))
+        )
     for plugin in order.plugins:
         load_plugin(plugin)
     logging.getLogger("opencil").addHandler(_Forward(channel))
@@ -97,7 +101,7 @@ def _work(order: Order, channel: "_Channel", replies: "SimpleQueue[Assignment | 
             run = replies.get()
             if run is None:
                 return
-            if order.away:
+            if order.sharing:
                 _require_shared(Path(order.config.place.runs) / run.spec.folder)
             yield run
 

@@ -100,7 +100,7 @@ def _disturbed(config: Config, random: random.Random, kills: int) -> tuple[list[
         for event in opencil.execute(config):
             events.append(event)
             done += isinstance(event, Finished)
-            living = [process for process in started if process.started.poll() is None]
+            living = [process for process in started if process.piped.process.poll() is None]
             if moments and done >= moments[0] and living:
                 moments.pop(0)
                 random.choice(living).kill()
