@@ -51,8 +51,8 @@ class StepSizes:
             )
         if len(listed) == 1 and len(listed[0]) > 1:
             return cls(listed[0], None)
-        first, then = (listed[0] if len(listed) == 2 else ()), listed[-1][0]
-        while first and first[-1] == then:  # 10+10 is 10
+        first, then = listed[0], listed[-1][0]
+        while first and first[-1] == then:  # 10 is 10+10, and that is 10
             first = first[:-1]
         return cls(first, then)
 
