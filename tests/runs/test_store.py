@@ -300,6 +300,16 @@ def test_a_run_that_is_only_announced_has_no_rows(tmp_path: Path, tiny: Make) ->
         opencil.read_rows(tmp_path)
 
 
+def test_a_step_that_was_evaluated_or_followed_by_another_is_lost_without_its_notes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for number, name in ((1, "memory.safetensors"), (2, "step.json"), (3, "detectors/msp.parquet")):
+        path = folder.step(number).path / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    folder.step(4).path.mkdir()  # in training
+    assert [step.number for step in folder.lost()] == [1, 3]
+
+
 def test_rows_are_of_a_run_where_that_is_known(tmp_path: Path) -> None:
     step = RunFolder(tmp_path).step(2)
     tables = [step.model_rows, step.detector_rows("msp")]
