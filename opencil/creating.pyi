@@ -3,13 +3,26 @@
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
+from opencil.cil.acil import ACIL
 from opencil.cil.bic import BiC
+from opencil.cil.der import DER
+from opencil.cil.er_ace import ERACE
+from opencil.cil.ewc import EWC
+from opencil.cil.fecam import FeCAM
+from opencil.cil.fetril import FeTrIL
 from opencil.cil.finetune import Finetune
 from opencil.cil.foster import FOSTER
 from opencil.cil.icarl import ICaRL
 from opencil.cil.joint import Joint
 from opencil.cil.learner import Learner
+from opencil.cil.lucir import LUCIR
+from opencil.cil.lwf import LwF
+from opencil.cil.memo import MEMO
+from opencil.cil.podnet import PODNet
+from opencil.cil.ranpac import RanPAC
 from opencil.cil.replay import Replay
+from opencil.cil.simplecil import SimpleCIL
+from opencil.cil.ss_il import SSIL
 from opencil.cil.wa import WA
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.augmix import AugMix
@@ -544,6 +557,19 @@ def create_detector(name: str, **values: Any) -> Detector:
 
 @overload
 def create_learner(
+    name: Literal["acil"],
+    *,
+    first: Mapping[str, Any] = ...,
+    width: int = 2000,
+    drawn: Literal["normal", "uniform"] = "uniform",
+    ridge: float | None = 0.1,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> ACIL:
+    """Ridge regression on random features, of a strength that stays."""
+
+@overload
+def create_learner(
     name: Literal["bic"],
     *,
     train: Mapping[str, Any] = ...,
@@ -554,6 +580,65 @@ def create_learner(
     epochs_scale: float = 1.0,
 ) -> BiC:
     """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
+
+@overload
+def create_learner(
+    name: Literal["der"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> DER:
+    """A new backbone a step beside the older ones, which are frozen; then the head's new rows are scaled."""
+
+@overload
+def create_learner(
+    name: Literal["er-ace"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> ERACE:
+    """New images compete among the new classes, a balanced memory among all: old ones are not pushed away."""
+
+@overload
+def create_learner(
+    name: Literal["ewc"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    weight: float = 1000.0,
+    most: float = 0.0001,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> EWC:
+    """Cross-entropy among the new classes; parameters that mattered before are held where they were."""
+
+@overload
+def create_learner(
+    name: Literal["fecam"],
+    *,
+    first: Mapping[str, Any] = ...,
+    power: float = 0.5,
+    shrink_diagonal: float = 1.0,
+    shrink_rest: float = 1.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> FeCAM:
+    """Mahalanobis distances to class means, with a shrunk correlation matrix for each class."""
+
+@overload
+def create_learner(
+    name: Literal["fetril"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> FeTrIL:
+    """A linear head trained on new features, and on those of similar new classes in place of old ones."""
 
 @overload
 def create_learner(
@@ -607,6 +692,75 @@ def create_learner(
 
 @overload
 def create_learner(
+    name: Literal["lucir"],
+    *,
+    train: Mapping[str, Any] = ...,
+    balance: Mapping[str, Any] = ...,
+    tunes: Literal["head", "all"] = "head",
+    proxies: int = 1,
+    retain: float = 5.0,
+    ranking: float = 1.0,
+    margin: float = 0.5,
+    nearest: int = 2,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> LUCIR:
+    """Cosine head; features keep their direction, exemplars a margin to new classes; a balanced tuning."""
+
+@overload
+def create_learner(
+    name: Literal["lwf"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    temperature: float = 2.0,
+    weight: float = 3.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> LwF:
+    """Cross-entropy among the new classes, and distillation from the previous model: no memory."""
+
+@overload
+def create_learner(
+    name: Literal["memo"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> MEMO:
+    """DER of the network's last stage alone; the stages before it are shared, and go on training."""
+
+@overload
+def create_learner(
+    name: Literal["podnet"],
+    *,
+    train: Mapping[str, Any] = ...,
+    balance: Mapping[str, Any] = ...,
+    tunes: Literal["head", "all"] = "head",
+    proxies: int = 10,
+    flat: float = 1.0,
+    spatial: float = 3.0,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> PODNet:
+    """Cosine head of ten proxies a class; sums over the maps of all stages stay close to the teacher's."""
+
+@overload
+def create_learner(
+    name: Literal["ranpac"],
+    *,
+    first: Mapping[str, Any] = ...,
+    width: int = 2000,
+    drawn: Literal["normal", "uniform"] = "normal",
+    ridge: float | None = None,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> RanPAC:
+    """Ridge regression on random features; its strength is chosen at every step, on held-out new images."""
+
+@overload
+def create_learner(
     name: Literal["replay"],
     *,
     first: Mapping[str, Any] = ...,
@@ -615,6 +769,29 @@ def create_learner(
     epochs_scale: float = 1.0,
 ) -> Replay:
     """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
+
+@overload
+def create_learner(
+    name: Literal["simplecil"],
+    *,
+    first: Mapping[str, Any] = ...,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> SimpleCIL:
+    """A cosine head whose rows are class means; after step 1, or on a frozen backbone, nothing is trained."""
+
+@overload
+def create_learner(
+    name: Literal["ss-il"],
+    *,
+    first: Mapping[str, Any] = ...,
+    later: Mapping[str, Any] = ...,
+    temperature: float = 2.0,
+    memory_share: float = 0.2,
+    epochs: int | None = None,
+    epochs_scale: float = 1.0,
+) -> SSIL:
+    """New images compete among the new classes, memory among the old ones; distillation task by task."""
 
 @overload
 def create_learner(

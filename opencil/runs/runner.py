@@ -205,7 +205,7 @@ def _advance(
     held = already = False
     loaded, read = prepared()  # what is wrong with the data is wrong for every run: not caught here
     try:
-        already = folder.finished(spec)  # its models come from elsewhere, and are looked at
+        already = spec.foreign is not None and folder.finished(spec)
         with folder.opened(spec):
             held = True
             folder.note(environment(device))
