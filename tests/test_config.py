@@ -152,7 +152,9 @@ def test_printed_yml_holds_every_value() -> None:
         "tensorboard": None,
         "only_deterministic": False,
         "rank_seconds": 600.0,
-        "jobs": 1,
+        "jobs": None,
+        "launcher": "local",
+        "address": None,
         "decoded_mb": None,
     }
 
