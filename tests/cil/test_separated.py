@@ -68,12 +68,12 @@ def test_new_images_push_old_classes_less_away(learner: Learner, second: Task, b
 
     def pushed(loss: Tensor) -> float:
         (gradient,) = torch.autograd.grad(loss, model.head.bias)
-        return float(gradient[:2].sum() / gradient.abs().sum())
+        return float(gradient[:2].sum())
 
     plain = pushed(F.cross_entropy(model(images[new]), labels[new]))
     found = pushed(loss_of(learner, second, images[new], labels[new]))
     assert plain > 0.1
-    assert found < (1e-5 if isinstance(learner, SSIL) else plain)
+    assert found < (1e-5 if isinstance(learner, SSIL) else 0.9 * plain)
 
 
 @BOTH
