@@ -143,6 +143,8 @@ def on_ranks() -> Callable[..., list[Any]]:
     """
 
     def call(function: Callable[[], Any], size: int = 2, answers: int | None = None) -> list[Any]:
+        if torch.cuda.is_initialized():
+            pytest.skip("processes cannot be forked from one that has used a GPU")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
