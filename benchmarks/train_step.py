@@ -4,6 +4,7 @@
     python benchmarks/train_step.py --compile        # and torch's own kernels, compiled, in graphs too
     python benchmarks/train_step.py --backbone resnet18 --batch 256 --precision bf16 --compile --pack 1
     python benchmarks/train_step.py --cil replay     # the same without a teacher
+    python benchmarks/train_step.py --ranks          # and as one of several ranks trains, of which there is one
     python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
 
 Random images of CIFAR-100's or ImageNet's size; what they show does not matter. The eager step is the same
@@ -11,6 +12,8 @@ iteration without a capture and with torch's own kernels, measured in the same p
 """
 
 import argparse
+import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +27,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.device import resolve_device
 from opencil.engine.feed import augmented
 from opencil.engine.iteration import Iteration
+from opencil.engine.ranks import Ranks, among, at_work
 from opencil.engine.seeding import generator
 from opencil.validation import build
 
@@ -56,7 +60,8 @@ def one_run(
     task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
     stage = next(iter(learner.stages(task)))
     loss = augmented(stage.loss, transform)
-    iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture)
+    share = None if (ranks := at_work()) is None else ranks.share(batch)
+    iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture, share=share)
     stage.module.train()
     epoch = 0
     while True:
@@ -66,6 +71,8 @@ def one_run(
         labels = images_set.labels[order]
         for i, pixels in enumerate(images_set.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
+            if ranks is not None:
+                ranks.meet("an iteration")
             iterate(pixels, labels[rows], *draw[rows].tensors)
             yield
         epoch += 1
@@ -104,6 +111,17 @@ def measure(
     return best
 
 
+def one_rank(device: torch.device) -> Ranks:
+    """This process as torchrun's only one, but with all that several do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = Ranks(0, 1, device, 60)
+    ranks.working = True
+    return ranks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -118,6 +136,7 @@ def main() -> None:
         "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
     )
     parser.add_argument("--compile", action="store_true", help="measure torch.compile's kernels as well")
+    parser.add_argument("--ranks", action="store_true", help="measure what several ranks would do as well")
     parser.add_argument("--pack", default="1,2,4,8")
     flags = parser.parse_args()
     device = resolve_device(flags.device)
@@ -147,6 +166,10 @@ def main() -> None:
         for pack in packs:
             speed = measure(pack, device, arithmetic, True, iterations, *what)
             print(f"{precision:10} {f'graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
+        if flags.ranks:
+            with among(one_rank(device)):
+                speed = measure(1, device, arithmetic, True, iterations, *what)
+            print(f"{precision:10} {'one rank':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
 
 
 if __name__ == "__main__":

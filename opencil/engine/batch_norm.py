@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -54,6 +55,11 @@ class _Synchronised(TorchFunctionMode):
     ) -> Tensor:
         if not training:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        if input.is_cuda:  # torch's own kernels for it, which it has for nothing else
+            ranks = self._ranks
+            given = (input, weight, bias, running_mean, running_var, eps, momentum, ranks.group, ranks.size)
+            made: Tensor = SyncBatchNorm.apply(*given)  # type: ignore[no-untyped-call]
+            return made
         scale = input.new_ones(input.shape[1], dtype=torch.float32) if weight is None else weight
         shift = torch.zeros_like(scale) if bias is None else bias
         found: tuple[Tensor, ...] = _Normalised.apply(input, scale, shift, eps, self._ranks)  # type: ignore[no-untyped-call]

@@ -79,7 +79,11 @@ class Ranks:
             # Each has connections of its own: a rank may leave one in the middle of another.
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
             self._work = dist.new_group(backend="gloo", timeout=_FOREVER)
-            self._data = dist.new_group(backend=self._backend(), timeout=timedelta(seconds=seconds))
+            backend = self._backend()
+            #: The connections by which tensors go.
+            self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=seconds))
+        #: Whether a CUDA graph can hold what the ranks send each other.
+        self.captured = backend == "nccl"
 
     @property
     def on_machine(self) -> int:
@@ -107,7 +111,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors, in place: the same bits on all of them."""
         with self._reachable():
-            dist.all_reduce(tensor, group=self._data)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gathered(self, rows: Tensor, counts: Sequence[int], where: str) -> Tensor:
@@ -117,7 +121,7 @@ class Ranks:
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
         with self._reachable():
-            dist.all_gather(parts, padded, group=self._data)
+            dist.all_gather(parts, padded, group=self.group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, what: str, *values: object) -> None:
