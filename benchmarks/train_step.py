@@ -4,7 +4,7 @@
     python benchmarks/train_step.py --compile        # and torch's own kernels, compiled, in graphs too
     python benchmarks/train_step.py --backbone resnet18 --batch 256 --precision bf16 --compile --pack 1
     python benchmarks/train_step.py --cil replay     # the same without a teacher
-    python benchmarks/train_step.py --ranks          # and as one of several ranks trains, of which there is one
+    python benchmarks/train_step.py --ranks          # and the way of several ranks, with one
     python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
 
 Random images of CIFAR-100's or ImageNet's size; what they show does not matter. The eager step is the same
