@@ -142,6 +142,7 @@ def configs_below(heading: str) -> list[dict[str, Any]]:
     [
         ("Under today's defaults", ["defaults"]),
         ("All four models, two seeds, with kernels of our own", ["kernels", "seed1"]),
+        ("The field's learners", ["learners"]),
     ],
 )
 def test_the_commands_of_todays_defaults_made_their_results(section: str, folders: list[str]) -> None:
