@@ -144,7 +144,9 @@ def _unkind(victim: Victim, hit: bool) -> str | None:
     if "Traceback" in victim.said:
         return f"it ends in a traceback (exit code {code}):\n{victim.said}"
     early = (-signal.SIGTERM, -signal.SIGUSR1)  # before Python had imported the command
-    allowed = (0, 130, STOPPED, -signal.SIGKILL, *early) if hit else (0,)
+    # Where the interrupt fell into an `exec` of text, as dataclasses do when they are imported, Python ends
+    # itself by SIGINT in place of our exit code. A shell calls both 130.
+    allowed = (0, 130, -signal.SIGINT, STOPPED, -signal.SIGKILL, *early) if hit else (0,)
     return None if code in allowed else f"it ends with exit code {code}:\n{victim.said}"
 
 
