@@ -477,7 +477,9 @@ def learners_table() -> str:
         aucs = [f"{auc(d, cil=cil, folder='learners'):.2f}" for d in LEARNERS_DETECTORS]
         size = record(cil, folder="learners")["bytes"][-1]
         megabytes = [f"{size[part] / 1e6:.1f}" for part in ("model", "memory")]
-        lines.append([name, f"{ours:.2f}", *beside, f"{learner_accuracy(cil, step=10):.2f}", *aucs, *megabytes])
+        lines.append(
+            [name, f"{ours:.2f}", *beside, f"{learner_accuracy(cil, step=10):.2f}", *aucs, *megabytes]
+        )
     head = ["", "accuracy", "survey", "", "last step", *(POSTHOC[d] for d in LEARNERS_DETECTORS)]
     return table([*head, "model, MB", "memory, MB"], lines)
 

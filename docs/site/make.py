@@ -44,8 +44,9 @@ def stage(build: Path, run_notebook: bool) -> Path:
         for linked in _linked(path, text):
             _copy(linked, source)
     made: dict[str, list[str]] = {}
-    for group, place, text in method_pages.pages():
-        made.setdefault(group, []).append(place)
+    for groups, place, text in method_pages.pages():
+        for group in groups:
+            made.setdefault(group, []).append(place)
         _write(source / place, text)
     _write(source / "methods" / "README.md", formulas.drawn(method_pages.overview()))
     _copy(ROOT / QUICKSTART, source)
@@ -99,7 +100,7 @@ def _quickstart(run: bool) -> str:
 
 
 def _filled(nav: list[Any], made: dict[str, list[str]]) -> list[Any]:
-    """The menu, with the pages that were made where it says ``made: GROUP``."""
+    """The menu, with the pages that were made where it says ``made: KIND`` or a family."""
 
     def entry(part: Any) -> Any:
         if not isinstance(part, dict):

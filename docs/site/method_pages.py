@@ -26,16 +26,11 @@ def entries(kind: str) -> dict[str, Entry[Any]]:
     return {name: entry for name, entry in known.items() if entry.make.__module__.startswith("opencil.")}
 
 
-def group(kind: str, entry: Entry[Any]) -> str:
-    """The part of the menu that a method's page stands in."""
-    return str(getattr(entry.make, "family", kind))
-
-
-def pages() -> Iterator[tuple[str, str, str]]:
-    """Group, path and Markdown of each method's page."""
+def pages() -> Iterator[tuple[tuple[str, str], str, str]]:
+    """Kind and family, path and Markdown of each method's page."""
     for kind in KINDS:
         for name, entry in entries(kind).items():
-            yield group(kind, entry), f"methods/{kind}/{name}.md", page(kind, name)
+            yield (kind, entry.make.family), f"methods/{kind}/{name}.md", page(kind, name)
 
 
 def overview() -> str:

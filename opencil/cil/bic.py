@@ -25,6 +25,7 @@ from opencil.validation import Positive, ProperFraction
 class BiC(Learner):
     """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
 
+    family: ClassVar[str] = "distillation"
     equation: ClassVar[str] = (
         r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \\ "
         r"\lambda = \frac{\text{old}}{\text{seen}} \\ z_c \leftarrow \alpha_t z_c + \beta_t"

@@ -25,6 +25,7 @@ PAPER = Paper("DER: Dynamically Expandable Representation for Class Incremental 
 class DER(Learner):
     """A new backbone a step beside the older ones, which are frozen; then the head's new rows are scaled."""
 
+    family: ClassVar[str] = "expansion"
     equation: ClassVar[str] = (
         r"L = \text{CE}(z, y) + \text{CE}(z_{\text{aux}}, \max(0, y - \text{old} + 1)) \\ "
         r"w_{\text{new}} \leftarrow w_{\text{new}} "

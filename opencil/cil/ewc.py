@@ -28,6 +28,7 @@ from opencil.validation import NonNegative, Positive
 class EWC(Learner):
     """Cross-entropy among the new classes; parameters that mattered before are held where they were."""
 
+    family: ClassVar[str] = "regularisation"
     equation: ClassVar[str] = (
         r"L = \text{CE}(z_{\text{old}:}, y) + \frac{\lambda}{2} \sum_i F_i (\theta_i - \theta'_i)^2 "
         r"\text{ on new classes} \\ F \leftarrow \alpha F + (1 - \alpha) \min(\text{mean} \, g^2, c), \quad "

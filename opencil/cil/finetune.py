@@ -12,6 +12,7 @@ from opencil.registry import register_learner
 class Finetune(Replay):
     """Cross-entropy on the new classes alone, no memory: the lowest bound."""
 
+    family: ClassVar[str] = "bounds"
     equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on new classes}"
 
     remembers: ClassVar[bool] = False

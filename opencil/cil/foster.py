@@ -39,6 +39,7 @@ from opencil.validation import BelowOne, Positive
 class FOSTER(Learner):
     """A second backbone learns what the frozen first one misses; both are then compressed into one."""
 
+    family: ClassVar[str] = "expansion"
     equation: ClassVar[str] = (
         r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
         r"+ \text{KD}(z_{1:\text{old}}, z') \\ "

@@ -19,6 +19,7 @@ from opencil.registry import register_learner
 class Joint(Replay):
     """A new model at every step, trained on all data of all classes seen: the upper bound."""
 
+    family: ClassVar[str] = "bounds"
     equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on all classes seen}"
 
     remembers: ClassVar[bool] = False

@@ -121,6 +121,8 @@ class Learner(Values, ABC):
     schedules, milestones along with them.
     """
 
+    #: The block of lists that it stands in, and a word for all of it: ``--cil expansion``.
+    family: ClassVar[str] = ""
     #: Whether the method keeps exemplars.
     remembers: ClassVar[bool] = True
     #: Whether it sees images of old classes again, as exemplars or otherwise.

@@ -20,6 +20,7 @@ from opencil.validation import NonNegative, Positive
 class LwF(Learner):
     """Cross-entropy among the new classes, and distillation from the previous model: no memory."""
 
+    family: ClassVar[str] = "distillation"
     equation: ClassVar[str] = (
         r"L = \text{CE}(z_{\text{old}:}, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \text{ on new classes}"
     )

@@ -25,6 +25,7 @@ class Rebalanced(Learner):
     subclass says by which losses.
     """
 
+    family: ClassVar[str] = "distillation"
     linear: ClassVar[bool] = False
 
     train: Schedule = Schedule(epochs=160, lr=0.1, milestones=(80, 120), weight_decay=5e-4)

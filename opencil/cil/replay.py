@@ -17,6 +17,7 @@ from opencil.registry import register_learner
 class Replay(Learner):
     """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
 
+    family: ClassVar[str] = "rehearsal"
     equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on new classes and memory}"
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)

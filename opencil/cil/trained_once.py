@@ -20,6 +20,7 @@ class TrainedOnce(Learner):
     A subclass says in ``fit`` how, from the new classes' images alone: no exemplars are kept.
     """
 
+    family: ClassVar[str] = "trained-once"
     remembers: ClassVar[bool] = False
     revisits: ClassVar[bool] = False
 

@@ -70,6 +70,7 @@ def _registered(
     """
     entries = [entry for entry in map(registry.entry, registry.names(asked.pattern)) if asked(entry)]
     published, labelled, plugged = (any(map(attrgetter(a), entries)) for a in ("paper", "named", "plugin"))
+    of_families = any(map(_family, entries))
     for entry in sorted(entries, key=_place):
         paper, line = entry.paper, {"name": entry.name}
         if published and not asked.detailed:
@@ -77,8 +78,10 @@ def _registered(
         line["what it is"] = entry.about
         if labelled and asked.detailed:
             line["labels"] = _labels(entry.named)
-        if details:
-            line |= details(registry.create(entry.name)) if asked.detailed else {_FAMILY: _family(entry)}
+        if of_families:
+            line[_FAMILY] = _family(entry) or "others"
+        if details and asked.detailed:
+            line |= details(registry.create(entry.name))
         if published and asked.detailed:
             line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
         if plugged:
@@ -87,7 +90,7 @@ def _registered(
 
 
 def _family(entry: Entry[Any]) -> str:
-    return str(getattr(entry.make, _FAMILY, "others"))
+    return str(getattr(entry.make, _FAMILY, ""))
 
 
 def _place(entry: Entry[Any]) -> tuple[bool, str, str]:
@@ -112,7 +115,7 @@ def _of_detector(detector: "Detector") -> Line:
     values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items() if key not in shared)
     set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
     reads = ", ".join(sorted(detector.reads))
-    return {_FAMILY: detector.family, "reads": reads, "set-up reads": set_up, "values": values or "–"}
+    return {"reads": reads, "set-up reads": set_up, "values": values or "–"}
 
 
 def _metrics(asked: _Asked) -> Iterator[Line]:
@@ -145,7 +148,7 @@ def list_names(
     pattern: Annotated[
         str,
         typer.Argument(
-            help="Shell pattern for names, or a group: paper, post-hoc …; one name tells all there is of it.",
+            help="Shell pattern for names, or a group: paper, post-hoc, expansion …; one name tells all.",
             metavar="PATTERN",
         ),
     ] = "*",

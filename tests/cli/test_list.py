@@ -110,7 +110,8 @@ def test_detectors_stand_family_by_family() -> None:
 
 def test_groups_of_methods_are_listed_by_their_word() -> None:
     assert sorted(listed("detectors", "paper")) == opencil.list_detectors("paper")
-    assert listed("cil", "paper") == ["bic", "foster", "icarl", "wa"]
+    assert listed("cil", "paper") == ["bic", "icarl", "wa", "foster"]  # family by family
+    assert listed("cil", "expansion") == ["der", "foster", "memo"]
 
 
 def test_detectors_by_what_they_need() -> None:
