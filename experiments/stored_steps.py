@@ -1,7 +1,7 @@
 """The command line of the scripts here that study the steps of stored runs, one by one."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -15,13 +15,20 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def study_steps(about: str, study: Study, steps: slice = slice(None)) -> pd.DataFrame:
+def study_steps(
+    about: str,
+    study: Study,
+    steps: slice = slice(None),
+    parents: Sequence[argparse.ArgumentParser] = (),
+) -> pd.DataFrame:
     """The rows that ``study`` finds at steps of the runs that the user names, with their method and step.
 
     ``steps`` are those of each run's stored ones that are studied unless the user says which. The rows are
-    written as they come.
+    written as they come. ``parents`` have further flags, which the script reads itself.
     """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, parents=parents
+    )
     parser.add_argument("runs", nargs="+", help="folders of runs, such as runs/cifar100/k10/icarl/seed0")
     parser.add_argument("--data-root", help="folder that the datasets lie in")
     parser.add_argument("--device", default="cpu")
