@@ -150,12 +150,12 @@ def study(also: Sequence[str], most: int | None, run: opencil.Run, step: opencil
 
 
 def averages(rows: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """Mean over models of that over steps and columns, by kind and candidate: those that are everywhere."""
-    rows = rows.dropna(subset=columns)
-    by = rows.assign(mean=rows[columns].mean(axis=1)).groupby(["kind", "candidate"])["mean"]
-    rows = rows.assign(mean=rows[columns].mean(axis=1), there=by.transform("size"))
-    rows = rows[rows["there"] == rows["there"].max()]
-    return rows.groupby(["kind", "candidate", "cil"])["mean"].mean().groupby(["kind", "candidate"]).mean()
+    """Mean over models of that over steps and columns, by kind and candidate: of those there everywhere."""
+    by = ["kind", "candidate"]
+    rows = rows.assign(mean=rows[columns].mean(axis=1)).dropna(subset=columns)
+    places = rows.groupby(by)["mean"].transform("size")
+    everywhere = rows[places == places.max()]
+    return everywhere.groupby([*by, "cil"])["mean"].mean().groupby(by).mean()
 
 
 def choose(rows: pd.DataFrame) -> str:
@@ -192,14 +192,20 @@ def main() -> None:
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--images", type=int, help="at most so many of each set, at random: to try it out")
     own.add_argument("--also", default="", help="detectors that run the network again, such as odin,gram")
-    own.add_argument("--report", metavar="FILE", help="tell what was found, and nothing else")
+    own.add_argument("--report", metavar="FILE", help="tell what rows that were written say, and no more")
     flags, _ = own.parse_known_args()
-    if flags.report:
+    also = [name for name in flags.also.split(",") if name]
+    if unknown := set(also) - set(opencil.list_detectors()):
+        own.error(f"--also: there is no detector {', '.join(sorted(unknown))}")
+    if flags.images is not None and flags.images < 1:
+        own.error(f"--images {flags.images}: at least 1 is needed")
+    if not flags.report:
+        print(report(study_steps(__doc__, partial(study, also, flags.images), parents=[own])))
+        return
+    try:
         print(report(pd.read_csv(flags.report)))
-    else:
-        print(
-            report(study_steps(__doc__, partial(study, flags.also.split(","), flags.images), parents=[own]))
-        )
+    except (OSError, ValueError, KeyError) as error:
+        own.error(f"--report {flags.report} has no rows of this script: {error}")
 
 
 if __name__ == "__main__":
