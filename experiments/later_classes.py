@@ -93,7 +93,7 @@ def scored(
                 detector.fit(setup)
             plain = torch.cat([detector.score(part) for part in parts])
             standards = TaskStandards.of(detector.score(setup), memory.labels, memory.tasks)
-        except opencil.BadInput as error:  # too few images for it
+        except Exception as error:  # one detector's trouble is not the others': too few images for it
             print(f"{name} at step {step.number}: {error}")
             return
         yield name, KINDS[kind], plain
@@ -116,7 +116,8 @@ def scored(
             if detector.family == "post-hoc" and reads_head(detector):
                 found = list(pair(f"{head} + {name}", 4, detector, setup, [by_head]))
                 # Energy is what most heads are scored by anyway.
-                yield from (one for one in found if not torch.equal(found[0][2], own[0][2]))
+                if not (own and found and torch.equal(found[0][2], own[0][2])):
+                    yield from found
 
 
 def ranked(scores: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
