@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from opencil.cli import app
 from opencil.config import Config
 from opencil.report import watching
 from opencil.runs.reading import read_study
+from tests import forks
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}
@@ -209,17 +208,10 @@ def test_watching_from_the_very_beginning(half: Path, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_watching_process(half: Path) -> None:
     words = ["report", str(half), "--watch", "--every", "600"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "opencil", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout
+    with forks.command(*words) as process:
         assert "2 of 4 steps trained" in process.stdout.readline()  # the page is there, and it waits
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        process.communicate()
+        out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert "stopped watching" in out
 

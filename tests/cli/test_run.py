@@ -25,6 +25,7 @@ from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
+from tests import forks
 
 RUN = "digits/k2/icarl/seed0"
 PLACE = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu"]
@@ -39,23 +40,6 @@ def _own_folder(empty_wide_folder: None) -> None:
 
 def call(*words: str, **env: str) -> Any:
     return CliRunner().invoke(app, list(words), env=env or None)
-
-
-@pytest.fixture
-def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start ``opencil`` as a user does; whatever still runs at the end is stopped."""
-    started = []
-
-    def start(*words: str, **options: Any) -> subprocess.Popen[str]:
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        started.append(subprocess.Popen([sys.executable, "-m", "opencil", *words], text=True, **pipes))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.poll() is None:
-            one.kill()
-        one.communicate()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -84,11 +68,9 @@ def test_a_printed_config_runs_as_its_flags_do(tmp_path: Path, finished: Path) -
     assert contents(tmp_path / "from-yml") == contents(tmp_path / "from-flags") == contents(finished)
 
 
-def test_run_away_from_a_terminal_ends_in_the_table(
-    tmp_path: Path, process: Callable[..., subprocess.Popen[str]]
-) -> None:
-    started = process("run", *SHORT, "--detector", "msp,energy", "--runs", "r")
-    out, err = started.communicate()
+def test_run_away_from_a_terminal_ends_in_the_table(tmp_path: Path) -> None:
+    with forks.command("run", *SHORT, "--detector", "msp,energy", "--runs", "r") as started:
+        out, err = started.communicate()
     assert started.returncode == 0
     opening, *more = err.splitlines()
     assert opening == "1 run: icarl on digits (k = 2; seed 0); msp, energy; on cpu; stored in r"
@@ -187,22 +169,16 @@ def test_a_bug_in_ones_own_code_is_shown_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupted_is_130_and_what_was_finished_stays(
-    tmp_path: Path, process: Callable[..., subprocess.Popen[str]], tiny: Callable[..., Config]
-) -> None:
+def test_interrupted_is_130_and_what_was_finished_stays(tmp_path: Path) -> None:
     endless = ["cil.icarl.first.epochs=1", "cil.icarl.first.milestones=[]", "cil.icarl.later.epochs=100000"]
     settings = [word for setting in endless for word in ("--set", setting)]
-    started = process("run", *PLACE, "--detector", "msp", "--runs", "r", *settings)
     mark = tmp_path / "r" / RUN / "step01" / "detectors" / "msp.parquet"
-    for _ in range(1200):  # a minute at most
-        if mark.exists() or started.poll() is not None:
-            break
-        try:
-            started.wait(timeout=0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
+    with forks.command("run", *PLACE, "--detector", "msp", "--runs", "r", *settings) as started:
+        for _ in range(1200):  # a minute at most
+            if mark.exists() or started.wait(timeout=0.05) is not None:
+                break
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate()
     assert started.returncode == 130, err
     _, interrupted = err.splitlines()
     assert interrupted == "interrupted: what was finished is stored, and the same command goes on from there"
@@ -304,23 +280,25 @@ def test_two_processes_on_one_run(tmp_path: Path, tiny: Callable[..., Config]) -
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
-def test_progress_on_a_terminal(tmp_path: Path, process: Callable[..., subprocess.Popen[str]]) -> None:
+def test_progress_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    settings = ["--set", "cil.icarl.epochs=10", "--classes-per-step", "4", "--detector", "msp", "--runs", "r"]
+    settings += ["--set", "benchmark.shifted={}"]
     ours, theirs = os.openpty()
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
-    settings = ["--set", "cil.icarl.epochs=25", "--classes-per-step", "4", "--detector", "msp", "--runs", "r"]
-    started = process("run", *PLACE, *settings, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        seen += part
-    os.close(ours)
-    assert started.wait(timeout=60) == 0
+    with forks.command("run", *PLACE, *settings, terminal=theirs) as started:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            seen += part
+        os.close(ours)
+        assert started.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
     assert re.search(r"the run +[━╸╺]+ +\d+%", text)
     assert re.search(
@@ -455,11 +433,11 @@ def test_what_the_command_line_does_not_know_is_2(words: list[str]) -> None:
     assert result.stderr
 
 
-def test_no_traceback_from_the_real_command(process: Callable[..., subprocess.Popen[str]]) -> None:
-    started = process("run", "--benchmark", "digits", "--set", "benchmark.memory=3")
-    out, err = started.communicate()
-    assert (started.returncode, out) == (2, "")
-    assert err == (
+def test_no_traceback_from_the_real_command() -> None:
+    words = ["run", "--benchmark", "digits", "--set", "benchmark.memory=3"]
+    done = subprocess.run([sys.executable, "-m", "opencil", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
         "error: benchmark.memory = 3 is not allowed: at least 1 image for each of 8 classes is needed\n"
     )
 

@@ -1,8 +1,6 @@
 """The scripts of experiments/ run, and their variants are what they say, on a few digits."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,16 +8,17 @@ import pytest
 from safetensors.torch import load_file
 
 import opencil
+from tests import forks
 
 SCRIPTS = Path(__file__).parents[2] / "experiments"
 
 
-def run(script: str, *arguments: str, timeout: float = 300) -> str:
+def run(script: str, *arguments: str) -> str:
     """What a script prints; a process of its own, since scripts register methods."""
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with forks.script(SCRIPTS / script, *arguments) as started:
+        out, err = started.communicate()
+    assert started.returncode == 0, err
+    return out
 
 
 def run_released(folder: Path, cil: str, detectors: str, *values: str) -> Path:
@@ -149,11 +148,11 @@ def test_average_precision(runs: Path, tmp_path: Path) -> None:
     ],
 )
 def test_steps_that_are_not_there(runs: Path, flags: list[str], complaint: str) -> None:
-    command = [sys.executable, str(SCRIPTS / "set_up_data.py"), str(runs / "bic" / "seed0"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
+    with forks.script(SCRIPTS / "set_up_data.py", str(runs / "bic" / "seed0"), *flags) as started:
+        _, err = started.communicate()
+    assert started.returncode == 2
+    assert complaint in err
+    assert "Traceback" not in err
 
 
 def test_choosing_margins(runs: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import errno
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from opencil.engine.schedule import Schedule
 from opencil.runs import checkpoints
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.file_formats import metadata, write_tensors
+from tests import forks
 from tests.siege.damage import flip
 
 Make = Callable[..., Config]
@@ -69,11 +69,9 @@ def config(tiny: Make, tmp_path: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def _killed_once(
-    tiny: Make, start: Callable[..., subprocess.Popen[str]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def _killed_once(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("killed") / "runs"
-    with start(with_checkpoints(tiny, runs), KILLED_IN_COMPRESSION) as process:
+    with forks.code(with_checkpoints(tiny, runs), KILLED_IN_COMPRESSION) as process:
         _, errors = process.communicate()
     assert process.returncode == -9, errors
     return runs
@@ -186,9 +184,8 @@ def test_killed_between_storing_a_step_and_deleting_its_checkpoint(
     uninterrupted: Path,
     run_all: RunAll,
     results: Results,
-    start: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    with start(config, KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED) as process:
+    with forks.code(config, KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED) as process:
         _, errors = process.communicate()
     assert process.returncode == -9, errors
     assert isinstance(run_all(config)[-1], Finished)

@@ -3,7 +3,6 @@
 On a GPU they go so by themselves; here a CPU is made to.
 """
 
-import subprocess
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from opencil.runs.lanes import QUEUED, Lane, Lanes, Strand
 from opencil.runs.plan import plan
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
+from tests import forks
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -177,11 +177,10 @@ def test_killed_beside_and_started_again_equals_never_killed(
     run_all: RunAll,
     results: Results,
     in_order: Path,
-    start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     config, run = make(tiny, tmp_path), Path("digits/k4/icarl/seed0")
     forced = "from opencil.runs import runner\nrunner.goes_beside = lambda device: True\n"
-    with start(config, forced + code) as process:
+    with forks.code(config, forced + code) as process:
         _, errors = process.communicate()
     assert process.returncode == -9, errors
     assert not RunFolder(tmp_path / run).step(2).detector_rows("msp").exists()

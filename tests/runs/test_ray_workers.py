@@ -1,7 +1,6 @@
 """Workers on a Ray cluster: a real one of two nodes; and without one what is asked of it."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,9 +18,9 @@ from opencil.runs.loading import usable_places
 from opencil.runs.plan import plan
 from opencil.runs.ray_cluster import ray_places
 from opencil.runs.worker_process import _require_shared
+from tests import forks
 
 Make = Callable[..., Config]
-Start = Callable[[Config, str], "subprocess.Popen[str]"]
 SHORT = ["benchmark.classes_per_step=8", "cil.*.epochs=2"]
 
 #: In a process of its own: what Ray leaves behind in one, its threads say, is no matter of other tests.
@@ -70,13 +69,12 @@ def test_two_nodes_leave_what_this_process_leaves_though_a_worker_is_killed(
     tiny: Make,
     run_all: Callable[[Config], list[Event]],
     results: Callable[[Path], dict[str, object]],
-    start: Start,
 ) -> None:
     grid = {"seed": [0, 1, 2, 3], "detector": "msp"}
     config = tiny(tmp_path / "on-ray", *SHORT, **grid)
-    with start(config, ON_TWO_NODES) as driver:
+    with forks.code(config, ON_TWO_NODES) as driver:
         run_all(tiny(tmp_path / "here", *SHORT, **grid))
-        out, err = driver.communicate(timeout=180)
+        out, err = driver.communicate()
     assert driver.returncode == 0, err
     found = json.loads(out.splitlines()[-1])
     lost = [(run, reason) for kind, run, reason in found["told"] if kind == "Lost"]

@@ -1,6 +1,5 @@
 """The order of work: the same again, interrupted or not; failures; the accuracies of the models."""
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -16,6 +15,7 @@ from opencil.locks import Lock
 from opencil.runs import runner
 from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder
+from tests import forks
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -148,10 +148,9 @@ def test_killed_and_started_again_equals_never_killed(
     tiny: Make,
     run_all: RunAll,
     results: Results,
-    start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     config = tiny(tmp_path / "runs")
-    with start(config, code) as process:
+    with forks.code(config, code) as process:
         _, errors = process.communicate()
     assert process.returncode == -9, errors
     killed = results(tmp_path / "runs" / RUN)

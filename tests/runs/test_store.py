@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
 from opencil.study.rows import Table, noted, read_tables, write_rows
+from tests import forks
 from tests.siege.damage import unseal
 
 Make = Callable[..., Config]
@@ -545,7 +545,6 @@ def test_a_second_process_is_refused_until_the_first_is_gone(
     tiny: Make,
     contents: Contents,
     run_all: RunAll,
-    start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     unfinish(finished, 4)
     config = tiny(finished, detector="msp")
@@ -553,11 +552,10 @@ def test_a_second_process_is_refused_until_the_first_is_gone(
         (spec,) = plan(config)
         with RunFolder(Path(config.place.runs) / spec.folder).opened(spec):
             print("held", flush=True)
-            sys.stdin.read()
+            signal.pause()
     """
-    with start(config, holds) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n", process.stderr and process.stderr.read()
+    with forks.code(config, holds) as process:
+        assert process.stdout.readline() == "held\n"
         before = contents(finished)
         (event,) = run_all(config)
         assert isinstance(event, Failed)

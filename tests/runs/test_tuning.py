@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,11 +33,11 @@ from opencil.runs.file_formats import metadata, write_tensors
 from opencil.runs.store import StepFolder
 from opencil.runs.tuning import tune
 from opencil.validation import plain
+from tests import forks
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
 Results = Callable[[Path], dict[str, object]]
-Start = Callable[..., subprocess.Popen[str]]
 
 SEVEN = ["augmix", "ber", "logitnorm", "npos", "regmix", "t2fnorm", "vos"]
 #: Two steps of four classes.
@@ -539,10 +538,10 @@ def uninterrupted(
 
 @pytest.fixture(scope="module")
 def _killed_once(
-    tiny: Make, start: Start, _trained_once: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    tiny: Make, _trained_once: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     runs = Path(shutil.copytree(_trained_once("icarl"), tmp_path_factory.mktemp("killed") / "runs"))
-    with start(with_checkpoints(tiny, runs), KILLED_BETWEEN_EPOCHS) as process:
+    with forks.code(with_checkpoints(tiny, runs), KILLED_BETWEEN_EPOCHS) as process:
         _, errors = process.communicate()
     assert process.returncode == -9, errors
     return runs

@@ -5,18 +5,18 @@ everything: a start takes milliseconds. An audit hook in them knows every file t
 removes, so that one can be stopped, or a file operation be refused, at the n-th of them.
 """
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tests import forks
 
 # Sums depend on how they are split over threads.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,18 +26,6 @@ SHORT = [
     *("--benchmark", "digits", "--device", "cpu", "--detector", "msp,relation,ber,logitnorm"),
     *("--set", "benchmark.classes_per_step=4", "--set", "benchmark.shifted={}", "--set", "cil.*.epochs=2"),
     *("--set", "detector.*.schedule.epochs=2", "--set", "place.checkpoint_seconds=0"),
-]
-_PRELOADED = [
-    *("opencil.cli.run", "opencil.cli.report", "opencil.cli.data", "opencil.runs.runner"),
-    *(
-        "opencil.report.tables",
-        "opencil.report.page",
-        "opencil.report.figures.drawing",
-        "opencil.report.writing",
-    ),
-    *("opencil.runs.outlook", "opencil.runs.tensorboard", "opencil.data.preparing", "tests.siege.grounds"),
-    # What they import when it is needed.
-    *("torch._dynamo", "sklearn.datasets", "pyarrow.parquet", "PIL.Image", "matplotlib.pyplot"),
 ]
 _ROOT = str(Path(__file__).parents[2])
 _OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.utime"}
@@ -116,10 +104,7 @@ class Camp:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        self._fork = multiprocessing.get_context("forkserver")
-        self._fork.set_forkserver_preload(_PRELOADED)
-        with _on_path():  # Python 3.11's does not see this process's sys.path
-            forkserver.ensure_running()
+        self._fork = forks.context()
         self._started: list[Victim] = []
 
     def start(
@@ -161,31 +146,16 @@ def camp(folder: Path) -> Iterator[Camp]:
         pitched.close()
 
 
-@contextmanager
-def _on_path() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = _ROOT
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-
-
-def _work(words: Sequence[str], folder: str, output: str, at: At | None, journal: Path | None) -> None:
+def _work(words: tuple[str, ...], folder: str, output: str, at: At | None, journal: Path | None) -> None:
     """What a fork does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Path(output).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(folder)
-    sys.argv = ["opencil", *words]
-    from opencil.cli import main
-
     if at is not None or journal is not None:
         sys.addaudithook(_Hook(folder, at, journal))
-    main()
+    forks.run_command(words)
 
 
 class _Hook:
