@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import opencil
@@ -70,17 +71,22 @@ Folders = str | tuple[str, ...]
 
 def average(table: pd.DataFrame, column: str, **where: Any) -> float:
     """Mean of the lines whose cells are the values given, or among them."""
-    for name, value in where.items():
-        table = table[table[name].isin([value] if isinstance(value, str | int) else list(value))]
-    if table.empty:
+    asked = [table[name].isin([v] if isinstance(v, str | int) else list(v)) for name, v in where.items()]
+    found = table[column][np.logical_and.reduce(asked)]
+    if found.empty:
         raise ValueError(f"there are no such rows: {where}")
-    return float(table[column].mean())
+    return float(found.mean())
 
 
 @cache
 def rows(folder: str, metric: str, detector: str, k: int) -> pd.DataFrame:
     every = study(folder).rows
-    return every[(every["metric"] == metric) & (every["detector"] == detector) & (every["k"] == k)]
+    return every[
+        (every["metric"] == metric)
+        & (every["detector"] == detector)
+        & (every["k"] == k)
+        & (every["task"] == 0)
+    ]
 
 
 @cache
@@ -99,7 +105,7 @@ def mean(
 ) -> float:
     """Steps are those from ``first`` to ``last``."""
     steps = where.pop("step", range(first, last + 1))
-    return 100 * average(rows(folder, metric, detector, k), "value", task=0, step=steps, **where)
+    return 100 * average(rows(folder, metric, detector, k), "value", step=steps, **where)
 
 
 auc, fpr = partial(mean, "auc"), partial(mean, "fpr")

@@ -86,9 +86,8 @@ def test_a_terminal_shows_the_best_and_says_so(grown: str) -> None:
     every = call("report", grown, "--top", "all").stdout
     assert "CIL methods;" not in every
     assert len(every.splitlines()) > len(shown.splitlines()) + 180 - 128
-    for form in ("csv", "markdown", "latex"):
-        printed = call("report", grown, "--format", form).stdout
-        assert all(f"d{i:02}" in printed for i in range(18)), "what goes into a file is whole"
+    printed = call("report", grown, "--format", "csv").stdout
+    assert all(f"d{i:02}" in printed for i in range(18)), "what goes into a file is whole"
 
 
 def test_top_is_a_number_and_names(grown: str) -> None:
@@ -254,12 +253,11 @@ def test_without_labels_no_ablation(finished: Path) -> None:
     assert call("report", str(finished), "--table", "all").exit_code == 0, "all are those that there are"
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-@pytest.mark.parametrize("width", [40, 60, 80, 160])
+@pytest.mark.parametrize(("width", "seeds"), [(40, 3), (60, 1), (80, 3), (160, 1)])
 def test_no_line_is_wider_than_the_terminal(published: Callable[..., Path], width: int, seeds: int) -> None:
-    detectors = ("msp", "energy", "relation", "regmix", "ber", "ber@nter")
+    detectors = ("msp", "relation", "regmix", "ber", "ber@nter")
     words = [
-        str(published(*detectors, cil=("icarl", "bic", "wa"), seeds=seeds)),
+        str(published(*detectors, seeds=seeds)),
         "--extra",
         "--table",
         "all",
