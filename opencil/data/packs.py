@@ -10,18 +10,19 @@ In the form ``pixels`` images are decoded, uint8 [3, side, side] each: serving t
 
 import io
 import logging
-import mmap
+import math
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from opencil.atomic_files import remove_temporary, write
 from opencil.data.decoding import decoded
@@ -30,6 +31,7 @@ from opencil.data.readers.decode import Pixels, fit, read_image
 from opencil.data.readers.source import ImageSource
 from opencil.disk import DiskError, size_in_words, told
 from opencil.errors import OpenCILError
+from opencil.locks import Lock
 from opencil.seals import Damaged, read_json, write_json
 
 Form = Literal["pixels", "files"]
@@ -77,12 +79,10 @@ class Pack:
 
     def make(self, form: Form, workers: int, progress: ProgressBar = no_progress) -> None:
         """Pack what is not packed yet. Images that are there are all read; damaged shards are made again."""
-        from filelock import FileLock
-
         form = form if self.source.content(0) is not None else "pixels"
         with told(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder / ".lock"):
+            with Lock(self.folder / ".held", timeout=math.inf):
                 remove_temporary(self.folder)
                 whole = [self._whole(number, form) for number in range(self.shards)]
                 if not all(whole):
@@ -194,8 +194,8 @@ class PackedSource(ImageSource):
     starts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
     lengths: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
     checksums: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
-    maps: dict[int, mmap.mmap] = field(default_factory=dict, repr=False)
-    lock: Lock = field(default_factory=Lock, repr=False)
+    maps: dict[int, memoryview] = field(default_factory=dict, repr=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def at_hand(self, side: int) -> bool:
         """Whether images are decoded, and of that side."""
@@ -209,7 +209,7 @@ class PackedSource(ImageSource):
         """The image, if it is as it was packed."""
         number, row = divmod(index, SHARD)
         start = int(self.starts[number][row])
-        content = memoryview(self._mapped(number))[start : start + int(self.lengths[number][row])]
+        content = self._mapped(number)[start : start + int(self.lengths[number][row])]
         if zlib.crc32(content) != self.checksums[number][row]:
             raise _damaged(
                 shard_path(self.folder, number), f"image {self.name(index)} is not as it was packed"
@@ -219,12 +219,14 @@ class PackedSource(ImageSource):
         assert side == self.side
         return np.frombuffer(content, np.uint8).reshape(3, side, side)
 
-    def _mapped(self, number: int) -> mmap.mmap:
+    def _mapped(self, number: int) -> memoryview:
         with self.lock:
             if number not in self.maps:
                 path = shard_path(self.folder, number)
+                # Not by mmap, which keeps each file open: ImageNet has more shards than a process may open.
                 with told(path, "read"), path.open("rb") as file:
-                    self.maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    mapped = torch.from_file(str(path), size=file.seek(0, io.SEEK_END), dtype=torch.uint8)
+                self.maps[number] = mapped.numpy().data
             return self.maps[number]
 
 

@@ -1,6 +1,7 @@
 """Packs: the bytes of the files, whole or absent, gone on with after a kill, refused where damaged."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,6 +103,29 @@ def test_packing_goes_on_after_a_kill(downloads: Path, monkeypatch: pytest.Monke
     assert seen == [4, 8, 10]
     assert not list(made.folder.glob("*.part"))
     assert torch.equal(pixels(served(downloads)), expected)
+
+
+def test_one_process_at_a_time_packs_on_a_shared_disk_too(downloads: Path) -> None:
+    made, holders = pack(downloads), list[int]()
+
+    def look(*_: int) -> None:
+        holders.append(json.loads((made.folder / ".held").read_text())["process"])
+
+    made.make("pixels", workers=1, progress=look)
+    assert set(holders) == {os.getpid()}
+    assert not (made.folder / ".held").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="a system that does not count open files")
+def test_no_file_of_a_pack_stays_open(downloads: Path) -> None:
+    pack(downloads).make("pixels", workers=1)
+    images = served(downloads)
+
+    def opened() -> list[str]:
+        return [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+
+    pixels(images)
+    assert not [name for name in opened() if name.endswith(".shard")]
 
 
 def test_a_damaged_image_is_named_and_packed_again(downloads: Path) -> None:
