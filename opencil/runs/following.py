@@ -20,6 +20,7 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.checkpoint import Checkpoint
+from opencil.engine.device import own_stream
 from opencil.engine.forward import Pass
 from opencil.engine.ranks import LostRank, Ranks, by_itself, joined, left, several
 from opencil.errors import BadInput, OpenCILError
@@ -191,17 +192,18 @@ def _check(config: Config, planned: Planned) -> None:
 def _follow(config: Config, ranks: Ranks) -> None:
     """Do what rank 0 hands out, until there is nothing more."""
     data: BenchmarkData | None = None
-    while (work := ranks.next_work()) is not None:
-        # What has gone wrong is told by rank 0, which goes on or does not.
-        with suppress(Exception), ranks.together():
-            data = load(config) if data is None else data
-            if isinstance(work, Pass):
-                work.follow(_images(data, work.images), ranks)
-                continue
-            run = Run(work.spec, RunFolder(Path(config.place.runs) / work.spec.folder), data)
-            if work.step > 1:
-                run.remember(run.stream[work.step - 2], work.memory)
-            work.follow(run, ranks)
+    with own_stream(ranks.device):
+        while (work := ranks.next_work()) is not None:
+            # What has gone wrong is told by rank 0, which goes on or does not.
+            with suppress(Exception), ranks.together():
+                data = load(config) if data is None else data
+                if isinstance(work, Pass):
+                    work.follow(_images(data, work.images), ranks)
+                    continue
+                run = Run(work.spec, RunFolder(Path(config.place.runs) / work.spec.folder), data)
+                if work.step > 1:
+                    run.remember(run.stream[work.step - 2], work.memory)
+                work.follow(run, ranks)
 
 
 def _images(data: BenchmarkData, fingerprint: str) -> Images:

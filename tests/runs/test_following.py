@@ -3,12 +3,14 @@
 import copy
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -19,9 +21,11 @@ from opencil.config import Config
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.engine import loop
-from opencil.engine.ranks import several
+from opencil.engine.forward import Pass
+from opencil.engine.ranks import Ranks, several
 from opencil.errors import OpenCILError
 from opencil.nets.model import Model
+from opencil.runs import following
 from opencil.runs.events import Event, Failed, Training
 from opencil.runs.runner import execute
 
@@ -166,3 +170,24 @@ def test_what_one_process_alone_does_is_refused(
     refusal, nothing = on_ranks(lambda: list(execute(tiny(tmp_path, setting))))
     assert problem in str(refusal)
     assert nothing == []
+
+
+def test_a_follower_works_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 does: on a GPU's default stream no iteration can be captured."""
+    handed, happened = [Pass(b"", "", None, torch.arange(1), 1), None], list[str]()
+
+    @contextmanager
+    def own_stream(device: torch.device) -> Iterator[None]:
+        happened.append(f"a stream of {device}")
+        yield
+        happened.append("left")
+
+    ranks = Ranks.__new__(Ranks)
+    ranks.device = torch.device("cpu")
+    monkeypatch.setattr(ranks, "next_work", lambda: handed.pop(0))
+    monkeypatch.setattr(ranks, "together", nullcontext)
+    for name, value in (("own_stream", own_stream), ("load", lambda _: None), ("_images", lambda *_: None)):
+        monkeypatch.setattr(following, name, value)
+    monkeypatch.setattr(Pass, "follow", lambda *_: happened.append("work"))
+    following._follow(Config, ranks)  # type: ignore[arg-type]
+    assert happened == ["a stream of cpu", "work", "left"]
