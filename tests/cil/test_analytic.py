@@ -98,6 +98,7 @@ def test_the_ridge_chosen_predicts_the_last_fifth_best(rows: int, width: int) ->
     chosen = best_ridge(h, targets)
     assert chosen == RIDGES[errors.index(min(errors))]
     assert RIDGES[0] < chosen < RIDGES[-1]
+    assert (RIDGES[0], RIDGES[-1], len(RIDGES)) == (1e-8, 1e8, 17)  # as published
 
 
 def test_the_ridge_is_chosen_on_new_images_in_a_seeded_order(

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from opencil.data.memory import Memory, herd
 from opencil.data.stream import Step, Stream
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.loop import Diverged, Stage, batches
+from opencil.engine.ranks import among
 from opencil.engine.schedule import Schedule
 from opencil.nets.model import Model
 from opencil.registry import LEARNERS
@@ -79,6 +81,50 @@ def test_a_masked_mean_is_that_of_the_chosen_ones() -> None:
     values = torch.tensor([1.0, 5.0, torch.inf, 9.0])
     assert float(masked_mean(values, torch.tensor([True, False, False, True]))) == 5
     assert float(masked_mean(values, torch.zeros(4, dtype=torch.bool))) == 0
+
+
+def test_masked_means_of_shares_add_up_to_that_of_the_batch() -> None:
+    """Times the part of the batch that each is, three images on one rank and one on another."""
+    values, mask = torch.tensor([1.0, 5.0, 7.0, 9.0]), torch.tensor([True, False, True, True])
+    all_ranks, counted = Mock(working=True), []
+
+    def sum_(counts: Tensor) -> Tensor:
+        counted.append(counts.tolist())
+        return torch.tensor([3, 4])
+
+    all_ranks.sum_ = sum_
+    with among(all_ranks):
+        parts = [float(masked_mean(values[rows], mask[rows])) for rows in (slice(0, 3), slice(3, 4))]
+    assert counted == [[2, 3], [1, 1]]
+    assert 3 / 4 * parts[0] + 1 / 4 * parts[1] == pytest.approx(float(masked_mean(values, mask)))
+
+
+@pytest.mark.parametrize("name", LEARNERS.names())
+def test_step_one_and_later_ones_are_trained_by_schedules_of_their_own(
+    name: str, first: Task, second: Task
+) -> None:
+    learner = LEARNERS.create(name)
+    schedules = {task.first: _schedule(learner, task) for task in (first, second)}
+    if isinstance(own := getattr(learner, "first", None), Schedule):
+        assert schedules[True] == own
+    if isinstance(later := getattr(learner, "later", None), Schedule):
+        assert schedules[False] == later
+
+
+def _schedule(learner: Learner, task: Task) -> Schedule | None:
+    """Of the first stage, if there is one."""
+    previous = None if task.first else learner.load(task.setting, stream_before(task.step))
+    memory = task.memory if learner.remembers else Memory(12)
+    begun = learner.begin(task.setting, task.step, memory, previous)
+    stage = next(iter(learner.stages(begun) or ()), None)
+    return None if stage is None else stage.schedule
+
+
+def test_outputs_that_are_there_are_not_computed_again(first: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = first.outputs(first.train_plus)
+    first.computed = computed
+    monkeypatch.setattr("opencil.cil.learner.forward", None)
+    assert torch.equal(first.outputs(first.train_plus[2:5]).logits, computed.logits[2:5])
 
 
 @pytest.mark.parametrize("name", LEARNERS.names())
@@ -316,6 +362,9 @@ def test_shorthands_stretch_every_schedule(
         ("foster", 200, 170 * 4 / 3 + 130 * 5 / 3),
         # Four and a half backbones run beside the newest, in the mean of ten steps.
         ("der", 200, 170 * 2.5),
+        ("lucir", 160, 160 * 4 / 3),
+        ("podnet", 160, 160 * 4 / 3),
+        ("fetril", 200, 1 / 3),
     ],
 )
 def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: float) -> None:
