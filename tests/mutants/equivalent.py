@@ -74,4 +74,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "1 is 0",
         "of 1 - beta, a factor of all weights that their mean takes out; without the other 1 tests fail",
     ),
+    (
+        "detectors/finetune/augmix_operations.py",
+        "height, width = images.shape[-2:]",
+        "USub is UAdd",
+        "images have four axes, of which the last two are also those from the second on",
+    ),
 ]

@@ -206,9 +206,26 @@ def test_augmix_of_views_that_agree_is_cross_entropy(
 def test_augmix_in_pieces_gives_the_same(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = AugMix()
     (whole,) = make_batch(tuner).drawn
-    monkeypatch.setattr(augmix_module, "_AT_ONCE", 5 * 400 * 4 * 4)  # five images at a time, of 24
+    sizes = list[int]()
+
+    def counted(pixels: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(pixels))
+        return augmix(pixels, *rest)
+
+    monkeypatch.setattr(augmix_module, "augmix", counted)
+    # A CPU takes half: a byte less than five of the 24 images have.
+    monkeypatch.setattr(augmix_module, "_AT_ONCE", 2 * (5 * 400 * 4 * 4 - 1))
     (in_pieces,) = make_batch(tuner).drawn
     assert torch.equal(in_pieces, whole)
+    assert sizes == [4] * 6
+
+
+def test_augmix_takes_no_more_than_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for memory, most in ((2**34, 2**30), (2**40, 2**32)):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _, m=memory: SimpleNamespace(total_memory=m)
+        )
+        assert augmix_module._most_bytes(torch.device("cuda")) == most
 
 
 def test_augmix_mixes_by_its_rule(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
