@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -64,6 +65,7 @@ class Mutant:
         return any(known[:3] == (self.module, self.text, self.what) for known in EQUIVALENT)
 
 
+@cache
 def all_mutants() -> list[Mutant]:
     """Those of all modules."""
     found = []

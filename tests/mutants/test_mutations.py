@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, TESTS, all_mutants, files_of
+from tests.mutants.__main__ import ROOT, TESTS, all_mutants, files_of, main
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.mutations import mutated, mutations
 
@@ -63,10 +63,14 @@ def test_a_mutant_that_is_said_to_change_nothing_exists(known: tuple[str, str, s
     assert any((m.module, m.text, m.what) == known[:3] for m in all_mutants())
 
 
-def test_faults_are_drawn_by_a_seed_and_noticed() -> None:
-    words = "-m tests.mutants --only engine/seeding --count 2 --seed 1"
-    command = [sys.executable, *words.split()]
-    listed = subprocess.run([*command, "--list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def test_faults_are_drawn_by_a_seed_and_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "engine/seeding", "--count", "2", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", ["mutants", *words, "--list"])
+    assert main() == 0
+    listed = capsys.readouterr().out
+    command = [sys.executable, "-m", "tests.mutants", *words]
     tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert len(listed.splitlines()) == 2
     assert all(f" s  {line}" in tried.stdout for line in listed.splitlines())
