@@ -1,48 +1,95 @@
-"""Workers in processes of this machine, which are reached by pipes.
+"""Workers that are processes, as they are seen from the one that started them.
 
-Not by ``multiprocessing``, which would run the caller's own script again in every worker.
+Those of this machine are reached by pipes, not by ``multiprocessing``, which would run the caller's own
+script again in every worker. What is said to them and by them is ``worker_process``'s matter.
 """
 
+import io
+import pickle
+import sys
+import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from opencil.config import Config, PlaceConfig
-from opencil.runs.crew import Hire, Inbox
+from opencil.runs.crew import Assignment, Ended, Hire, Inbox, Refuses, Worker
 from opencil.runs.pipes import PipedProcess
-from opencil.runs.process_workers import Process, ProcessWorker, in_words
-from opencil.runs.worker_process import PROGRAM
+from opencil.runs.worker_process import PROGRAM, Order
+
+if TYPE_CHECKING:
+    from opencil.runs.ray_workers import RayProcess
 
 
 def hire(config: Config, plugins: list[str]) -> Hire:
     """A function that starts a worker for a config's runs at a place."""
 
     def start(place: PlaceConfig, inbox: Inbox) -> ProcessWorker:
-        return ProcessWorker(replace(config, place=place), plugins, inbox, LocalProcess(place.device))
+        process = PipedProcess(PROGRAM, place.device)
+        return ProcessWorker(replace(config, place=place), plugins, inbox, process)
 
     return start
 
 
-class LocalProcess(Process):
-    """A process of this machine."""
+class ProcessWorker(Worker):
+    """A worker in a process; ``sharing`` workers may share its machine, where that may be another."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.piped = name, PipedProcess(PROGRAM)
+    def __init__(
+        self,
+        config: Config,
+        plugins: list[str],
+        inbox: Inbox,
+        process: "PipedProcess | RayProcess",
+        sharing: int = 0,
+    ) -> None:
+        self.place, self.process, self._inbox = config.place, process, inbox
+        for told in (sys.path, Order(config, plugins, sys.argv, sharing)):
+            process.write(pickle.dumps(told))
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
 
-    def write(self, data: bytes) -> None:
-        """Send it something."""
-        self.piped.write(data)
+    def give(self, run: Assignment | None) -> None:
+        """Answer it."""
+        self.process.write(pickle.dumps(run))
 
-    def read(self, most: int) -> bytes:
-        """Wait for what it says next."""
-        return self.piped.read(most)
-
-    def close(self) -> None:
+    def leave(self) -> None:
         """Close what it listens to."""
-        self.piped.close()
+        self.process.close()
 
-    def wait(self) -> str:
+    def wait(self) -> None:
         """Wait for its end."""
-        return in_words(self.piped.code())
+        self._listening.join()
 
     def kill(self) -> None:
         """End it as it stands."""
-        self.piped.process.kill()
+        self.process.kill()
+
+    def _listen(self) -> None:
+        stream = io.BufferedReader(_Said(self.process))
+        try:
+            while True:
+                message = pickle.load(stream)
+                if isinstance(message, Refuses) and self.process.machine:
+                    error = message.error
+                    message = Refuses(type(error)(f"on {self.process.machine}: {error}"))
+                self._inbox.put((self, message))
+        except EOFError:
+            pass
+        except Exception:  # its end in the middle of a message; of one that goes on talking nobody would hear
+            self.process.kill()
+        reason = self.process.ended()
+        self._inbox.put((self, Ended(f"the worker on {self.process.name} {reason}" if reason else "")))
+
+
+class _Said(io.RawIOBase):
+    """What a process says, as a file."""
+
+    def __init__(self, process: "PipedProcess | RayProcess") -> None:
+        self._process = process
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._process.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

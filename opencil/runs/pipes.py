@@ -11,16 +11,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+LEFT = 75  #: exit code of a process that was told to leave, or stopped
+
 
 class PipedProcess:
     """Python, running a program; variables of its environment that are None are left out.
 
     What it prints to standard error goes where this process's does, or where it is ``away`` to who reads it.
+    It may end at any time.
     """
+
+    machine = ""  #: where it runs, if that is another machine
 
     def __init__(
         self,
         program: str,
+        name: str,
         folder: str | None = None,
         variables: Mapping[str, str | None] | None = None,
         away: bool = False,
@@ -30,6 +36,7 @@ class PipedProcess:
                 f"there is no folder {folder} on {socket.gethostname()}: nodes need the folders of the "
                 "machine that starts a grid, at the same paths"
             )
+        self.name = name
         found = {**os.environ, **(variables or {})}
         with _deaf_to_interrupts():
             self.process = subprocess.Popen(
@@ -55,7 +62,7 @@ class PipedProcess:
             self._stdin.flush()
 
     def close(self) -> None:
-        """Close what it listens to."""
+        """Close what it listens to, which tells it to leave."""
         with suppress(OSError):
             self._stdin.close()
 
@@ -67,12 +74,23 @@ class PipedProcess:
         """Wait for what it prints to standard error next; empty at its end."""
         return os.read(self.process.stderr.fileno(), most) if self.process.stderr else b""
 
-    def code(self) -> int:
-        """Wait for its end: its exit code."""
+    def kill(self) -> None:
+        """End it as it stands."""
+        self.process.kill()
+
+    def ended(self) -> str:
+        """Wait for its end: what has become of it, or nothing where it had no more to do."""
         code = self.process.wait()
         self.close()
         self._stdout.close()
-        return code
+        if code == LEFT:
+            return "was stopped"
+        if code < 0:
+            with suppress(ValueError):
+                name = signal.Signals(-code).name
+                memory = ": the machine may have too little memory" if name == "SIGKILL" else ""
+                return f"was ended by {name}{memory}"
+        return f"ended with exit code {code}" if code else ""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def workers_of_a_node(ray: Any, place: PlaceConfig) -> int:
     """How many workers at such a place may share a node, at most."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     share, of = (place.threads or 1, "CPU") if place.device == "cpu" else (1, "GPU")
-    return max(1, *(int(node.get(of, 0)) // share for node in nodes))
+    return max([1, *(int(node.get(of, 0)) // share for node in nodes)])
 
 
 @contextmanager

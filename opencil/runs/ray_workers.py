@@ -18,7 +18,7 @@ from typing import Any
 from opencil.config import Config, PlaceConfig
 from opencil.runs import pipes
 from opencil.runs.crew import Hire, Inbox
-from opencil.runs.process_workers import Process, ProcessWorker, in_words
+from opencil.runs.local_workers import ProcessWorker
 from opencil.runs.ray_cluster import connected, workers_of_a_node
 from opencil.runs.worker_process import PROGRAM
 
@@ -38,23 +38,23 @@ def hire(config: Config, plugins: list[str]) -> Hire:
     actor = ray.remote(concurrency_groups=threads, scheduling_strategy="SPREAD")(pipes.PipedProcess)
 
     def start(place: PlaceConfig, inbox: Inbox) -> ProcessWorker:
-        return ProcessWorker(replace(config, place=place), plugins, inbox, RayProcess(ray, actor, place))
+        process, sharing = RayProcess(ray, actor, place), workers_of_a_node(ray, place)
+        return ProcessWorker(replace(config, place=place), plugins, inbox, process, sharing)
 
     return start
 
 
-class RayProcess(Process):
-    """A process on some node of the cluster, by way of its actor; what is sent before it is there waits."""
+class RayProcess:
+    """A ``PipedProcess`` on some node of the cluster, by way of its actor; what is sent too early waits."""
 
     def __init__(self, ray: Any, actor: Any, place: PlaceConfig) -> None:
         self._ray, self._device = ray, place.device
-        self.sharing = workers_of_a_node(ray, place)
-        self.name, self.number = f"{place.device} of Ray", 0
+        self.name, self.machine, self.number = f"{place.device} of Ray", "", 0
         on_cpu = place.device == "cpu"
         self._needs = {"num_cpus": place.threads or 1} if on_cpu else {"num_cpus": 0, "num_gpus": 1}
         ours = {name: os.environ.get(name) for name in _THREADS}
         ours |= {name: value for name, value in os.environ.items() if name.startswith("OPENCIL_")}
-        self._actor = actor.options(**self._needs).remote(PROGRAM, str(Path.cwd()), ours, away=True)
+        self._actor = actor.options(**self._needs).remote(PROGRAM, self.name, str(Path.cwd()), ours, True)
         self._placed = threading.Event()
         threading.Thread(target=self._pass_errors_on, daemon=True).start()
 
@@ -76,10 +76,10 @@ class RayProcess(Process):
         else:
             self.kill()
 
-    def wait(self) -> str:
+    def ended(self) -> str:
         """Wait for its end, and free what the actor holds."""
         try:
-            return in_words(self._ray.get(self._call("out", "code")))
+            return str(self._ray.get(self._call("out", "ended")))
         except Exception as error:  # of Ray: with the actor, or with its node
             return f"is gone: {shorten(str(error).strip().splitlines()[-1], 160, placeholder=' …')}"
         finally:

@@ -1,7 +1,7 @@
 """What a worker's process does, wherever it runs: the runs that it is given, until there are no more.
 
 It speaks in pickles: over its standard input, whose end tells it to leave, and over what was its standard
-output, whose end says that it is gone. Who starts it is in ``process_workers``.
+output, whose end says that it is gone. Who starts it is in ``local_workers`` and ``ray_workers``.
 """
 
 import _thread
@@ -32,6 +32,7 @@ from opencil.runs.crew import Asks, Assignment, Message, Refuses, Says
 from opencil.runs.events import Event, Failed, Training
 from opencil.runs.failures import portable
 from opencil.runs.loading import describe_data, load, with_share
+from opencil.runs.pipes import LEFT
 
 #: What the process runs. It has the modules of who starts it, and on another machine that one's own behind.
 PROGRAM = """
@@ -41,7 +42,6 @@ sys.path[:] = theirs + [path for path in sys.path if path and path not in theirs
 from opencil.runs.worker_process import serve
 serve()
 """
-LEFT = 75  #: exit code of a worker that was told to leave, or stopped
 #: The least time between two messages about one run's training, but at the end of an epoch.
 _EVERY = 0.1
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from opencil.config import Config, PlaceConfig
 from opencil.engine.loop import Progress
 from opencil.errors import BadInput
 from opencil.runs import loading, runner, worker_process
-from opencil.runs.crew import Assignment
+from opencil.runs.crew import Assignment, Ended, Inbox
 from opencil.runs.events import Event, Finished, Training
 from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
 from opencil.runs.loading import usable_places
+from opencil.runs.local_workers import ProcessWorker
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder, find_runs
 
@@ -132,6 +134,30 @@ def test_what_a_lost_worker_still_holds_is_waited_for(tmp_path: Path, tiny: Make
         next_event(patience=0.0)
     with folder.opened(spec):
         assert next_event(patience=60.0) == Finished(spec, already=True)
+
+
+class Babbling:
+    """A process that says what nobody understands, and goes on."""
+
+    name, machine, killed = "cpu", "", False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def read(self, most: int) -> bytes:
+        return b"hello"
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def ended(self) -> str:
+        return "was ended" if self.killed else ""
+
+
+def test_a_worker_that_is_not_understood_is_ended(tiny: Make) -> None:
+    inbox: Inbox = SimpleQueue()
+    ProcessWorker(tiny(Path("r")), [], inbox, Babbling())  # type: ignore[arg-type]
+    assert inbox.get(timeout=30)[1] == Ended("the worker on cpu was ended")
 
 
 # --- what is told ----------------------------------------------------------------------------------

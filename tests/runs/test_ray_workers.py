@@ -16,7 +16,7 @@ from opencil.runs import ray_cluster, ray_workers
 from opencil.runs.events import Event
 from opencil.runs.loading import usable_places
 from opencil.runs.plan import plan
-from opencil.runs.ray_cluster import ray_places
+from opencil.runs.ray_cluster import ray_places, workers_of_a_node
 from opencil.runs.worker_process import _require_shared
 from tests import forks
 
@@ -203,12 +203,12 @@ class Call:
 
 def test_a_lost_node_is_a_lost_worker() -> None:
     process = ray_workers.RayProcess(Gone, Call(), PlaceConfig(device="cpu"))
-    assert process.wait() == "is gone: The actor is dead because its node has died."
+    assert process.ended() == "is gone: The actor is dead because its node has died."
 
 
 def test_workers_share_the_processors_and_memory_of_a_node() -> None:
     sharing = [
-        ray_workers.RayProcess(Gone, Call(), PlaceConfig(device=device, threads=threads)).sharing
+        workers_of_a_node(Gone, PlaceConfig(device=device, threads=threads))
         for device, threads in (("gpu", None), ("cpu", 1), ("cpu", 3))
     ]
     assert sharing == [2, 8, 2]

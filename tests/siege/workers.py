@@ -19,7 +19,7 @@ from opencil.config import Config
 from opencil.runs import local_workers
 from opencil.runs.events import Event, Failed, Finished, Lost, Training
 from opencil.runs.inventory import is_held
-from opencil.runs.local_workers import LocalProcess
+from opencil.runs.pipes import PipedProcess
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
 from tests.siege.grounds import Camp
@@ -85,22 +85,22 @@ def _flags(store: Path, runs: int) -> list[str]:
 
 def _disturbed(config: Config, random: random.Random, kills: int) -> tuple[list[Event], int]:
     """The events of a grid some of whose workers are killed, each after another one; and how many were."""
-    started: list[LocalProcess] = []
+    started: list[PipedProcess] = []
 
-    class Noted(LocalProcess):
-        def __init__(self, name: str) -> None:
-            super().__init__(name)
+    class Noted(PipedProcess):
+        def __init__(self, program: str, name: str) -> None:
+            super().__init__(program, name)
             started.append(self)
 
     total = len(plan(config))
     moments = sorted(random.randint(0, max(0, total - 1)) for _ in range(kills))
     events: list[Event] = []
     done = killed = 0
-    with mock.patch.object(local_workers, "LocalProcess", Noted):
+    with mock.patch.object(local_workers, "PipedProcess", Noted):
         for event in opencil.execute(config):
             events.append(event)
             done += isinstance(event, Finished)
-            living = [process for process in started if process.piped.process.poll() is None]
+            living = [process for process in started if process.process.poll() is None]
             if moments and done >= moments[0] and living:
                 moments.pop(0)
                 random.choice(living).kill()
