@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Container
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,22 @@ if TYPE_CHECKING:  # imported where it is used, so that --help and --version ans
     from opencil.config import Config
 
 
-_WHAT, _WHERE, _HOW = "What to run", "Where", "How"
+_WHERE, _HOW = "Where", "How"
+
+
+def _flag(panel: str, metavar: str, text: str, default: str = "", known: Any = None, *names: str) -> Any:
+    """A flag that takes a value: ``default`` says in words what holds without it, ``known`` completes it."""
+    return typer.Option(
+        *names,
+        help=text,
+        metavar=metavar,
+        show_default=default or True,
+        autocompletion=known,
+        rich_help_panel=panel,
+    )
+
+
+_what, _where, _how = (partial(_flag, panel) for panel in ("What to run", _WHERE, _HOW))
 
 
 def _config_from_flags(
@@ -27,64 +42,46 @@ def _config_from_flags(
     ] = None,
     benchmark: Annotated[
         str | None,
-        typer.Option(
-            help="Benchmark: see 'opencil list benchmarks'.",
-            metavar="NAME",
-            show_default="digits",
-            autocompletion=one_of(completion.benchmarks),
-            rich_help_panel=_WHAT,
-        ),
+        _what("NAME", "Benchmark: see 'opencil list benchmarks'.", "digits", one_of(completion.benchmarks)),
     ] = None,
     cil: Annotated[
         str | None,
-        typer.Option(
-            help="CIL methods: icarl,wa, or paper, or all; icarl@short under values of its own.",
-            metavar="A,B|all",
-            show_default="all",
-            autocompletion=some_of(completion.learners),
-            rich_help_panel=_WHAT,
+        _what(
+            "A,B|all",
+            "CIL methods: icarl,wa, or paper, or all; icarl@short under values of its own.",
+            "all",
+            some_of(completion.learners),
         ),
     ] = None,
     detector: Annotated[
         str | None,
-        typer.Option(
-            help="Detectors: msp,ber, or paper, post-hoc, all; ber@mine under values of its own.",
-            metavar="A,B|all",
-            show_default="all",
-            autocompletion=some_of(completion.detectors),
-            rich_help_panel=_WHAT,
+        _what(
+            "A,B|all",
+            "Detectors: msp,ber, or paper, post-hoc, all; ber@mine under values of its own.",
+            "all",
+            some_of(completion.detectors),
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            help="Metrics beside the standard ones, on stored runs too: see 'opencil list metrics'.",
-            metavar="A,B",
-            autocompletion=some_of(completion.metrics),
-            rich_help_panel=_WHAT,
+        _what(
+            "A,B",
+            "Metrics beside the standard ones, on stored runs too: see 'opencil list metrics'.",
+            known=some_of(completion.metrics),
         ),
     ] = None,
     classes_per_step: Annotated[
-        str | None,
-        typer.Option(
-            help="Classes per step, k: 10, 50+10 or 20-20-10.",
-            metavar="K,K",
-            show_default="the benchmark's",
-            rich_help_panel=_WHAT,
-        ),
+        str | None, _what("K,K", "Classes per step, k: 10, 50+10 or 20-20-10.", "the benchmark's")
     ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(help="Seeds, one run each.", metavar="S,S", show_default="0", rich_help_panel=_WHAT),
-    ] = None,
+    seed: Annotated[str | None, _what("S,S", "Seeds, one run each.", "0")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        _what(
+            "KEY=VALUE",
+            "Any value of the config, as cil.icarl.epochs=5; may be repeated.",
+            "",
+            completion.settings,
             "--set",
-            help="Any value of the config, as cil.icarl.epochs=5; may be repeated.",
-            metavar="KEY=VALUE",
-            autocompletion=completion.settings,
-            rich_help_panel=_WHAT,
         ),
     ] = None,
     plugin: Plugins = None,
@@ -94,45 +91,24 @@ def _config_from_flags(
             help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR", rich_help_panel=_WHERE
         ),
     ] = None,
-    runs: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder that runs are stored in.", metavar="DIR", show_default="runs", rich_help_panel=_WHERE
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        str | None,
-        typer.Option(
-            help="Write training curves for TensorBoard there.", metavar="DIR", rich_help_panel=_WHERE
-        ),
-    ] = None,
+    runs: Annotated[str | None, _where("DIR", "Folder that runs are stored in.", "runs")] = None,
+    tensorboard: Annotated[str | None, _where("DIR", "Write training curves for TensorBoard there.")] = None,
     outputs_limit: Annotated[
-        str | None,
-        typer.Option(
-            help="Models' outputs to keep on disk at most; 0: none.",
-            metavar="SIZE",
-            show_default="2GB",
-            rich_help_panel=_WHERE,
-        ),
+        str | None, _where("SIZE", "Models' outputs to keep on disk at most; 0: none.", "2GB")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            help="auto, cpu, gpu, cuda:1, mps …; auto takes a GPU that has float64; cuda:0,cuda:1 both.",
-            metavar="NAME",
-            show_default="auto",
-            autocompletion=one_of(completion.devices),
-            rich_help_panel=_HOW,
+        _how(
+            "NAME",
+            "auto, cpu, gpu, cuda:1, mps …; auto takes a GPU that has float64; cuda:0,cuda:1 both.",
+            "auto",
+            one_of(completion.devices),
         ),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Training on a GPU: bf16, tf32 or fp32.",
-            metavar="NAME",
-            show_default="bf16",
-            autocompletion=one_of(lambda: ("bf16", "tf32", "fp32")),
-            rich_help_panel=_HOW,
+        _how(
+            "NAME", "Training on a GPU: bf16, tf32 or fp32.", "bf16", one_of(lambda: ("bf16", "tf32", "fp32"))
         ),
     ] = None,
     deterministic: Annotated[
@@ -143,80 +119,52 @@ def _config_from_flags(
             rich_help_panel=_HOW,
         ),
     ] = False,
-    pack: Annotated[
-        int | None,
-        typer.Option(help="Runs together on one GPU.", metavar="N", show_default="1", rich_help_panel=_HOW),
-    ] = None,
+    pack: Annotated[int | None, _how("N", "Runs together on one GPU.", "1")] = None,
     jobs: Annotated[
         str | None,
-        typer.Option(
-            help="Runs at once, on a CPU in processes of one thread each; auto: one a processor.",
-            metavar="N|auto",
-            show_default="1",
-            rich_help_panel=_HOW,
-        ),
+        _how("N|auto", "Runs at once, on a CPU in processes of one thread each; auto: one a processor.", "1"),
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(
-            help="ray: a worker on each GPU of a Ray cluster, or core, or --jobs N of them.",
-            metavar="local|ray",
-            show_default="local",
-            autocompletion=one_of(lambda: ("local", "ray")),
-            rich_help_panel=_HOW,
+        _how(
+            "local|ray",
+            "ray: a worker on each GPU of a Ray cluster, or core, or --jobs N of them.",
+            "local",
+            one_of(lambda: ("local", "ray")),
         ),
     ] = None,
     address: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the Ray cluster, as HOST:6379.",
-            metavar="HOST:PORT",
-            show_default="$RAY_ADDRESS, or this machine's",
-            rich_help_panel=_HOW,
-        ),
+        str | None, _how("HOST:PORT", "Of the Ray cluster, as HOST:6379.", "$RAY_ADDRESS, or this machine's")
     ] = None,
     epochs_scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Scale every schedule, as by 0.1 for a quick look.",
-            metavar="FACTOR",
-            show_default="the benchmark's",
-            rich_help_panel=_HOW,
-        ),
+        float | None, _how("FACTOR", "Scale every schedule, as by 0.1 for a quick look.", "the benchmark's")
     ] = None,
 ) -> "Config":
     from opencil.config import read_yaml, resolve
 
-    flags: dict[str, Any] = {"benchmark": {}, "seed": {}, "place": {}}
-    if benchmark is not None:
-        flags["benchmark"]["name"] = benchmark
-    if classes_per_step is not None:
-        flags["benchmark"]["classes_per_step"] = [
-            int(k) if k.isdecimal() else k for k in names("--classes-per-step", classes_per_step) or ()
-        ]
-    if seed is not None:
-        flags["seed"]["runs"] = _numbers("--seed", seed)
-    place = {
-        "data_root": data_root,
-        "runs": runs,
-        "device": device,
-        "pack": pack,
-        "jobs": int(jobs) if jobs and jobs.isdecimal() else jobs,
-        "launcher": launcher,
-        "address": address,
-        "outputs_limit": outputs_limit,
-        "tensorboard": tensorboard,
-        "only_deterministic": deterministic or None,
+    sizes = [int(k) if k.isdecimal() else k for k in names("--classes-per-step", classes_per_step) or ()]
+    flags = {
+        "benchmark": _given(name=benchmark, classes_per_step=sizes or None),
+        "seed": _given(runs=None if seed is None else _numbers("--seed", seed)),
+        "place": _given(
+            data_root=data_root,
+            runs=runs,
+            device=device,
+            pack=pack,
+            jobs=int(jobs) if jobs and jobs.removeprefix("-").isdecimal() else jobs,
+            launcher=launcher,
+            address=address,
+            outputs_limit=outputs_limit,
+            tensorboard=tensorboard,
+            only_deterministic=deterministic or None,
+        ),
+        "training": _given(precision=precision, deterministic=deterministic or None),
+        **_given(
+            metric=names("--metric", metric),
+            cil=None if epochs_scale is None else {"*": {"epochs_scale": epochs_scale}},
+            plugins=plugin or None,
+        ),
     }
-    flags["place"] = {name: value for name, value in place.items() if value is not None}
-    if metric is not None:
-        flags["metric"] = names("--metric", metric)
-    training = {"precision": precision, "deterministic": deterministic or None}
-    flags["training"] = {name: value for name, value in training.items() if value is not None}
-    if epochs_scale is not None:
-        flags["cil"] = {"*": {"epochs_scale": epochs_scale}}
-    if plugin:
-        flags["plugins"] = plugin
     if config and not config.exists():
         _refuse_name(str(config), {"--benchmark": benchmark, "--cil": cil, "--detector": detector})
     user = read_yaml(config) if config else {}
@@ -236,6 +184,11 @@ def _config_from_flags(
         if hint := plugins_noted(Path(str(stored)), str(error)):
             raise BadInput(f"{error}\n{hint}") from None
         raise
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those of some values that are there."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _refuse_name(word: str, given: dict[str, str | None]) -> None:
