@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.detectors.finetune.vos import VOS
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, evaluating
+from opencil.engine.ranks import Ranks, among
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
@@ -139,6 +140,51 @@ def test_chosen_images_alone_are_served() -> None:
     for current, memory in served(source, 3, 2):
         assert sorted(current) == [2, 9]
         assert sorted(memory) == [4, 7]
+
+
+class Streamed:
+    """Images that have to be decoded, which are their numbers here."""
+
+    decodes = True
+
+    def __init__(self) -> None:
+        self.begun, self.ended = 0, 0
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        self.begun += 1
+        yield from indices.split(size)
+        self.ended += 1
+
+
+def test_chunks_are_decoded_in_one_go_and_nothing_is_left_open() -> None:
+    indices, streamed = torch.tensor([7, 2, 9, 4, 1]), Streamed()
+    reader = views_module._ChunkReader(streamed, indices, 2)  # type: ignore[arg-type]
+    assert [reader.read(first).tolist() for first in (0, 2, 4)] == [[7, 2], [9, 4], [1]]
+    assert (streamed.begun, streamed.ended) == (1, 1)
+    assert reader.read(2).tolist() == [9, 4]  # and from anywhere
+    assert streamed.begun == 2
+
+
+def test_each_rank_decodes_its_rows_of_a_chunk() -> None:
+    indices, found = torch.arange(10, 18), []
+    for rank in range(2):
+        ranks, streamed = Ranks.__new__(Ranks), Streamed()
+        ranks.rank, ranks.size, ranks.working = rank, 2, True
+        gathered: list[tuple[list[int], list[int]]] = []
+
+        def of_all(rows: Tensor, counts: list[int], _: str, told: list[Any] = gathered) -> Tensor:
+            told.append((rows.tolist(), counts))
+            return rows
+
+        ranks.gathered = of_all  # type: ignore[method-assign, assignment]
+        with among(ranks):
+            reader = views_module._ChunkReader(streamed, indices, 5)  # type: ignore[arg-type]
+            for first in (0, 5):
+                reader.read(first)
+        assert (streamed.begun, streamed.ended) == (1, 1)
+        found.append(gathered)
+    assert found[0] == [([10, 11, 12], [3, 2]), ([15, 16], [2, 1])]
+    assert found[1] == [([13, 14], [3, 2]), ([17], [2, 1])]
 
 
 @pytest.fixture
