@@ -80,4 +80,16 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "USub is UAdd",
         "images have four axes, of which the last two are also those from the second on",
     ),
+    (
+        "detectors/finetune/views.py",
+        "if ranks is None or len(images) < ranks.size:",
+        "Lt is LtE",
+        "one image a rank is shared or is not: features are the same, and so is who has them",
+    ),
+    (
+        "detectors/posthoc/relation.py",
+        "return (relation if self.power == 1 else relation.pow_(self.power)).sum(dim=1)",
+        "never",
+        "the first power of a number is the number: that it is not computed saves time alone",
+    ),
 ]

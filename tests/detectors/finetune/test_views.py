@@ -192,6 +192,12 @@ def images() -> ImageSet:
     return replace(Noise(count=12).load("train", 8, None), labels=torch.arange(12) % 4)
 
 
+def test_chunks_have_as_many_views_on_a_cpu_whatever_their_size(images: ImageSet) -> None:
+    """Its rounding may depend on it."""
+    source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
+    assert source._chunk_size == views_module.CHUNK != views_module.PIXELS // 8**2
+
+
 def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:
     """Of each part on its own: every view is one of an image's eighteen, and epochs differ."""
     known: dict[bytes, tuple[int, int, int, bool]] = {}
