@@ -92,4 +92,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "never",
         "the first power of a number is the number: that it is not computed saves time alone",
     ),
+    (
+        "detectors/posthoc/tpl.py",
+        "_AT_MEAN = 1e-6",
+        "1e-06 is 2e-06",
+        "a tolerance between roundings and what is none: twice it is one too",
+    ),
 ]
