@@ -1,5 +1,6 @@
 """``evaluate`` on a model that is not ours, with image sets and with plain tensors."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -268,6 +269,24 @@ def test_detectors_beside_names() -> None:
     own = evaluate(Stranger(), normalised(TEST), ood, detectors={"mine": warm, "plain": "energy"})
     assert list(own["detector"].unique()) == ["mine", "plain"]
     assert list(own["value"]) != list(found["value"])
+
+
+def test_words_for_several_detectors_are_written_out() -> None:
+    module = sys.modules["opencil.evaluation.evaluate"]
+    assert list(module._detectors(["energy", "continual"])) == [
+        "energy",
+        *opencil.list_detectors("continual"),
+    ]
+
+
+def test_shifted_images_from_elsewhere_have_their_labels() -> None:
+    ood, data = {"far": normalised(OOD["far"])}, TensorDataset(normalised(TEST), TEST.labels)
+    given = {"labels": TEST.labels, "detectors": "energy"}
+    as_set = evaluate(Stranger(), TEST, OOD, shifted={"s": TEST}, transform=TRANSFORM, detectors="energy")
+    found = evaluate(Stranger(), normalised(TEST), ood, shifted={"s": data}, **given)
+    accuracy = [t.loc[t["metric"] == "accuracy_shifted", "value"].tolist() for t in (as_set, found)]
+    assert len(accuracy[0]) == 1
+    assert accuracy[0] == accuracy[1]
 
 
 # --- logits alone ----------------------------------------------------------------------------------
