@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,11 @@ class ProcessWorker(Worker):
                 self._inbox.put((self, message))
         except EOFError:
             pass
-        except Exception:  # its end in the middle of a message; of one that goes on talking nobody would hear
-            self.process.kill()
+        except Exception:  # its end in the middle of a message, or one that cannot be read: it is to leave
+            self.process.close()
+            with suppress(Exception):
+                while self.process.read(2**16):
+                    pass
         reason = self.process.ended()
         self._inbox.put((self, Ended(f"the worker on {self.process.name} {reason}" if reason else "")))
 

@@ -139,25 +139,25 @@ def test_what_a_lost_worker_still_holds_is_waited_for(tmp_path: Path, tiny: Make
 class Babbling:
     """A process that says what nobody understands, and goes on."""
 
-    name, machine, killed = "cpu", "", False
+    name, machine, closed = "cpu", "", False
 
     def write(self, data: bytes) -> None:
         pass
 
     def read(self, most: int) -> bytes:
-        return b"hello"
+        return b"" if self.closed else b"hello"
 
-    def kill(self) -> None:
-        self.killed = True
+    def close(self) -> None:
+        self.closed = True
 
     def ended(self) -> str:
-        return "was ended" if self.killed else ""
+        return "was stopped" if self.closed else ""
 
 
-def test_a_worker_that_is_not_understood_is_ended(tiny: Make) -> None:
+def test_a_worker_that_is_not_understood_is_to_leave(tiny: Make) -> None:
     inbox: Inbox = SimpleQueue()
     ProcessWorker(tiny(Path("r")), [], inbox, Babbling())  # type: ignore[arg-type]
-    assert inbox.get(timeout=30)[1] == Ended("the worker on cpu was ended")
+    assert inbox.get(timeout=30)[1] == Ended("the worker on cpu was stopped")
 
 
 # --- what is told ----------------------------------------------------------------------------------
