@@ -118,8 +118,9 @@ def average_statistics(module: nn.Module, ranks: Ranks, share: Share) -> None:
     """Give all ranks the mean of their running statistics: each has seen its own share's alone.
 
     These change by a share of what a batch has, so the mean at an epoch's end is the mean of every batch's.
+    Those of parts that are not trained are the same everywhere, and stay so to the last bit.
     """
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     kept = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     if kept:
         summed = ranks.sum_(torch.cat([tensor.flatten() for tensor in kept]) * share.weight)

@@ -19,7 +19,7 @@ from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
 from opencil.engine import ranks as module
 from opencil.engine.arithmetic import FULL
-from opencil.engine.batch_norm import synchronised
+from opencil.engine.batch_norm import average_statistics, synchronised
 from opencil.engine.forward import forward
 from opencil.engine.loop import Stage, train
 from opencil.engine.ranks import LostRank, Ranks, Stopped, at_work, by_itself, joined, several
@@ -177,6 +177,21 @@ def test_local_batch_norm_has_statistics_of_the_shares_and_keeps_their_mean(
         assert torch.equal(weights, two["weights"][name]), name
     whole = trained(model, images, plain)
     assert abs(one["losses"][0] - whole["losses"][0]) > 1e-3
+
+
+def test_statistics_that_are_frozen_keep_their_bits() -> None:
+    """A sum of shares may round: 1/3 of a number three times is not always the number."""
+
+    class Three(Ranks):
+        def sum_(self, tensor: Tensor) -> Tensor:
+            return tensor.mul_(3)
+
+    frozen, trained = nn.BatchNorm1d(999).eval(), nn.BatchNorm1d(999)
+    means = torch.rand(999, generator=torch.Generator().manual_seed(0))
+    frozen.running_mean, trained.running_mean = means.clone(), means.clone()
+    average_statistics(nn.Sequential(frozen, trained), Three.__new__(Three), module.Share(0, 1, 3))
+    assert torch.equal(frozen.running_mean, means)
+    assert not torch.equal(trained.running_mean, means), "what the test is about"
 
 
 def test_a_pass_in_whole_batches_has_the_same_bits(
