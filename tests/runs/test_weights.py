@@ -4,20 +4,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 import opencil
 from opencil import OpenCILError, Schedule, Stage, open_run
+from opencil.cil.der import DER
 from opencil.cil.learner import Setting, Task
 from opencil.config import Config
-from opencil.nets.model import Backbone, Head, Model
+from opencil.nets.growing import GrownModel
+from opencil.nets.model import Model
 from opencil.registry import LEARNERS
 from opencil.runs import weights
 from opencil.runs.events import Event, Failed, Finished
@@ -26,61 +26,32 @@ from opencil.runs.weights import Stock, read_weights, write_weights
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
-GROWING = "digits/k2/growing/seed0"
+GROWN = "digits/k2/der/seed0"
 STEPS = (1, 2, 3, 4)
 
 
-class GrownModel(Model):
-    """A backbone for each step, the earlier ones frozen; the newest moves among them in the next step."""
-
-    def __init__(self, backbones: list[Backbone], classes: int) -> None:
-        super().__init__(backbones[-1], classes)
-        self.earlier = nn.ModuleList(backbones[:-1])
-        self.head = Head(len(backbones) * self.backbone.width, classes)
-
-    def features(self, images: Tensor) -> Tensor:
-        return torch.cat([backbone(images) for backbone in (*self.earlier, self.backbone)], dim=1)
-
-    def train(self, mode: bool = True) -> Any:
-        super().train(mode)
-        self.earlier.eval()
-        return self
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _methods() -> Iterator[None]:
-    schedule = Schedule(epochs=1, lr=0.1)
-
-    @opencil.register_learner("growing")
-    @dataclass(frozen=True)
-    class Growing(opencil.Learner):
-        """DER without its auxiliary head."""
-
-        def blank(self, setting: Setting, step: opencil.Step) -> Model:
-            return GrownModel([setting.new_backbone() for _ in range(step.number)], step.seen)
-
-        def successor(self, setting: Setting, step: opencil.Step, previous: Any) -> Model:
-            return GrownModel([*previous.earlier, previous.backbone, setting.new_backbone()], step.seen)
-
-        def stages(self, task: Task) -> Iterator[Stage]:
-            model = task.model
-            model.earlier.requires_grad_(False)
-            yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, task.train_plus)
-
+def _frozen() -> Iterator[None]:
     @opencil.register_learner("frozen")
     @dataclass(frozen=True)
     class Frozen(opencil.Learner):
         """A head on a backbone that nothing trains."""
 
+        schedule: Schedule = Schedule(epochs=1, lr=0.1)
+
         def stages(self, task: Task) -> Iterator[Stage]:
-            model = task.model
-            yield Stage(
-                "train", model.head, lambda x, y: F.cross_entropy(model(x), y), schedule, task.train_plus
-            )
+            def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+                return F.cross_entropy(task.model(images), labels)
+
+            yield Stage("train", task.model.head, loss, self.schedule, task.train_plus)
 
     yield
-    for name in ("growing", "frozen"):
-        del LEARNERS._entries[name]
+    del LEARNERS._entries["frozen"]
+
+
+def one_epoch(tiny: Make, runs: Path, cil: str = "der") -> Config:
+    """A step takes one epoch of training and the scores of one detector."""
+    return tiny(runs, "cil.*.epochs=1", cil=cil, detector="msp")
 
 
 def model_file(run: Path, step: int) -> Path:
@@ -100,25 +71,25 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, tiny: Make, run_all:
         with pytest.MonkeyPatch.context() as patch:
             if kind == "whole":
                 patch.setattr(weights, "WORTH_REFERRING", 10**12)
-            assert isinstance(run_all(tiny(found[kind], cil="growing,frozen", detector="msp"))[-1], Finished)
+            assert isinstance(run_all(one_epoch(tiny, found[kind], "der,frozen"))[-1], Finished)
     return found
 
 
 @pytest.fixture
 def run(finished_once: dict[str, Path], tmp_path: Path) -> Path:
     """A finished run of what grows."""
-    return Path(shutil.copytree(finished_once["shared"], tmp_path / "runs")) / GROWING
+    return Path(shutil.copytree(finished_once["shared"], tmp_path / "runs")) / GROWN
 
 
-@pytest.mark.parametrize("cil", ["growing", "frozen"])
+@pytest.mark.parametrize("cil", ["der", "frozen"])
 def test_only_what_is_new_is_written_and_the_models_are_whole(
     cil: str, finished_once: dict[str, Path]
 ) -> None:
-    run, whole = (finished_once[kind] / GROWING.replace("growing", cil) for kind in ("shared", "whole"))
+    run, whole = (finished_once[kind] / GROWN.replace("der", cil) for kind in ("shared", "whole"))
     pd.testing.assert_frame_equal(opencil.read_rows(run), opencil.read_rows(whole))
     assert metadata(model_file(whole, 4)) == {}
     first, *later = sizes(run)
-    if cil == "growing":
+    if cil == "der":
         assert sizes(whole)[3] > 3.9 * first
         assert max(later) < 1.2 * first, "a backbone, the wider head, and references"
     else:
@@ -134,14 +105,14 @@ def test_only_what_is_new_is_written_and_the_models_are_whole(
 def test_a_run_of_whole_files_can_be_gone_on_with(
     finished_once: dict[str, Path], tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    old = Path(shutil.copytree(finished_once["whole"], tmp_path / "old")) / GROWING
+    old = Path(shutil.copytree(finished_once["whole"], tmp_path / "old")) / GROWN
     for step in (3, 4):
         shutil.rmtree(old / f"step{step:02d}")
-    assert isinstance(run_all(tiny(tmp_path / "old", cil="growing", detector="msp"))[-1], Finished)
+    assert isinstance(run_all(one_epoch(tiny, tmp_path / "old"))[-1], Finished)
     assert sizes(old)[2] < 1.2 * sizes(old)[0]
-    expected, found = load_file(model_file(finished_once["whole"] / GROWING, 4)), open_run(old).model(4)
+    expected, found = load_file(model_file(finished_once["whole"] / GROWN, 4)), open_run(old).model(4)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.state_dict().items())
-    pd.testing.assert_frame_equal(opencil.read_rows(old), opencil.read_rows(finished_once["whole"] / GROWING))
+    pd.testing.assert_frame_equal(opencil.read_rows(old), opencil.read_rows(finished_once["whole"] / GROWN))
 
 
 def test_a_step_that_others_refer_to_is_computed_again(
@@ -157,7 +128,7 @@ def test_a_step_that_others_refer_to_is_computed_again(
     opened.model(1)
     with pytest.raises(OpenCILError, match=r"step02.model.safetensors is missing, and .*step03.* refers"):
         opened.model(3)
-    assert isinstance(run_all(tiny(tmp_path / "runs", cil="growing", detector="msp"))[-1], Finished)
+    assert isinstance(run_all(one_epoch(tiny, tmp_path / "runs"))[-1], Finished)
     assert results(run) == before
 
 
@@ -170,7 +141,7 @@ def test_a_damaged_file_that_others_refer_to_is_named(
     content[-1] ^= 1
     path.write_bytes(bytes(content) if damage == "flipped" else bytes(content[:-10]))
     shutil.rmtree(run / "step04")
-    (failed,) = run_all(tiny(tmp_path / "runs", cil="growing", detector="msp"))
+    (failed,) = run_all(one_epoch(tiny, tmp_path / "runs"))
     assert isinstance(failed, Failed)
     assert str(path) in str(failed.error)
     assert f"delete the folder {path.parent}" in str(failed.error)
@@ -195,13 +166,13 @@ def test_a_model_that_could_not_be_read_again_is_not_stored(
 ) -> None:
     @opencil.register_learner("forgetful")
     @dataclass(frozen=True)
-    class Forgetful(LEARNERS.entry("growing").make):  # type: ignore[misc]
+    class Forgetful(DER):
         """Its blank model has the backbone of the first step alone."""
 
         def blank(self, setting: Setting, step: opencil.Step) -> Model:
-            return GrownModel([setting.new_backbone()], step.seen)
+            return GrownModel([], setting.new_backbone(), step.seen, step.new)
 
-    failed = run_all(tiny(tmp_path, cil="forgetful", detector="msp"))[-1]
+    failed = run_all(one_epoch(tiny, tmp_path, "forgetful"))[-1]
     assert isinstance(failed, Failed)
     assert "forgetful, step 2: the trained model does not fit into what blank makes" in str(failed.error)
     assert "\n" not in str(failed.error)
