@@ -172,9 +172,11 @@ class Damages:
 
 
 def _beside(path: Path, said: str) -> bool:
-    """Whether a refusal names another file of the same step: what does not fit together is seen from both."""
+    """Whether a refusal names another file of its folder: what does not fit together is seen from both."""
     beside = [file.name for file in path.parent.iterdir() if file.is_file()] if path.parent.is_dir() else []
-    return path.name == "step.json" and any(f"{path.parent.name}/{name}" in said for name in beside)
+    return path.name in ("config.yml", "step.json") and any(
+        f"{path.parent.name}/{name}" in said for name in beside
+    )
 
 
 def another(camp: Camp) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import stored
-from tests.siege import crowd, damage, damages, flips, grounds, kills, workers, writers
+from tests.siege import crowd, damage, damages, grounds, kills, workers, writers
 from tests.siege.grounds import Camp
 
 
@@ -38,15 +38,15 @@ def test_workers_lose_no_run_and_do_none_twice(camp: Camp) -> None:
 
 
 def test_damage_is_told_or_harmless(camp: Camp) -> None:
-    """Of a run's files; each kind of damage and of use is met once."""
-    runs, run = flips.run_of(camp)
-    for number, kind in enumerate(flips.kinds_of_finished(runs, run)):
-        assert kind.trial(number, seed=1) is None
-    siege = damages.Damages(camp, {"finished": runs}, elsewhere=run)
-    kinds = ["step*/step.json", "step*/detectors/*.parquet", "step*/model.safetensors", "environment.json"]
-    for number, (name, use) in enumerate(zip(damage.DAMAGES, [*damages.USES] * 2, strict=False)):
-        kind = kinds[number % len(kinds)]
-        assert siege.trial("finished", kind, name, use, random.Random(number)) is None, (kind, name, use)
+    """Every kind of file, in a store that has it: one damage and one use of all, and another's file there."""
+    siege = damages.Damages.pitched(camp)
+    places = [("finished", kind) for kind in damage.KINDS if "checkpoint" not in kind]
+    places += [(state, kind) for state, kind in damages.STATES.items() if kind]
+    harms, uses = [*damage.DAMAGES], [*damages.USES]
+    for number, (state, kind) in enumerate(places):
+        drawn = (harms[number % len(harms)], uses[number % len(uses)])
+        for name, use in (drawn, ("swapped", ("deployed", "report")[number % 2])):
+            assert siege.trial(state, kind, name, use, random.Random(number)) is None, (kind, name, use)
 
 
 def test_two_stores_are_told_apart_by_any_byte_but_times(tmp_path: Path) -> None:
