@@ -85,7 +85,7 @@ def test_printed_yml_gives_the_same_config_whatever_the_values(
 @example("2024-01-02")
 @example("runs: [a")
 def test_a_folder_of_any_name_survives_the_printed_yml(name: str) -> None:
-    config = resolve({"place": {"runs": name, "data_root": name}})
+    config = resolve({"cil": "icarl", "detector": "msp", "place": {"runs": name, "data_root": name}})
     assert again(config) == config
 
 

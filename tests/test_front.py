@@ -49,7 +49,9 @@ def test_a_config_a_mapping_a_yml_and_keywords_ask_for_the_same(
         opencil.run(str(tmp_path / "my.yml")),
         opencil.run(**sections),
         opencil.run(**sections | {"detector": ("energy", "msp", "relation")}, seed=range(1)),
-        opencil.run(benchmark="digits", place=place, settings=["cil.icarl.epochs=2"], cil="icarl"),
+        opencil.run(
+            benchmark="digits", place=place, settings=["cil.icarl.epochs=2"], cil="icarl", detector="msp"
+        ),
     ):
         assert found.config.cil == config.cil
         assert found.folders == (finished / RUN,)

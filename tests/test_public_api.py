@@ -101,7 +101,8 @@ def test_the_example_in_the_docstring_works(tmp_path: Path, monkeypatch: pytest.
     code = textwrap.dedent(
         "\n".join(line for line in after.splitlines() if line.startswith("    ") or not line)
     )
-    short = code.replace('cil="icarl"', 'cil={"icarl": {"epochs": 1}}')
+    quick = 'settings=["cil.*.epochs=1", "detector.*.schedule.epochs=1"]'
+    short = code.replace('detector="all"', f'detector="all", {quick}')
     assert short != code
     monkeypatch.chdir(tmp_path)
     names = {"opencil": opencil, "logits": torch.randn(20, 5), "id_logits": 9 * torch.randn(30, 5)}

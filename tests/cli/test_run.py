@@ -58,14 +58,11 @@ def test_a_printed_config_runs_as_its_flags_do(tmp_path: Path, finished: Path) -
     printed = call("config", *SHORT, "--runs", "from-yml")
     (tmp_path / "my.yml").write_text(printed.stdout)
     from_yml = call("run", "my.yml")
-    from_flags = call("run", *SHORT, "--runs", "from-flags")
-    for result, folder in ((from_yml, "from-yml"), (from_flags, "from-flags")):
-        assert result.exit_code == 0
-        assert result.stderr == (
-            f"1 run: icarl on digits (k = 2; seed 0); energy, msp, relation; on cpu; stored in {folder}\n"
-        )
-    assert from_yml.stdout.replace("from-yml", "") == from_flags.stdout.replace("from-flags", "")
-    assert contents(tmp_path / "from-yml") == contents(tmp_path / "from-flags") == contents(finished)
+    of_all = "icarl on digits (k = 2; seed 0); energy, msp, relation; on cpu; stored in"
+    assert (from_yml.exit_code, from_yml.stderr) == (0, f"1 run: {of_all} from-yml\n")
+    assert contents(tmp_path / "from-yml") == contents(finished)
+    from_flags = call("run", *SHORT, "--runs", str(finished))
+    assert from_yml.stdout.replace("from-yml", "") == from_flags.stdout.replace(str(finished), "")
 
 
 def test_run_away_from_a_terminal_ends_in_the_table(tmp_path: Path) -> None:
@@ -326,7 +323,8 @@ def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line now and then with every run that is under way, beside the table and not in it."""
     settings = ["--classes-per-step", "4", "--detector", "msp", "--seed", "0,1", "--pack", "2"]
     monkeypatch.setattr("opencil.cli.progress._LINES", 1e6)
-    assert call("run", *SHORT, *settings, "--runs", "quick").stderr.count("\n") == 1, "short runs need none"
+    short = call("run", *SHORT, "--classes-per-step", "8", "--detector", "msp", "--runs", "quick")
+    assert short.stderr.count("\n") == 1, "short runs need none"
     monkeypatch.setattr("opencil.cli.progress._LINES", 0.0)
     result = call("run", *SHORT, *settings, "--runs", "every")
     lines = result.stderr.splitlines()[1:]

@@ -108,8 +108,6 @@ ADAMW = Schedule(epochs=100, lr=0.01, optimiser="adamw", decay="cosine", weight_
 @pytest.mark.parametrize(
     "learner",
     [
-        Right(),
-        InTwo(),
         Gathers(),
         Right(Schedule(epochs=3, lr=0.01, milestones=(2,))),
         InTwo(ADAMW),
