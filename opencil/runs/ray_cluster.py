@@ -3,7 +3,9 @@
 import importlib
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,10 +33,14 @@ def connected(place: PlaceConfig) -> Any:
         if not ray.is_initialized():
             # What is started here must not tell anybody about it.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            address = place.address or os.environ.get("RAY_ADDRESS", "")
             try:
+                if named := re.fullmatch(r"([^/]+):(\d+)", address):
+                    # Where nobody listens Ray would go on trying for minutes.
+                    socket.create_connection((named[1].strip("[]"), int(named[2])), timeout=10).close()
                 # What workers print they pass on themselves: Ray would have it among a command's results.
                 ray.init(address=place.address, logging_level=logging.WARNING, log_to_driver=False)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 asked = "" if place.address is None else f" at place.address = {place.address!r}"
                 raise BadInput(f"there is no Ray cluster to be reached{asked}: {error}") from None
     return ray

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,9 +158,21 @@ class Unreachable:
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", Unreachable)  # type: ignore[arg-type]
     with pytest.raises(
-        BadInput, match=r"no Ray cluster to be reached at place.address = 'h:1': nobody answers"
+        BadInput, match=r"no Ray cluster to be reached at place.address = 'ray://h': nobody answers"
     ):
-        ray_places(PlaceConfig(launcher="ray", address="h:1"))
+        ray_places(PlaceConfig(launcher="ray", address="ray://h"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_nobody_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    never = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
+    )
+    monkeypatch.setitem(sys.modules, "ray", never)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="there is no Ray cluster to be reached at"):
+        ray_places(PlaceConfig(launcher="ray", address=address))
 
 
 def test_a_folder_that_a_node_does_not_see_is_refused(tmp_path: Path) -> None:
