@@ -97,6 +97,17 @@ class Tuning(StepWork):
             pass
 
 
+@dataclass(frozen=True)
+class Loading:
+    """The data, which every rank reads by itself."""
+
+
+def let_others_load() -> None:
+    """Have the other ranks, where there are any, load the data too: it may take minutes."""
+    if (ranks := several()) is not None:
+        ranks.hand_out(Loading())
+
+
 @contextmanager
 def training_followed(
     run: Run, step: Step, before: Model | None, checkpoint: Weights | None
@@ -194,6 +205,10 @@ def _follow(config: Config, ranks: Ranks) -> None:
     data: BenchmarkData | None = None
     with own_stream(ranks.device):
         while (work := ranks.next_work()) is not None:
+            if isinstance(work, Loading):
+                with suppress(Exception):  # it is told when a work needs them
+                    data = load(config)
+                continue
             # What has gone wrong is told by rank 0, which goes on or does not.
             with suppress(Exception), ranks.together():
                 data = load(config) if data is None else data

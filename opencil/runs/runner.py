@@ -23,7 +23,7 @@ from opencil.runs.advance import Advance
 from opencil.runs.crew import Assignment, Hire, spread
 from opencil.runs.events import Event, Finished
 from opencil.runs.failures import failed
-from opencil.runs.following import on_ranks
+from opencil.runs.following import let_others_load, on_ranks
 from opencil.runs.inventory import is_held
 from opencil.runs.lanes import FAR_LONGER, Lane, Lanes, Work
 from opencil.runs.loading import describe_data, load, place_here, usable_places
@@ -52,7 +52,12 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     places = usable_places(config.place)
     spreads = len(places) > 1 or config.place.launcher == "ray"
     config = replace(config, place=place_here(places[0]))
-    data = cache(lambda: load(config))  # loaded when the first run needs it
+
+    @cache
+    def data() -> BenchmarkData:  # loaded when the first run needs it
+        let_others_load()
+        return load(config)
+
     if config.benchmark.transform.computes:  # or now, since the runs' records hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = [(spec, RunFolder(Path(config.place.runs) / spec.folder)) for spec in planned(config)]

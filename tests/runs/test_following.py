@@ -22,11 +22,12 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.engine import loop
 from opencil.engine.forward import Pass
-from opencil.engine.ranks import Ranks, several
-from opencil.errors import OpenCILError
+from opencil.engine.ranks import Ranks, among, several
+from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
-from opencil.runs import following
+from opencil.runs import following, runner
 from opencil.runs.events import Event, Failed, Training
+from opencil.runs.following import Loading
 from opencil.runs.runner import execute
 
 OnRanks = Callable[..., list[Any]]
@@ -172,9 +173,9 @@ def test_what_one_process_alone_does_is_refused(
     assert nothing == []
 
 
-def test_a_follower_works_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_has_data_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rank 0 does: on a GPU's default stream no iteration can be captured."""
-    handed, happened = [Pass(b"", "", None, torch.arange(1), 1), None], list[str]()
+    handed, happened = [Loading(), Pass(b"", "", None, torch.arange(1), 1), None], list[str]()
 
     @contextmanager
     def own_stream(device: torch.device) -> Iterator[None]:
@@ -186,8 +187,27 @@ def test_a_follower_works_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
     ranks.device = torch.device("cpu")
     monkeypatch.setattr(ranks, "next_work", lambda: handed.pop(0))
     monkeypatch.setattr(ranks, "together", nullcontext)
-    for name, value in (("own_stream", own_stream), ("load", lambda _: None), ("_images", lambda *_: None)):
-        monkeypatch.setattr(following, name, value)
+    monkeypatch.setattr(following, "own_stream", own_stream)
+    monkeypatch.setattr(following, "load", lambda _: happened.append("data") or "data")
+    monkeypatch.setattr(following, "_images", lambda *_: None)
     monkeypatch.setattr(Pass, "follow", lambda *_: happened.append("work"))
     following._follow(Config, ranks)  # type: ignore[arg-type]
-    assert happened == ["a stream of cpu", "work", "left"]
+    assert happened == ["a stream of cpu", "data", "work", "left"]
+
+
+def test_all_ranks_load_their_data_at_the_same_time(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, those that come second would have the first wait for longer than it does."""
+    handed: list[object] = []
+    ranks = Ranks.__new__(Ranks)
+    monkeypatch.setattr(ranks, "hand_out", handed.append)
+
+    def load(_: Config) -> None:
+        handed.append("rank 0 loads")
+        raise BadInput("there are no data")
+
+    monkeypatch.setattr(runner, "load", load)
+    with among(ranks), pytest.raises(BadInput, match="there are no data"):
+        list(execute.__wrapped__(tiny(tmp_path)))  # type: ignore[attr-defined]
+    assert handed == [Loading(), "rank 0 loads"]
