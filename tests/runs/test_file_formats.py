@@ -27,6 +27,15 @@ def test_what_is_noted_beside_tensors_comes_back_without_the_seal(tmp_path: Path
         assert (notes, found) == (made_of, digits)
 
 
+def test_a_whole_file_that_is_another_than_recorded_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    recorded = file_formats.write_tensors(path, {"a": torch.ones(2)})
+    assert file_formats.read_checked(path, recorded)[2] == recorded
+    file_formats.write_tensors(path, {"a": torch.zeros(2)})
+    with pytest.raises(OpenCILError, match=r"its checksum differs from the recorded one"):
+        file_formats.read_checked(path, recorded)
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [

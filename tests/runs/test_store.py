@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import opencil
-from opencil import BadInput, OpenCILError
+from opencil import BadInput, OpenCILError, seals
 from opencil.config import Config, dump_yaml, read_yaml
 from opencil.locks import Lock
 from opencil.runs import file_formats, provenance, runner
@@ -39,6 +39,28 @@ def unfinish(runs: Path, *steps: int) -> Path:
     for step in steps:
         shutil.rmtree(runs / RUN / f"step{step:02d}")
     return runs / RUN
+
+
+def test_a_steps_note_in_another_steps_place_is_refused(tmp_path: Path) -> None:
+    step = RunFolder(tmp_path).step(2)
+    step.path.mkdir()
+    seals.write_json(step.path / "step.json", {"step": 1, "steps": 4})
+    with pytest.raises(OpenCILError, match=r"step02.step.json cannot be used \(it is of step 1\)"):
+        step.info()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the loss is nan\nin stage 'train'\n", "the loss is nan"),  # foreseen: a sentence
+        ("Traceback (most recent call last):\n  File x\nValueError: no\n", "ValueError: no"),
+    ],
+)
+def test_what_the_last_error_said(tmp_path: Path, text: str, said: str) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.failed() == ""
+    folder.error.write_text(text, encoding="utf-8")
+    assert folder.failed() == said
 
 
 # --- rows ------------------------------------------------------------------------------------------
