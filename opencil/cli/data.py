@@ -111,7 +111,7 @@ def prepare(
     A dataset that is too large for the device (place.resident_mb) is streamed from
     its own files: with --skip-corrupt it is decoded once to note what to leave out.
     """
-    _prepare(root, benchmark, config, cache, workers, skip_corrupt)
+    _prepare(_config(root, benchmark, config, cache=cache, workers=workers), skip_corrupt)
 
 
 @app.command(epilog="Example: opencil data pack ~/downloads --benchmark imagenet1k")
@@ -142,35 +142,22 @@ def pack(
     chosen = next((known for known in FORMS if known == form), None)
     if chosen is None:
         raise BadInput(f"--form {form!r} is not allowed: {' and '.join(FORMS)} are{nearest(form, FORMS)}")
-    _prepare(root, benchmark, config, cache, workers, skip_corrupt, chosen)
+    _prepare(_config(root, benchmark, config, cache=cache, workers=workers), skip_corrupt, chosen)
 
 
-def _prepare(
-    root: Path,
-    benchmark: str | None,
-    config: Path | None,
-    cache: str | None,
-    workers: int | None,
-    skip_corrupt: bool,
-    form: "Form | None" = None,
-) -> None:
-    from dataclasses import replace
-
+def _prepare(resolved: "Config", skip_corrupt: bool, form: "Form | None" = None) -> None:
     from opencil.data.file_dataset import FileDataset
     from opencil.data.image_cache import cache_folder
     from opencil.data.preparing import prepare_split
     from opencil.runs.loading import access as access_of
     from opencil.runs.loading import splits
 
-    resolved = _config(root, benchmark, config)
     wanted = [asked for asked in splits(resolved) if isinstance(asked.dataset, FileDataset)]
     if not wanted:
         raise BadInput(
             f"benchmark {resolved.benchmark.name!r} reads no files: its images come with installed packages"
         )
-    place = resolved.place
-    place = replace(place, cache=cache or place.cache, workers=workers or place.workers)
-    access, size = access_of(place), resolved.benchmark.image_size
+    access, size = access_of(resolved.place), resolved.benchmark.image_size
     screen = Console()
     total = 0
     with _bars() as bar:
@@ -185,7 +172,7 @@ def _prepare(
             _say(screen, f"{asked.name} {asked.split}: {many}{where}")
             for name in done.skipped[:10]:
                 _say(screen, f"  left out: {name}")
-    _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(root, access.cache)}")
+    _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
 
 
 @app.command(epilog="Example: opencil data show ~/downloads texture --save texture.png")
@@ -241,7 +228,7 @@ def _say(screen: Console, line: str) -> None:
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _config(root: Path | None, benchmark: str | None, config: Path | None) -> "Config":
+def _config(root: Path | None, benchmark: str | None, config: Path | None, **place: object) -> "Config":
     from opencil.config import list_benchmarks, read_yaml, resolve
 
     if root is not None and not root.is_dir():
@@ -250,7 +237,8 @@ def _config(root: Path | None, benchmark: str | None, config: Path | None) -> "C
         raise BadInput(
             f"which datasets? --benchmark names one of {', '.join(list_benchmarks())}; --config a YML"
         )
-    flags = {"place": {"data_root": str(root)} if root else {}}
+    flags = {"place": {name: value for name, value in place.items() if value}}
+    flags["place"] |= {"data_root": str(root)} if root else {}
     flags |= {"benchmark": {"name": benchmark}} if benchmark else {}
     return resolve(read_yaml(config) if config else None, flags=flags)
 
