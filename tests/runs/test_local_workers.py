@@ -4,8 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ from opencil.runs.loading import usable_places
 from opencil.runs.local_workers import ProcessWorker
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder, find_runs
+from tests import forks
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -36,18 +35,18 @@ SHORT = ["benchmark.classes_per_step=8", "cil.*.epochs=2"]
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_all(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal sends it to all of a group; more epochs than can be done, so that all are under way."""
     words = ["run", "--benchmark", "digits", "--cil", "icarl", "--seed", "0,1,2", "--detector", "msp"]
     words += ["--runs", "r", "--device", "cpu", "--jobs", "2", "--set", "benchmark.classes_per_step=8"]
     words += ["--set", "cil.icarl.epochs=1000000", "--set", "place.checkpoint_seconds=0"]
-    command = [sys.executable, "-m", "opencil", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as started:
-        while len(list(tmp_path.rglob("checkpoint.safetensors"))) < 2 and started.poll() is None:
+    monkeypatch.chdir(tmp_path)
+    with forks.forked(_as_leader, tuple(words)) as started:
+        while len(list(tmp_path.rglob("checkpoint.safetensors"))) < 2 and started.returncode is None:
             time.sleep(0.05)
-        os.killpg(started.pid, signal.SIGINT)
-        out, err = started.communicate(timeout=60)
+        assert started.process.pid is not None
+        os.killpg(started.process.pid, signal.SIGINT)
+        out, err = started.communicate()
     assert started.returncode == 130, err
     said = [line for line in err.splitlines() if "% of all runs" not in line]
     assert said[0].startswith("3 runs: icarl on digits (k = 8; seeds 0, 1, 2); msp; on cpu, 2 runs at a time")
@@ -56,6 +55,11 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
     folders = [run.folder for run in map(entry, find_runs(tmp_path / "r")) if run.state == "unfinished"]
     assert len(folders) == 2, "they have left their runs, and the third has not begun"
+
+
+def _as_leader(words: tuple[str, ...]) -> None:
+    os.setsid()
+    forks.run_command(words)
 
 
 # --- where runs go ---------------------------------------------------------------------------------

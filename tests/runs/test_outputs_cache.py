@@ -1,6 +1,5 @@
 """The cache of outputs: what it gives back, what it holds, and what it survives."""
 
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from opencil.locks import Lock
 from opencil.runs import outputs_cache
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.validation import parse_size
+from tests import forks
 
 TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), crop=8)
 ENTRY = 20 * (192 + 3) * 4  # bytes of the tensors of one entry below
@@ -219,8 +219,7 @@ def _use(folder: Path, first: int) -> None:
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_use, args=(tmp_path, first)) for first in (0, 3)]
+    processes = [forks.context().Process(target=_use, args=(tmp_path, first)) for first in (0, 3)]
     for process in processes:
         process.start()
     for process in processes:
