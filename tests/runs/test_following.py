@@ -94,12 +94,12 @@ def same(found: pd.DataFrame, expected: pd.DataFrame) -> bool:
 def test_two_ranks_give_the_rows_of_one(tmp_path: Path, tiny: Tiny, on_ranks: OnRanks) -> None:
     def config(name: str) -> Config:
         detectors = ["msp", "relation", "ber", "logitnorm"]
-        return tiny(tmp_path / name, *SHORT, cil="bic,foster", detector=detectors)
+        return tiny(tmp_path / name, *SHORT, cil="icarl,bic,foster", detector=detectors)
 
     (two, nothing), one = on_ranks(lambda: losses(config("two"))), losses(config("one"))
     assert nothing == []  # only rank 0 tells
     assert two == pytest.approx(one, rel=1e-6)
-    for method in ("bic", "foster"):
+    for method in ("icarl", "bic", "foster"):
         stored = [opencil.open_run(tmp_path / name / f"digits/k5/{method}/seed0") for name in ("one", "two")]
         for number in (1, 2):
             memories = [run.memory(number) for run in stored]
