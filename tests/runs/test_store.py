@@ -220,6 +220,14 @@ def test_a_config_from_before_schedules_named_their_optimiser_is_the_same(
 # --- changed configs -------------------------------------------------------------------------------
 
 
+def test_values_of_a_detector_may_change_until_it_has_scored_something(finished: Path, tiny: Make) -> None:
+    folder, (spec,) = RunFolder(finished / RUN), plan(tiny(finished, "detector.energy.temperature=2"))
+    assert folder.differences(spec) == {"detector.energy.temperature": (1.0, 2.0)}
+    for table in folder.path.glob("step*/detectors/energy.parquet"):
+        table.unlink()
+    assert folder.differences(spec) == {}
+
+
 @pytest.mark.parametrize(
     ("setting", "difference"),
     [
