@@ -19,7 +19,7 @@ import opencil
 from opencil import BadInput, OpenCILError, seals
 from opencil.config import Config, dump_yaml, read_yaml
 from opencil.locks import Lock
-from opencil.runs import file_formats, provenance, runner
+from opencil.runs import file_formats, provenance, runner, store
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder
@@ -312,6 +312,12 @@ def test_what_is_no_way_is_not_advised(finished: Path, tiny: Make) -> None:
         with pytest.raises(BadInput) as raised:
             folder.check(spec)
         assert [way for way in (label, as_it_is) if way in str(raised.value)] == ways
+
+
+def test_values_are_advised_as_they_are_typed() -> None:
+    values = {"cil.mine.rule": "linear", "cil.mine.sizes": [1, 2], "cil.mine.on": True}
+    typed = "--set cil.mine.rule=linear --set 'cil.mine.sizes=[1, 2]' --set cil.mine.on=true"
+    assert store._settings(values) == typed
 
 
 def test_a_config_says_which_run_it_is_of(tmp_path: Path) -> None:
