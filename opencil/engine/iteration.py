@@ -46,7 +46,7 @@ class Iteration:
         self._loss, self._arithmetic, self._generator, self._device = loss, arithmetic, generator, device
         self._on_gpu = device.type == "cuda"
         self._ranks, self._share = at_work(), share
-        self._captures = capture and self._on_gpu and (self._ranks is None or self._ranks.captured)
+        self._captures = capture and self._on_gpu and (self._ranks is None or self._ranks.capturable)
         whole = share is not None and arithmetic.batch_norm == "synchronised"
         self._norm_over = self._ranks if whole else None
         # On a GPU the learning rate is a tensor: a captured step reads it anew at every replay.

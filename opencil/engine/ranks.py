@@ -83,7 +83,7 @@ class Ranks:
             #: The connections by which tensors go.
             self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=seconds))
         #: Whether a CUDA graph can hold what the ranks send each other.
-        self.captured = backend == "nccl"
+        self.capturable = backend == "nccl"
 
     @property
     def on_machine(self) -> int:
