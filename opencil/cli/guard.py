@@ -61,7 +61,8 @@ class Interrupts:
         for number in ours:
             signal.signal(number, note)
         try:
-            yield
+            with _let_through(queues if queues in ours else None):
+                yield
         finally:
             for number in ours:
                 signal.signal(number, usual[number])
@@ -76,6 +77,19 @@ class Interrupts:
     def exit_code(self) -> int:
         """Of a command that was ended so."""
         return 130 if self.seen in (None, signal.SIGINT) else STOPPED
+
+
+@contextmanager
+def _let_through(number: signal.Signals | None) -> Iterator[None]:
+    """Let a signal in that whatever started this process holds back: children inherit what is blocked."""
+    if number is None or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 interrupts = Interrupts()

@@ -257,6 +257,17 @@ def test_a_queues_signal_counts_where_it_was_ignored_and_ctrl_c_does_not() -> No
             signal.signal(number, handler)
 
 
+def test_a_queues_signal_counts_where_it_was_blocked_and_is_blocked_again_afterwards() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.watched():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert interrupts.seen == signal.SIGUSR1
+        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(config: Config, planned: object) -> Iterator[Event]:
         raise ValueError("a bug")
