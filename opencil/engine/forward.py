@@ -24,6 +24,9 @@ from opencil.nets.model import Classifier
 from opencil.nets.wrap import LogitsAlone, as_classifier
 
 _MOST = 2**31  # images of a batch: no memory holds more
+#: Pixels of a batch on a CPU, and images however large they are. What a narrow network's layer makes of
+#: more has left the cache when the next one reads it, and is memory that the system gives anew each time.
+_CPU_PIXELS, _CPU_IMAGES = 2**17, 128
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,12 @@ class Inputs:
 
     def labelled_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same, each with its labels where they come with the batch, and nowhere else."""
-        for batch in self._served():
-            yield batch
-            let_others()
+        for images, labels in self._served():
+            most = _most_at_once(images)
+            for start in range(0, max(1, len(images)), most):
+                rows = slice(start, start + most)
+                yield images[rows], None if labels is None else labels[rows]
+                let_others()
 
     def _served(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         if isinstance(self.images, ForeignImages):
@@ -232,6 +238,13 @@ def forward(
     nothing else. ``images`` are what ``Inputs`` takes.
     """
     return outputs_of(Inputs(as_classifier(model), images, transform, indices, batch_size))
+
+
+def _most_at_once(images: Tensor) -> int:
+    """Images of a batch that a network is fastest with: all of them, but for a CPU."""
+    if images.device.type != "cpu":
+        return max(1, len(images))
+    return max(_CPU_IMAGES, _CPU_PIXELS // max(1, images.shape[-2] * images.shape[-1]))
 
 
 def device_of(model: Classifier) -> torch.device | None:

@@ -51,6 +51,17 @@ def test_outputs_of_some_of_the_images(images: ImageSet, model: Model, plain: Tr
     assert computed.of(other, torch.tensor([4])) is None
 
 
+@pytest.mark.parametrize(("side", "most"), [(8, 300), (32, 128), (64, 128)])
+def test_a_cpu_has_no_more_images_at_once_than_stay_in_its_cache(model: Model, side: int, most: int) -> None:
+    images = torch.rand(300, 3, side, side)
+    labels = torch.arange(300)
+    inputs = Inputs(model, [(images, labels)], batch_size=512)
+    parts = list(inputs.labelled_batches())
+    assert max(len(part) for part, _ in parts) == most
+    torch.testing.assert_close(torch.cat([part for part, _ in parts]), images, rtol=0, atol=0)
+    assert torch.equal(torch.cat([known for _, known in parts if known is not None]), labels)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 512])
 def test_the_batch_size_does_not_matter(
     images: ImageSet, model: Model, plain: Transform, batch_size: int
