@@ -58,7 +58,7 @@ class _Synchronised(TorchFunctionMode):
         if input.is_cuda:  # torch's own kernels for it, which it has for nothing else
             ranks = self._ranks
             given = (input, weight, bias, running_mean, running_var, eps, momentum, ranks.group, ranks.size)
-            made: Tensor = SyncBatchNorm.apply(*given)  # type: ignore[no-untyped-call]
+            made: Tensor = _OnGPU.apply(*given, ranks)  # type: ignore[no-untyped-call]
             return made
         scale = input.new_ones(input.shape[1], dtype=torch.float32) if weight is None else weight
         shift = torch.zeros_like(scale) if bias is None else bias
@@ -70,6 +70,22 @@ class _Synchronised(TorchFunctionMode):
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         return output
+
+
+class _OnGPU(SyncBatchNorm):
+    """Torch's own, which talks to the other ranks by itself: one that is lost is told as anywhere else."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *of_torch, ctx.ranks = given
+        with ctx.ranks.reachable():
+            made: Tensor = SyncBatchNorm.forward(ctx, *of_torch)  # type: ignore[no-untyped-call]
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with ctx.ranks.reachable():
+            return *SyncBatchNorm.backward(ctx, gradient), None  # type: ignore[no-untyped-call]
 
 
 class _Normalised(Function):

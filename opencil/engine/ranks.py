@@ -73,7 +73,7 @@ class Ranks:
         self._seconds = seconds
         #: Whether all ranks do the same work just now.
         self.working = False
-        with self._reachable():
+        with self.reachable():
             if not dist.is_initialized():
                 dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
             # Each has connections of its own: a rank may leave one in the middle of another.
@@ -110,7 +110,7 @@ class Ranks:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors, in place: the same bits on all of them."""
-        with self._reachable():
+        with self.reachable():
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -120,7 +120,7 @@ class Ranks:
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
-        with self._reachable():
+        with self.reachable():
             dist.all_gather(parts, padded, group=self.group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
@@ -160,7 +160,7 @@ class Ranks:
 
     def _meet(self, place: int, code: int = 0, why: str = "", patience: timedelta | None = None) -> None:
         state = torch.tensor([code, place, -place])
-        with self._reachable():
+        with self.reachable():
             work = dist.all_reduce(state, dist.ReduceOp.MAX, group=self._host, async_op=True)
             assert work is not None
             work.wait(*[patience] * (patience is not None))
@@ -174,7 +174,7 @@ class Ranks:
     def _told(self, text: str) -> list[str]:
         """What each rank says."""
         found: list[Any] = [None] * self.size
-        with self._reachable():
+        with self.reachable():
             dist.all_gather_object(found, text, group=self._host)
         return found
 
@@ -195,13 +195,13 @@ class Ranks:
 
     def hand_out(self, work: object) -> None:
         """Give the followers something to do, as rank 0; None: there is nothing more."""
-        with self._reachable():
+        with self.reachable():
             dist.broadcast_object_list([work], src=0, group=self._work)
 
     def next_work(self) -> Any:
         """What rank 0 hands out next."""
         found: list[Any] = [None]
-        with self._reachable():
+        with self.reachable():
             dist.broadcast_object_list(found, src=0, group=self._work)
         return found[0]
 
@@ -213,10 +213,12 @@ class Ranks:
         return "nccl" if apart and dist.is_nccl_available() else "gloo"
 
     @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        """What goes wrong between processes is a lost rank."""
+    def reachable(self) -> Iterator[None]:
+        """What goes wrong between processes is a lost rank; a device of one's own, or its memory, is not."""
         try:
             yield
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except (RuntimeError, ValueError) as error:  # torch's own are of the former
             words = ""
             with suppress(Exception):

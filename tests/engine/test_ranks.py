@@ -290,6 +290,56 @@ def test_a_lost_rank_ends_the_wait(on_ranks: OnRanks) -> None:
     assert told.startswith("a rank of 2 is lost, or was silent for 30 s (")
 
 
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norm is torch's own for a GPU; its kernels, which it has for nothing else, give constants."""
+    ones = torch.ones(3)
+    kernels = {
+        "batch_norm_stats": (ones, ones),
+        "batch_norm_gather_stats_with_counts": (ones, ones),
+        "batch_norm_elemt": torch.ones(4, 3),
+        "batch_norm_backward_reduce": (ones, ones, ones, ones),
+    }
+    for name, found in kernels.items():
+        monkeypatch.setattr(torch, name, lambda *_, found=found: found)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+def test_a_rank_that_is_lost_in_batch_norm_is_told_as_any_other(
+    on_ranks: OnRanks, request: pytest.FixtureRequest, place: str, way: str
+) -> None:
+    if place == "gpu":
+        request.getfixturevalue("as_if_on_a_gpu")
+
+    def call() -> str:
+        ranks, norm = here(), nn.BatchNorm1d(3)
+        try:
+            with ranks.together(), synchronised(ranks):
+                for step in ("forward", "backward"):
+                    ranks.meet(step)
+                    if (ranks.rank, way) == (1, step):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if step == "forward":
+                        made = norm(torch.ones(4, 3, requires_grad=True))
+                    else:
+                        made.sum().backward()
+        except LostRank as lost:
+            return str(lost)
+        return "nobody is missed"
+
+    told, dead = on_ranks(call)
+    assert dead is None
+    assert told.startswith("a rank of 2 is lost, or was silent for 30 s (")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_trouble_of_ones_own_device_is_no_lost_rank(error: type[RuntimeError]) -> None:
+    with pytest.raises(error), without_others(0, 2).reachable():
+        raise error("of this rank alone")
+
+
 def test_a_silent_rank_is_waited_for_no_longer_than_is_said(on_ranks: OnRanks) -> None:
     def call() -> str:
         ranks = here(seconds=0.5)
