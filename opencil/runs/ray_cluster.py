@@ -35,15 +35,27 @@ def connected(place: PlaceConfig) -> Any:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             address = place.address or os.environ.get("RAY_ADDRESS", "")
             try:
-                if named := re.fullmatch(r"([^/]+):(\d+)", address):
+                if named := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address):
                     # Where nobody listens Ray would go on trying for minutes.
                     socket.create_connection((named[1].strip("[]"), int(named[2])), timeout=10).close()
                 # What workers print they pass on themselves: Ray would have it among a command's results.
                 ray.init(address=place.address, logging_level=logging.WARNING, log_to_driver=False)
             except (OSError, OverflowError, RuntimeError, ValueError) as error:
-                asked = "" if place.address is None else f" at place.address = {place.address!r}"
-                raise BadInput(f"there is no Ray cluster to be reached{asked}: {error}") from None
+                raise BadInput(_unreachable(address, place, error)) from None
     return ray
+
+
+def _unreachable(address: str, place: PlaceConfig, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or error
+    if not address:
+        return f"Ray cannot make a cluster of this machine: {reason}"
+    names, without = (
+        ("place.address", "none") if place.address else ("the variable RAY_ADDRESS", "unsetting it")
+    )
+    return (
+        f"there is no Ray cluster to be reached at {address!r}, which {names} says ({reason}): 'ray start "
+        f"--head' on that machine starts one, --address HOST:PORT names another, {without} takes this machine"
+    )
 
 
 def ray_places(place: PlaceConfig) -> list[PlaceConfig]:

@@ -1,6 +1,7 @@
 """Workers on a Ray cluster: a real one of two nodes; and without one what is asked of it."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -155,24 +156,48 @@ class Unreachable:
         raise ConnectionError("nobody answers")
 
 
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("address", "variable", "said"),
+    [
+        (
+            "ray://h",
+            "ray://v",
+            r"at 'ray://h', which place.address says \(nobody answers\): 'ray start --head' .*"
+            "--address HOST:PORT names another, none takes this machine",
+        ),
+        (
+            None,
+            "ray://v",
+            r"at 'ray://v', which the variable RAY_ADDRESS says \(nobody answers\): .*"
+            "unsetting it takes this machine",
+        ),
+        (None, "", "Ray cannot make a cluster of this machine: nobody answers"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, variable: str, said: str
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", Unreachable)  # type: ignore[arg-type]
-    with pytest.raises(
-        BadInput, match=r"no Ray cluster to be reached at place.address = 'ray://h': nobody answers"
-    ):
-        ray_places(PlaceConfig(launcher="ray", address="ray://h"))
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    with pytest.raises(BadInput, match=said):
+        ray_places(PlaceConfig(launcher="ray", address=address))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+@pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999", "ray://127.0.0.1:1"])
 def test_an_address_where_nobody_listens_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, address: str
+    monkeypatch: pytest.MonkeyPatch, address: str, by_variable: bool
 ) -> None:
     never = SimpleNamespace(
         is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
     )
     monkeypatch.setitem(sys.modules, "ray", never)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="there is no Ray cluster to be reached at"):
-        ray_places(PlaceConfig(launcher="ray", address=address))
+    if by_variable:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(
+        BadInput, match="there is no Ray cluster to be reached at " + re.escape(repr(address))
+    ):
+        ray_places(PlaceConfig(launcher="ray", address=None if by_variable else address))
 
 
 def test_a_folder_that_a_node_does_not_see_is_refused(tmp_path: Path) -> None:
