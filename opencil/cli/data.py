@@ -108,8 +108,9 @@ def prepare(
 ) -> None:
     """Decode a benchmark's images once, so that later starts take seconds.
 
-    A dataset that is too large for the device (place.resident_mb) is streamed from
-    its own files: with --skip-corrupt it is decoded once to note what to leave out.
+    A dataset that is too large for the device (place.resident_mb) is streamed from its
+    pack, or from its own files: with --skip-corrupt it is decoded once to note what to
+    leave out.
     """
     _prepare(_config(root, benchmark, config, cache=cache, workers=workers), skip_corrupt)
 

@@ -47,13 +47,14 @@ def prepare_split(
     kept = dataset.cache_file(asked.name, asked.split, side, access, on_disk)
     workers, done = access.workers or workers_here(), usable(kept, access)
     if done is None and access.streams(len(on_disk.source), side):
-        bad = len(kept.survey(workers, progress)) if skip_corrupt else 0
-        if form is None:
-            return PreparedSplit(len(on_disk.source) - bad, bad, streamed_from=on_disk.place)
+        if skip_corrupt:
+            kept.survey(workers, progress)
         pack = pack_of(asked.name, asked.split, kept)
-        pack.make(form, workers, progress)
-        images = len(pack.source)
-        return PreparedSplit(images, len(on_disk.source) - images, (), pack.size, pack.folder)
+        if form is not None:
+            pack.make(form, workers, progress)
+        images, is_used = len(pack.source), form is not None or pack.load() is not None
+        size, place = (pack.size, pack.folder) if is_used else (0, on_disk.place)
+        return PreparedSplit(images, len(on_disk.source) - images, (), size, place)
     done = done or kept.renew(workers, skip_corrupt, progress)
     size = kept.path.stat().st_size
     return PreparedSplit(len(done.labels), len(done.skipped), done.skipped, size)

@@ -223,6 +223,14 @@ def test_the_command(downloads: Path) -> None:
     assert "cloth train: 9 images, 1 corrupt ones left out, streamed from" in done.output
     folders = sorted((downloads / ".opencil-cache").glob("*.pack"))
     assert [folder.name[:11] for folder in folders] == ["cloth-test-", "cloth-train", "others-test"]
+    prepare = ["data", "prepare", *asked[2:]]
+    prepared = command.invoke(app, prepare)
+    assert prepared.output == done.output, "the same is said, of the packs, which a run would use"
+    (folders[1] / "pack.json").unlink()
+    prepared = command.invoke(app, prepare)
+    assert f"cloth train: 9 images, 1 corrupt ones left out, streamed from {downloads / 'dtd/images'}\n" in (
+        prepared.output
+    )
     refused = command.invoke(app, [*asked, "--form", "pixel"])
     assert refused.exit_code == 2
     assert "--form 'pixel' is not allowed: pixels and files are; did you mean 'pixels'?" in refused.output
