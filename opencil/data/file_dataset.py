@@ -126,10 +126,12 @@ def _renewed(
     skip_corrupt: bool = False,
     progress: ProgressBar = no_progress,
 ) -> Prepared:
-    _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+    def begin() -> None:
+        _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+
     workers = access.workers or workers_here()
     try:
-        return file.renew(workers, skip_corrupt, progress)
+        return file.renew(workers, skip_corrupt, progress, begin)
     except DiskError as error:
         _log.warning("%s. They are decoded into memory for now, and so again at the next start", error)
         return file.in_memory(workers, skip_corrupt, progress)

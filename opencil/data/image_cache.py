@@ -162,12 +162,20 @@ class CacheFile:
         return prepared
 
     def renew(
-        self, workers: int, skip_corrupt: bool = False, progress: ProgressBar = no_progress
+        self,
+        workers: int,
+        skip_corrupt: bool = False,
+        progress: ProgressBar = no_progress,
+        begin: Callable[[], None] = lambda: None,
     ) -> Prepared:
-        """The prepared images where there were none; one process makes them, others wait for it."""
+        """The prepared images where there were none; one process makes them, others wait for it.
+
+        That one calls ``begin`` before it does.
+        """
         with self._alone():
             prepared = self.load(quiet=True)  # another process may have made them meanwhile
             if prepared is None:
+                begin()
                 self._make(workers, skip_corrupt, progress)
                 prepared = self.load()
         if prepared is None:

@@ -305,6 +305,21 @@ def test_two_at_once_make_it_once(root: Path, monkeypatch: pytest.MonkeyPatch) -
     assert made == [1]
 
 
+def test_only_who_prepares_images_says_so(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = Access(root)
+    first = Texture().serve("texture", "test", 8, access)
+    said = f"preparing test images of texture, once, into {root / '.opencil-cache'}"
+    assert caplog.messages == [said]
+    # Another rank looks before they are there, and waits for the lock until they are.
+    load = CacheFile.load
+    monkeypatch.setattr(CacheFile, "load", lambda file, quiet=False: load(file, quiet) if quiet else None)
+    second = Texture().serve("texture", "test", 8, access)
+    assert second.fingerprint == first.fingerprint
+    assert caplog.messages == [said]
+
+
 def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder(tmp_path) == tmp_path / ".opencil-cache"
     monkeypatch.setattr(os, "access", lambda *_: False)
