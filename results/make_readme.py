@@ -1,691 +1,35 @@
-"""The READMEs' figures, from rows: what their templates ask for is computed, nothing is typed by hand.
+"""The pages' figures, from rows: what their templates ask for is computed, nothing is typed by hand.
 
-    python results/make_readme.py            # write README.md here, and the marked part of the project's
-    python results/make_readme.py --check    # show what differs from what the rows give, and fail
+    python -m results.make_readme            # write the pages, and the marked part of the project's README.md
+    python -m results.make_readme --check    # show what differs from what the rows give, and fail
 
-A template (``*.in.md``) is Markdown with ``{{expression:format}}``, as in an f-string, over the names below.
-``{{holds(...)}}`` prints nothing: it fails where something said in words is not so. Paragraphs are wrapped.
-AUC, FPR, AP and accuracy are means over what is not named, in percent.
+A template is Markdown with ``{{expression:format}}``, as in an f-string, over the names of ``measured.py``,
+``study_page.py``, ``learners_page.py`` and ``experiments/questions.py``. ``{{holds(...)}}`` prints nothing:
+it fails where something said in words is not so. Paragraphs and items of lists are wrapped. Templates:
+``results/README.in.md``, ``results/summary.in.md`` and those in ``experiments/templates/``.
 """
 
 import argparse
 import difflib
-import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
-from itertools import product
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import correlation, fmean
-from typing import Any
 
-import numpy as np
-import pandas as pd
+from experiments import questions
+from results import learners_page, measured, study_page
+from results.measured import EXPERIMENTS, HERE
 
-import opencil
-from opencil.published import (
-    contradictory,
-    in_percent,
-    published_ablation,
-    published_results,
-    published_survey,
-    recomputed_means,
-)
-
-HERE = Path(__file__).parent
 START, END = "<!-- figures: results/summary.in.md, by results/make_readme.py -->", "<!-- end of figures -->"
 WIDTH = 118
-
-CIL = {"icarl": "iCaRL", "bic": "BiC", "wa": "WA", "foster": "FOSTER"}
-_POSTHOC = ("MSP", "MaxLogit", "Energy", "KLM", "GEN", "ODIN", "ReAct", "NNGuide", "Relation")
-_TUNED = ("LogitNorm", "T2FNorm", "AugMix", "RegMix", "VOS", "NPOS", "BER")
-POSTHOC, TUNED = ({name.lower(): name for name in names} for names in (_POSTHOC, _TUNED))
-#: In which nothing has changed since the first grids.
-FIVE = ("energy", "gen", "maxlogit", "msp", "odin")
-EIGHT = [name for name in POSTHOC if name != "relation"]
-NO_MNIST = ("cifar10", "tin", "texture", "svhn", "places365")
-CHOSEN = "BER, fixed lr=0.01 α=0.01"
-THREE = ("0", "1", "0, other kernels")
-#: Trainings of iCaRL at k = 10: the folder of each, and its seed.
-TRAININGS = {
-    "tf32, seed 0": ("precision/tf32", 0),
-    "tf32, seed 1": ("precision/tf32", 1),
-    "bf16, seed 0": ("cifar100", 0),
-    "bf16, seed 1": ("precision/bf16", 1),
-    "bf16, seed 0, other kernels": ("rounding", 0),
+#: What templates may name.
+NAMES = {
+    **vars(measured),
+    **vars(learners_page),
+    **vars(questions),
+    **vars(study_page),
 }
-
-
-#: The models that have been run under today's defaults.
-TODAY = {"icarl": "iCaRL", "wa": "WA"}
-#: All four models under today's defaults with kernels of our own: seeds 0 and 1.
-TWO_SEEDS = ("kernels", "seed1")
-#: A folder, or several whose means are taken.
-Folders = str | tuple[str, ...]
-
-
-# --- what rows, the paper and files of single questions say -----------------------------------------
-
-
-def average(table: pd.DataFrame, column: str, **where: Any) -> float:
-    """Mean of the lines whose cells are the values given, or among them."""
-    asked = [table[name].isin([v] if isinstance(v, str | int) else list(v)) for name, v in where.items()]
-    found = table[column][np.logical_and.reduce(asked)]
-    if found.empty:
-        raise ValueError(f"there are no such rows: {where}")
-    return float(found.mean())
-
-
-@cache
-def rows(folder: str, metric: str, detector: str, k: int) -> pd.DataFrame:
-    every = study(folder).rows
-    return every[
-        (every["metric"] == metric)
-        & (every["detector"] == detector)
-        & (every["k"] == k)
-        & (every["task"] == 0)
-    ]
-
-
-@cache
-def study(folder: str = "cifar100") -> opencil.Study:
-    return opencil.read_study(HERE / folder)
-
-
-def mean(
-    metric: str,
-    detector: str = "",
-    k: int = 10,
-    folder: str = "cifar100",
-    first: int = 1,
-    last: int = 100,
-    **where: Any,
-) -> float:
-    """Steps are those from ``first`` to ``last``."""
-    steps = where.pop("step", range(first, last + 1))
-    return 100 * average(rows(folder, metric, detector, k), "value", step=steps, **where)
-
-
-auc, fpr = partial(mean, "auc"), partial(mean, "fpr")
-
-
-def accuracy(cil: str, k: int = 10, **where: Any) -> float:
-    return mean("accuracy", "", k, cil=cil, **where)
-
-
-def gain(detector: str, k: int = 10, **where: Any) -> float:
-    """AUC less Energy's."""
-    return auc(detector, k, **where) - auc("energy", k, **where)
-
-
-@cache
-def published() -> pd.DataFrame:
-    """Where a figure contradicts its near and far parts, it is what these give."""
-    figures = published_results()
-    printed = in_percent(figures["value"])
-    value = printed.where(~contradictory(figures), 100 * recomputed_means(figures))
-    return figures.assign(value=value)[figures["benchmark"] == "cifar100"]
-
-
-@cache
-def paper(metric: str, detector: str = "", cil: Any = tuple(CIL), k: int = 10, split: str = "all") -> float:
-    where = {"detector": detector.split("@")[0], "cil": cil, "distance": ("", split)}
-    return average(published(), "value", metric=metric, k=k, **where)
-
-
-def paper_gain(detector: str, cil: Any = tuple(CIL)) -> float:
-    return paper("auc", detector, cil) - paper("auc", "energy", cil)
-
-
-def off(detector: str, cil: Any = tuple(CIL), k: int = 10, split: str = "all", metric: str = "auc") -> float:
-    """Ours less the paper's."""
-    sets = ("near", "far") if split == "all" else split
-    return mean(metric, detector, k, cil=cil, distance=sets) - paper(metric, detector, cil, k, split)
-
-
-def accuracy_off(cil: str, k: int = 10) -> float:
-    return accuracy(cil, k) - paper("accuracy", cil=cil, k=k)
-
-
-def within(detectors: Iterable[str], k: int = 10) -> float:
-    """How far from the paper's AUC the farthest is, rounded up to a tenth."""
-    return math.ceil(10 * max(abs(off(detector, k=k)) for detector in detectors)) / 10
-
-
-def today(
-    detector: str = "",
-    cil: Any = tuple(TODAY),
-    metric: str = "auc",
-    folder: Folders = "defaults",
-    **where: Any,
-) -> float:
-    """Under today's defaults, of OOD sets."""
-    sets = {"distance": ("near", "far")} if detector else {}
-    folders = (folder,) if isinstance(folder, str) else folder
-    return fmean(mean(metric, detector, folder=one, cil=cil, **sets, **where) for one in folders)
-
-
-def today_off(
-    cil: Any = tuple(TODAY), without: Iterable[str] = (), folder: Folders = "defaults"
-) -> "pd.Series[float]":
-    """AUC of each detector under today's defaults less the paper's."""
-    names = [name for name in POSTHOC | TUNED if name not in without]
-    return pd.Series({name: today(name, cil, folder=folder) - paper("auc", name, cil) for name in names})
-
-
-def today_apart(
-    without: Iterable[str] = (), folder: Folders = "defaults", models: Iterable[str] = TODAY
-) -> float:
-    """Mean distance from the paper's AUC over detectors and models."""
-    return fmean(today_off(cil, without, folder).abs().mean() for cil in models)
-
-
-def today_order(cil: str, without: Iterable[str] = (), folder: Folders = "defaults") -> float:
-    """Rank correlation of the detectors' AUC with the paper's."""
-    away = today_off(cil, without, folder)
-    ours = pd.Series({name: today(name, cil, folder=folder) for name in away.index})
-    return float(ours.corr(ours - away, method="spearman"))
-
-
-def farthest() -> tuple[str, str]:
-    """The detector and the model whose AUC is farthest from the paper's."""
-    every = {cil: today_off(cil, folder=TWO_SEEDS) for cil in CIL}
-    away = {(name, cil): abs(value) for cil, values in every.items() for name, value in values.items()}
-    return max(away, key=away.__getitem__)
-
-
-def same_models() -> bool:
-    """Whether every accuracy of every step is that of the grid of before, bit for bit."""
-    keys = ["cil", "step", "task", "metric"]
-    then, now = (
-        part.loc[(part["detector"] == "") & (part["ood"] == "") & (part["k"] == 10), [*keys, "value"]]
-        for part in (study("cifar100").rows, study("defaults").rows)
-    )
-    both = now.merge(then, on=keys)
-    return len(both) == len(now) and bool((both["value_x"] == both["value_y"]).all())
-
-
-@cache
-def shared_first_step() -> pd.DataFrame:
-    """Rows of step 1 that iCaRL and WA have in common, whose first training is the same."""
-    every = study("kernels").rows
-    first = every[every["step"] == 1].drop(columns=["cil", "step"])
-    keys = [name for name in first.columns if name != "value"]
-    parts = [first[every.loc[first.index, "cil"] == cil] for cil in ("icarl", "wa")]
-    return parts[0].merge(parts[1], on=keys)
-
-
-def gentle(detector: str, **where: Any) -> float:
-    """AUC of a head tuned with lr 0.001."""
-    return auc(f"{detector}@gentle", folder="learning_rate", **where)
-
-
-def heads_off(values: str) -> list[float]:
-    """AUC of the tuned heads by model, ``stated``, ``gentle`` or ``untuned``, less the paper's."""
-    of = {"stated": auc, "gentle": gentle, "untuned": lambda _, cil: auc("energy", cil=cil)}[values]
-    return [of(detector, cil=cil) - paper("auc", detector, cil) for detector, cil in product(TUNED, CIL)]
-
-
-def gains_alike(values: str) -> float:
-    """How the tuned heads' gains over Energy correlate with the paper's."""
-    papers = [paper_gain(detector, cil) for detector, cil in product(TUNED, CIL)]
-    gains = [a - b for a, b in zip(heads_off(values), heads_off("untuned"), strict=True)]
-    return correlation(gains, papers)
-
-
-def training(name: str, metric: str, detector: str = "", **where: Any) -> float:
-    """Of one of iCaRL's trainings."""
-    folder, seed = TRAININGS[name]
-    return mean(metric, detector, folder=folder, seed=seed, cil="icarl", **where)
-
-
-def precision(kind: str, metric: str, detector: str = "", seeds: Sequence[str] = ("0", "1")) -> float:
-    return fmean(training(f"{kind}, seed {seed}", metric, detector) for seed in seeds)
-
-
-def between_seeds(metric: str, detector: str = "") -> float:
-    """The larger of the differences of two seeds in tf32 and in bf16."""
-    of = partial(precision, metric=metric, detector=detector)
-    return max(abs(of(kind, seeds="0") - of(kind, seeds="1")) for kind in ("tf32", "bf16"))
-
-
-def moved(metric: str, detector: str, cil: str = "icarl") -> float:
-    """The grid's less that of the earlier run with other kernels."""
-    return mean(metric, detector, cil=cil) - mean(metric, detector, cil=cil, folder="rounding")
-
-
-def span(metric: str, detector: str, k: int) -> str:
-    """From where to where a metric goes over models and steps from the second on."""
-    cells = [
-        mean(metric, detector, k, cil=cil, step=step) for cil, step in product(CIL, range(2, 100 // k + 1))
-    ]
-    return f"{min(cells):.0f} to {max(cells):.0f}"
-
-
-def ap_less(split: str) -> str:
-    """By how much AP is below the paper's, least and most among the eight."""
-    less = sorted((-off(name, split=split, metric="ap"), POSTHOC[name]) for name in EIGHT)
-    return " to ".join(f"{value:.1f} ({name})" for value, name in (less[0], less[-1]))
-
-
-@cache
-def found(path: str) -> pd.DataFrame:
-    """A CSV file, of experiments/ or beside rows."""
-    return pd.read_csv(HERE / path)
-
-
-def set_up(detector: str, data: str, cil: Any = tuple(CIL), file: str = "set_up_data") -> float:
-    return 100 * average(found(f"../experiments/{file}.csv"), "auc", detector=detector, setup=data, cil=cil)
-
-
-def choice(name: str, cil: Any = tuple(CIL), step: Any = range(1, 11)) -> float:
-    """AUC of a choice of values, judged by classes that come later."""
-    return average(found("../experiments/choose_margins.csv"), "auc", choice=name, cil=cil, step=step)
-
-
-def released(detector: str) -> float:
-    return 100 * average(found("../experiments/as_released.csv"), "auc", detector=f"{detector}_released")
-
-
-def correction(name: str, step: int) -> float:
-    return average(found("../experiments/bic_correction.csv"), "accuracy", correction=name, step=step)
-
-
-def released_accuracy(**where: Any) -> float:
-    return mean("accuracy", folder="bic_released", cil="bic_released", **where)
-
-
-def alpha(step: int) -> float:
-    return average(found("bic_released/corrections.csv"), "alpha", cil="bic_released", step=step)
-
-
-def on_a_cpu(detector: str) -> "pd.Series[float]":
-    """AUC of heads tuned on a GPU less those tuned on a CPU, by OOD set."""
-    table = found("cifar100/on_a_cpu.csv").set_index("detector")
-    return 100 * (table["gpu"] - table["cpu"])[detector]
-
-
-def ablation(detector: str, metric: str = "auc", **where: Any) -> float:
-    figures = published_ablation()
-    figures = figures.assign(value=in_percent(figures["value"]))
-    return average(figures, "value", detector=detector, metric=metric, **where)
-
-
-def call_seconds(*numbers: int) -> int:
-    return int(found("cifar100/calls.csv").set_index("call")["seconds"][list(numbers)].sum())
-
-
-def calls(*numbers: int) -> str:
-    first, second, third = map(call_seconds, numbers)
-    return f"{first + second + third:,} s in three calls of {first}, {second} and {third} s"
-
-
-def record(cil: str, k: int = 10, folder: str = "cifar100", seed: int = 0) -> dict[str, Any]:
-    (run,) = (r for r in study(folder).runs if (r["cil"], r["k"], r["seed"]) == (cil, k, seed))
-    return run
-
-
-def peak(k: int) -> float:
-    """GiB of the device's memory."""
-    return max(record(cil, k)["environment"]["peak_memory_mib"] for cil in CIL) / 1024
-
-
-def agreement(k: int, column: str) -> Any:
-    """A cell of the table of agreement with the paper, of all models."""
-    return found(f"cifar100/tables/agreement-main-cifar100-k{k}.csv").set_index("CIL").loc["all", column]
-
-
-def holds(so: bool) -> str:
-    if not so:
-        raise ValueError("it is not so")
-    return ""
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def table(header: Iterable[str], lines: Iterable[Iterable[str]], texts: Sequence[int] = (0,)) -> str:
-    """Markdown; columns but the ``texts`` are numbers."""
-    head, *body = (
-        f"| {' | '.join(line)} |".replace("  ", " ").replace("  ", " ") for line in (header, *lines)
-    )
-    rule = "|".join("---" if column in texts else "---:" for column in range(head.count("|") - 1))
-    return "\n".join([head, f"|{rule}|", *(re.sub(r"(?<=[ (])-(?=\d)", "−", line) for line in body)])
-
-
-def ours_and_papers_table() -> str:
-    """Six lines: accuracies of the four models, AUC of the two kinds of detectors, mean of two seeds."""
-    pairs = {
-        f"accuracy, {name}": (today("", cil, "accuracy", TWO_SEEDS), paper("accuracy", cil=cil))
-        for cil, name in CIL.items()
-    }
-    for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
-        ours = fmean(today(d, tuple(CIL), folder=TWO_SEEDS) for d in detectors)
-        pairs[f"AUC, mean of {kind} detectors on all four"] = ours, fmean(paper("auc", d) for d in detectors)
-    lines = [[name, f"{a:.2f}", f"{b:.2f}", f"{a - b:+.1f}"] for name, (a, b) in pairs.items()]
-    return table(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
-
-
-def seconds_table(k: int) -> str:
-    lines = []
-    for cil, name in CIL.items():
-        steps, stages = record(cil, k)["seconds"], ("training", "tuning", "evaluation")
-        seconds = [f"{sum(step[stage] for step in steps):.0f}" for stage in stages]
-        lines.append([name, *seconds, f"{accuracy(cil, k):.2f}", f"{paper('accuracy', cil=cil, k=k):.2f}"])
-    return table(
-        ["run-seconds", "training", "tuning of heads", "evaluation", "accuracy", "the paper's"], lines
-    )
-
-
-def detectors_table(k: int) -> str:
-    def cells(detector: str, name: str) -> list[str]:
-        away = off(detector, k=k)
-        name = f"**{name}**" if abs(away) > 3 else name
-        return [name, f"{auc(detector, k):.2f}", f"{paper('auc', detector, k=k):.2f}", f"{away:+.1f}"]
-
-    left = [cells(*one) for one in POSTHOC.items()]
-    right = [cells(*one) for one in (TUNED | {"ber@chosen": "BER, chosen values"}).items()] + [[""] * 4]
-    lines = [a + b for a, b in zip(left, right, strict=True)]
-    return table(["", "ours", "paper", ""] * 2, lines, texts=(0, 4))
-
-
-def today_table() -> str:
-    lines = []
-    for detector, name in (POSTHOC | TUNED).items():
-        away = [float(today_off(cil)[detector]) for cil in TODAY]
-        name = f"**{name}**" if abs(fmean(away)) > 3 else name
-        pairs = [(today(detector, cil), paper("auc", detector, cil)) for cil in TODAY]
-        cells = [f"{value:.2f}" for pair in pairs for value in pair]
-        then = fmean(auc(detector, cil=cil) - paper("auc", detector, cil) for cil in TODAY)
-        lines.append([name, *cells, *(f"{value:+.1f}" for value in (*away, then))])
-    head = [cell for name in TODAY.values() for cell in (name, "paper")]
-    return table(["", *head, *(f"{name} −" for name in TODAY.values()), "stated −"], lines)
-
-
-def two_seeds_accuracy_table() -> str:
-    """Accuracies of both seeds, each beside a training with torch's kernels, and the paper's."""
-    lines = []
-    for cil, name in CIL.items():
-        ours = [today("", cil, "accuracy", folder) for folder in TWO_SEEDS]
-        others = [accuracy(cil), independent("accuracy", cil)]
-        cells = [ours[0], others[0], ours[1], others[1], fmean(ours), paper("accuracy", cil=cil)]
-        lines.append([name, *(f"{value:.2f}" for value in cells)])
-    seeds = [cell for seed in (0, 1) for cell in (f"seed {seed}", "torch's kernels")]
-    return table(["accuracy", *seeds, "mean of ours", "paper"], lines)
-
-
-def independent(metric: str, cil: str, detector: str = "", **where: Any) -> float:
-    """Of the independent run of seed 1, made with the engine of before."""
-    every = found("seed1/independent.csv").fillna("")
-    return 100 * average(every, "value", metric=metric, cil=cil, detector=detector, **where)
-
-
-def five_less(cil: str) -> float:
-    """AUC of the five detectors that nothing was changed in, seed 1, less that of the independent run."""
-    return fmean(today(d, cil, folder="seed1") - independent("auc", cil, d) for d in FIVE)
-
-
-def two_seeds_table() -> str:
-    """AUC of all four models, mean of both seeds, and what it is off the paper's."""
-    lines = []
-    for detector, name in (POSTHOC | TUNED).items():
-        away = [float(today_off(cil, folder=TWO_SEEDS)[detector]) for cil in CIL]
-        name = f"**{name}**" if abs(fmean(away)) > 3 else name
-        ours = [today(detector, cil, folder=TWO_SEEDS) for cil in CIL]
-        apart = fmean(
-            abs(today(detector, c, folder="seed1") - today(detector, c, folder="kernels")) for c in CIL
-        )
-        cells = [f"{value:.2f} ({off:+.1f})" for value, off in zip(ours, away, strict=True)]
-        lines.append([name, *cells, f"{fmean(away):+.1f}", f"{apart:.1f}"])
-    return table(["", *CIL.values(), "mean −", "seeds apart"], lines)
-
-
-#: The field's learners, beside the four: names as their papers write them.
-LEARNERS = {
-    "der": "DER",
-    "memo": "MEMO",
-    "lucir": "LUCIR",
-    "er-ace": "ER-ACE",
-    "ss-il": "SS-IL",
-    "podnet": "PODNet",
-    "acil": "ACIL",
-    "ranpac": "RanPAC",
-    "lwf": "LwF",
-    "fetril": "FeTrIL",
-    "fecam": "FeCAM",
-    "simplecil": "SimpleCIL",
-    "ewc": "EWC",
-}
-#: What they were scored by: none of these needs a memory, which six of them do not keep.
-LEARNERS_DETECTORS = ("msp", "maxlogit", "energy", "gen")
-
-
-@cache
-def survey(cil: str, metric: str = "average_accuracy") -> float | None:
-    """The survey's accuracy with ten classes a step, where it has the method."""
-    figures = published_survey()
-    wanted = (figures["split"] == "b0-10") & (figures["cil"] == cil) & (figures["metric"] == metric)
-    return float(figures.loc[wanted, "value"].iloc[0]) if wanted.any() else None
-
-
-def learner_accuracy(cil: str, **where: Any) -> float:
-    return accuracy(cil, folder="learners", **where)
-
-
-def learners_table() -> str:
-    """Accuracy beside the survey's, AUC of four detectors, MB of the last model and of its exemplars."""
-    lines = []
-    for cil, name in LEARNERS.items():
-        ours, theirs = learner_accuracy(cil), survey(cil)
-        beside = ["", ""] if theirs is None else [f"{theirs:.2f}", f"{ours - theirs:+.1f}"]
-        aucs = [f"{auc(d, cil=cil, folder='learners'):.2f}" for d in LEARNERS_DETECTORS]
-        size = record(cil, folder="learners")["bytes"][-1]
-        megabytes = [f"{size[part] / 1e6:.1f}" for part in ("model", "memory")]
-        lines.append(
-            [name, f"{ours:.2f}", *beside, f"{learner_accuracy(cil, step=10):.2f}", *aucs, *megabytes]
-        )
-    head = ["", "accuracy", "survey", "", "last step", *(POSTHOC[d] for d in LEARNERS_DETECTORS)]
-    return table([*head, "model, MB", "memory, MB"], lines)
-
-
-SET_UP = ("klm", "nnguide", "react", "relation")
-#: Whose models have been set up in three ways: the method, and its k.
-SIX_MODELS = (("icarl", 10), ("bic", 10), ("wa", 10), ("foster", 10), ("icarl", 20), ("icarl", 5))
-
-
-def set_up_of(detector: str, kind: str, cil: str, k: int) -> float:
-    """AUC of a detector that is set up on train+, the memory, or as released, on the models of seed 1."""
-    file = found("../experiments/set_up_data_seed1.csv")
-    return 100 * average(file, "auc", detector=detector, setup=kind, cil=cil, k=k)
-
-
-def released_set_up_table() -> str:
-    lines = []
-    for cil, k in SIX_MODELS:
-        for kind in ("train+", "memory", "as released"):
-            lines.append([f"{CIL[cil]}, {k}: {kind}", *(f"{set_up_of(d, kind, cil, k):.2f}" for d in SET_UP)])
-        if k == 10:
-            batch = f"{set_up_of('nnguide', 'one batch', cil, k):.2f}"
-            lines.append(["one augmented batch", *(batch if d == "nnguide" else "" for d in SET_UP)])
-        lines.append(["the paper", *(f"{paper('auc', d, cil, k):.2f}" for d in SET_UP)])
-    return table(["model, k: set up on", *(POSTHOC[d] for d in SET_UP)], lines)
-
-
-def off_as_released(cil: str) -> "pd.Series[float]":
-    """AUC less the paper's, mean of two seeds, with Relation set up as released."""
-    away = today_off(cil, folder=TWO_SEEDS)
-    away["relation"] = set_up_of("relation", "as released", cil, 10) - paper("auc", "relation", cil)
-    return away
-
-
-def nnguide_off(kind: str, cil: Any = tuple(CIL)) -> float:
-    """NNGuide's AUC under a set-up, on the models of seed 1, less the paper's."""
-    models = [cil] if isinstance(cil, str) else cil
-    return fmean(set_up_of("nnguide", kind, c, 10) - paper("auc", "nnguide", c) for c in models)
-
-
-def order_as_released(cil: str) -> float:
-    papers = pd.Series({name: paper("auc", name, cil) for name in POSTHOC | TUNED})
-    return float((papers + off_as_released(cil)).corr(papers, method="spearman"))
-
-
-def set_up_gains(*steps: int) -> list[float]:
-    """What the memory gives the four detectors over train+ on iCaRL, seed 1, at some k."""
-    return [
-        today(d, "icarl", folder="seed1", k=k) - today(f"{d}@stated", "icarl", folder="seed1", k=k)
-        for k in steps
-        for d in SET_UP
-    ]
-
-
-def shift_table() -> str:
-    lines = []
-    for detector, name in (POSTHOC | TUNED).items():
-        cells = [today(detector, metric=metric) for metric in ("auc", "auc_full", "fpr", "fpr_full")]
-        rejected = mean("fpr_shifted", detector, folder="defaults", cil=tuple(TODAY))
-        lines.append([name, *(f"{value:.1f}" for value in (*cells, rejected))])
-    return table(["", "AUC", "full", "FPR", "full", "shifted rejected"], lines)
-
-
-def today_set_up_table() -> str:
-    detectors = ("klm", "nnguide", "react", "relation")
-    lines = []
-    for cil, model in TODAY.items():
-        for kind, ending in (("memory", ""), ("train+", "@stated")):
-            lines.append([f"{model}, {kind}", *(f"{today(d + ending, cil):.2f}" for d in detectors)])
-        lines.append([f"{model}, the paper", *(f"{paper('auc', d, cil):.2f}" for d in detectors)])
-    return table(["set up on", *(POSTHOC[d] for d in detectors)], lines)
-
-
-def average_precision_table() -> str:
-    file, numbers = (
-        found("../experiments/average_precision.csv"),
-        ("ours", "the paper's OOD", "and 90 % of ID"),
-    )
-    lines = []
-    for detector in ("energy", "msp"):
-        of = partial(average, file, "ap", detector=detector)
-        pairs = [[100 * of(numbers=n, distance=d) for d in ("near", "far")] for n in numbers]
-        pairs.append([paper("ap", detector, "icarl", split=d) for d in ("near", "far")])
-        lines.append([POSTHOC[detector], *(f"{near:.1f} / {far:.1f}" for near, far in pairs)])
-    return table(["AP, near / far", *numbers, "the paper"], lines)
-
-
-def set_up_table() -> str:
-    detectors = ("klm", "nnguide", "react", "relation")
-    kinds = ("train+", "memory", "memory and 100 test images")
-    lines = [[kind, *(f"{set_up(d, kind):.2f}" for d in detectors)] for kind in kinds]
-    lines[0][0] += " (the default)"
-    lines.append(["the paper", *(f"{paper('auc', d):.2f}" for d in detectors)])
-    return table(["set up on", *(POSTHOC[d] for d in detectors)], lines)
-
-
-def choices_table() -> str:
-    named = {
-        CHOSEN: "**BER, the paper's margins, lr 0.01, α 0.01**",
-        "VOS, model lr=0.01": "VOS, `margins: model`, lr 0.01",
-        "BER, model lr=0.01 α=0.1": "BER, `margins: model`, lr 0.01, α 0.1",
-        "Energy": "Energy",
-        "OTER alone, fixed lr=0.1 α=0.1": "OTER alone, the paper's values",
-        "BER, neither": "cross-entropy alone (neither), lr 0.1",
-        "VOS, fixed lr=0.1": "VOS, the paper's values",
-        "BER, fixed lr=0.1 α=0.1": "**BER, the paper's values**",
-        "NTER alone, fixed lr=0.1 α=0.1": "NTER alone, the paper's values",
-    }
-    models = (tuple(CIL), "icarl", "wa", "bic")
-    lines = [[name, *(f"{choice(key, cil):.2f}" for cil in models)] for key, name in named.items()]
-    return table(["", "mean", "iCaRL", "WA", "BiC"], lines)
-
-
-def auc_and_fpr(detector: str, **where: Any) -> str:
-    return f"{auc(detector, **where):.2f} ({fpr(detector, **where):.1f})"
-
-
-def ber_table(k: int) -> str:
-    named = {"Energy": "energy", "BER, the paper's values": "ber", "**BER, the chosen values**": "ber@chosen"}
-    lines = [[name, *(auc_and_fpr(d, k=k, cil=cil) for cil in CIL)] for name, d in named.items()]
-    lines.append(["the paper's BER", *(f"{paper('auc', 'ber', cil, k):.2f}" for cil in CIL)])
-    return table(["", *CIL.values()], lines)
-
-
-def noise_table() -> str:
-    """Empty where a head was not tuned so far."""
-
-    def cell(name: str, detector: str, last: int) -> str:
-        folder, seed = TRAININGS[name]
-        if record("icarl", 10, folder, seed)["detectors"].get(detector, 0) < last:
-            return ""
-        less = training(name, "auc", detector, last=last) - training(name, "auc", "energy", last=last)
-        return f"{less:+.1f}"
-
-    lines = [
-        [f"the {values} values, {steps}", *(cell(name, detector, last) for name in TRAININGS)]
-        for last, steps in ((10, "ten steps"), (7, "steps 1 to 7"))
-        for detector, values in (("ber", "paper's"), ("ber@chosen", "chosen"))
-    ]
-    return table(["", *TRAININGS], lines)
-
-
-def ablation_table() -> str:
-    chosen = ("energy", "ber@chosen-none", "ber@chosen-nter", "ber@chosen-oter", "ber@chosen")
-    of = {
-        "the paper's values": ("energy", "ber@none", "ber@nter", "ber@oter", "ber"),
-        "the chosen values": chosen,
-    }
-    lines = [[name, *(auc_and_fpr(d, cil="icarl") for d in detectors)] for name, detectors in of.items()]
-    papers = [
-        f"{ablation(d):.2f} ({ablation(d, 'fpr'):.1f})" for d in ("energy", "ber@nter", "ber@oter", "ber")
-    ]
-    lines.append(["the paper", papers[0], "", *papers[1:]])
-    return table(["", "Energy", "neither", "NTER", "OTER", "both"], lines)
-
-
-def rates_table() -> str:
-    lines = []
-    for detector, name in TUNED.items():
-        means = auc(detector), gentle(detector), paper("auc", detector)
-        away = [value - means[2] for value in (means[0], means[1], auc("energy"))]
-        away += [gentle(detector, cil=cil) - paper("auc", detector, cil) for cil in CIL]
-        lines.append([name, *(f"{value:.2f}" for value in means), *(f"{value:+.1f}" for value in away)])
-    return table(["", "lr 0.1", "lr 0.001", "paper", "0.1", "0.001", "untuned", *CIL.values()], lines)
-
-
-def corrections_table() -> str:
-    named = {
-        "none": "no correction at this step",
-        "stored": "ours, as stored",
-        "ours, again": "ours, fitted again",
-        "with decay": "with weight decay 2e-4, as in the paper's code",
-        **{name: name for name in ("double softmax", "batch norm trains", "all three")},
-    }
-    steps = (3, 6, 10)
-    lines = [[name, *(f"{correction(key, step):.2f}" for step in steps)] for key, name in named.items()]
-    return table(["accuracy after step", *map(str, steps)], lines)
-
-
-def released_bic_table() -> str:
-    named = {
-        "ours": partial(accuracy, "bic"),
-        "ours, today's code": partial(accuracy, "bic", folder="kernels"),
-        "as released": released_accuracy,
-    }
-    lines = [
-        [name, *(f"{of(step=s):.1f}" for s in range(1, 11)), f"{of():.2f}"] for name, of in named.items()
-    ]
-    lines.append(["the paper", *[""] * 10, f"{paper('accuracy', cil='bic'):.2f}"])
-    return table(["accuracy after step", *map(str, range(1, 11)), "mean"], lines)
-
-
-def precision_table() -> str:
-    named = {"accuracy": ("accuracy", ""), "accuracy, nearest mean": ("accuracy_nearest_mean", "")}
-    named |= {f"{m.upper()}, {POSTHOC[d]}": (m, d) for m, d in product(("auc", "fpr"), ("energy", "msp"))}
-    lines = [[name, *(f"{training(t, *what):.2f}" for t in TRAININGS)] for name, what in named.items()]
-    return table(["", *TRAININGS], lines)
-
-
-# --- templates ------------------------------------------------------------------------------------
 
 
 def render(template: str) -> str:
@@ -693,10 +37,10 @@ def render(template: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         try:
-            text = eval(f'f"""{{{match[1]}}}"""', globals())
+            text = eval(f'f"""{{{match[1]}}}"""', {**NAMES})
         except Exception as error:
             raise SystemExit(f"{match[0]}: {type(error).__name__}: {error}") from None
-        return re.sub(r"^-(?=\d)", "−", text)
+        return re.sub(r"(?<![^\s(])-(?=\d)", "−", text)
 
     return "".join(_wrapped(re.sub(r"\{\{(.+?)\}\}", value, template)))
 
@@ -708,21 +52,26 @@ def _wrapped(text: str) -> Iterator[str]:
         if in_code or fences or not block.strip() or block.startswith(("|", "#", "!")):
             yield block
         else:
-            yield textwrap.fill(block, WIDTH, break_long_words=False, break_on_hyphens=False)
+            items = re.split(r"\n(?=- )", block)
+            yield "\n".join(map(_filled, items))
         in_code ^= fences % 2 == 1
+
+
+def _filled(text: str) -> str:
+    further = "  " * text.startswith("- ")
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def pages() -> dict[Path, str]:
     """The files that have figures of rows in them, as they ought to be."""
     project = HERE.parent / "README.md"
     before, rest = project.read_text(encoding="utf-8").split(START)
-    summary, page = (
-        render((HERE / name).read_text(encoding="utf-8")) for name in ("summary.in.md", "README.in.md")
-    )
-    return {
-        HERE / "README.md": f"{page}\n",
-        project: f"{before}{START}\n\n{summary}\n\n{END}{rest.split(END)[1]}",
-    }
+    templates = {project: HERE / "summary.in.md", HERE / "README.md": HERE / "README.in.md"}
+    templates |= {EXPERIMENTS / path.name: path for path in sorted((EXPERIMENTS / "templates").glob("*.md"))}
+    made = {path: f"{render(of.read_text(encoding='utf-8').rstrip())}\n" for path, of in templates.items()}
+    return made | {project: f"{before}{START}\n\n{made[project]}\n{END}{rest.split(END)[1]}"}
 
 
 def main() -> None:
@@ -733,13 +82,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file would change")
     check, stale = parser.parse_args().check, False
     for path, text in pages().items():
-        old = path.read_text(encoding="utf-8")
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
         if not check:
             path.write_text(text, encoding="utf-8")
         elif old != text:
             stale, name = True, path.relative_to(HERE.parent).as_posix()
             print(
-                f"{name} is not what the rows give: run python results/make_readme.py, or change its template"
+                f"{name} is not what the rows give: run python -m results.make_readme, or change its template"
             )
             lines = difflib.unified_diff(
                 old.splitlines(), text.splitlines(), name, "from rows", "", "", 1, ""

@@ -27,9 +27,9 @@ PAGES = (
     "*.md",
     "docs/*.md",
     "benchmarks/README.md",
-    "experiments/README.md",
+    "experiments/*.md",
     "results/README.md",
-    "results/cifar100/tables.md",
+    "results/study/tables.md",
 )
 QUICKSTART = "docs/quickstart.ipynb"
 

@@ -36,7 +36,7 @@ _SCRIPTS = (
     *("elements", "averages", "selection", "methods", "saving", "board", "chart", "matrix", "tables"),
     *("figures", "runs", "about", "page"),
 )
-#: Percent points by which means of one seed moved when nothing but rounding changed: see results/README.md.
+#: Percent points by which means of one seed moved when only rounding changed: see experiments/noise.md.
 _NOISE = 1.5
 #: Where the defaults are the paper's words and not its released code's, or better than either.
 _BY_DESIGN = (

@@ -55,7 +55,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {
         path: Page(path)
         for path in site.rglob("*.html")
-        if path.name != "404.html" and "cifar100" not in path.parts
+        if path.name != "404.html" and "study" not in path.parts
     }
 
 

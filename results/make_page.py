@@ -1,0 +1,48 @@
+"""The study's tables and its page, from rows: ``python -m results.make_page``.
+
+``study/tables.md`` is checked by the tests; ``study/index.html`` says when it was made. To stay small, the
+page leaves out metrics under other conventions and most figures: ``opencil report results/study --html FILE``
+has them.
+"""
+
+from dataclasses import replace
+
+from opencil import Study
+from opencil.atomic_files import write_text
+from opencil.report.figures.chosen import Choice
+from opencil.report.figures.drawing import Figure, figures
+from opencil.report.survey import survey_tables
+from opencil.report.writing import chosen_tables, write_page
+from results.measured import HERE, study
+
+#: Metrics under other conventions, or of a threshold alone.
+LEFT_OUT = ("ap_id_positive", "fpr_ood_positive", "fpr_old", "fpr_new", "accuracy_with_rejection")
+#: The paper's first figure and two of ours, and how models compare.
+DRAWN = ("fig1a-icarl", "fig1b-icarl", "fig1c-icarl", "old-new-icarl", "fig3a", "accuracy-auc")
+DETECTORS = ("energy", "nnguide", "npos", "ber")
+
+
+def tables(of: Study) -> str:
+    """The paper's tables, ours beside them, statistics, and accuracies beside the survey's, as Markdown."""
+    made = chosen_tables(of, ["main", "distance"])
+    made += chosen_tables(of, [], compare="paper", statistics=True)
+    return "\n".join(one.markdown() for one in [*made, *survey_tables(of)])
+
+
+def drawn(of: Study) -> list[Figure]:
+    """The figures of k = 10 that the page has."""
+    ten = replace(of, rows=of.rows[of.rows["k"] == 10], runs=[run for run in of.runs if run["k"] == 10])
+    return [one for one in figures(ten, Choice(DETECTORS)) if one.about.name.endswith(DRAWN)]
+
+
+def main() -> None:
+    """Write both."""
+    of = study("study")
+    write_text(HERE / "study" / "tables.md", tables(of))
+    write_page(
+        replace(of, rows=of.rows[~of.rows["metric"].isin(LEFT_OUT)]), HERE / "study" / "index.html", drawn(of)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,587 @@
+"""What the page says of the study: its tables, and the paper's claims with their tests, from finished runs.
+
+A cell is a training (CIL model and seed) and an OOD set, mean over its steps: all detectors meet the same
+model and the same images there. A k without finished runs says so; everything else follows the rows.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opencil.published import SURVEY_ACCURACY
+from opencil.report.compare import agreement
+from opencil.report.statistics import Ranking, rank_detectors
+from results.measured import (
+    CIL,
+    HERE,
+    POSTHOC,
+    SIXTEEN,
+    TUNED,
+    compared,
+    paper,
+    published,
+    study,
+    survey,
+    table,
+)
+
+KS, SEEDS = (10, 20, 5), (0, 1, 2)
+#: More than so many points from the paper's AUC is far off.
+FAR_OFF = 3
+NOT_YET = "not run yet"
+#: What is known of detectors that are far off in some cell.
+WHY = {
+    "relation": "what it is [set up on](../experiments/set_up.md)",
+    "nnguide": "in part its bank of images; BiC's is [not that](../experiments/set_up.md): unexplained",
+    "react": "unexplained; [its set-up](../experiments/set_up.md) is not the reason",
+    "npos": "on BiC [its correction](../experiments/heads.md) of outliers; elsewhere unexplained",
+    "ber": "unexplained; [other values](../experiments/ber.md) were tried",
+}
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+@cache
+def trainings(k: int) -> list[tuple[str, int]]:
+    """The runs of the four models that have all steps of all sixteen detectors, as (CIL model, seed)."""
+    return sorted(
+        (run["cil"], run["seed"])
+        for run in study("study").runs
+        if run["k"] == k
+        and run["cil"] in CIL
+        and run["trained"] == run["steps"]
+        and all(run["detectors"].get(name) == run["steps"] for name in SIXTEEN)
+    )
+
+
+def seeds(k: int) -> list[int]:
+    """The seeds of which all four models are there."""
+    return [
+        seed for seed in sorted({s for _, s in trainings(k)}) if all((c, seed) in trainings(k) for c in CIL)
+    ]
+
+
+def run_ks() -> list[int]:
+    """The ks of which at least one seed has all four models."""
+    return [k for k in KS if seeds(k)]
+
+
+@cache
+def _rows(k: int, metric: str) -> pd.DataFrame:
+    """In percent, of the seeds of which all four models are there."""
+    rows = study("study").rows
+    asked = (rows["k"] == k) & (rows["metric"] == metric) & (rows["task"] == 0)
+    asked &= rows["cil"].isin(CIL) & rows["seed"].isin(seeds(k)) & rows["detector"].isin(["", *SIXTEEN])
+    return rows[asked].assign(value=100 * rows["value"])
+
+
+@cache
+def cells(k: int, metric: str = "auc", first: int = 1) -> pd.DataFrame:
+    """(cil, seed, ood) × the sixteen detectors, mean over steps from ``first`` on."""
+    rows = _rows(k, metric)
+    rows = rows[(rows["step"] >= first) & (rows["detector"] != "")]
+    means = rows.groupby(["cil", "seed", "ood", "detector"])["value"].mean()
+    return means.unstack("detector")[list(SIXTEEN)]
+
+
+def _of_split(values: pd.DataFrame, split: str) -> pd.DataFrame:
+    """The cells of near sets, of far ones, or all."""
+    near = values.index.get_level_values("ood").isin(["cifar10", "tin"])
+    return {"near": values[near], "far": values[~near], "all": values}[split]
+
+
+@cache
+def by_seed(k: int, detector: str, cil: str, split: str = "all", metric: str = "auc") -> "pd.Series[float]":
+    """A detector's mean over OOD sets and steps, for each seed."""
+    values = _of_split(cells(k, metric), split).xs(cil, level="cil")[detector]
+    of_seeds: pd.Series[float] = values.groupby("seed").mean()
+    return of_seeds
+
+
+def study_off(k: int, detector: str, cil: str, split: str = "all") -> float:
+    """AUC less the paper's."""
+    return float(by_seed(k, detector, cil, split).mean()) - paper("auc", detector, cil, k, split)
+
+
+def mean_off(k: int, detector: str, split: str = "all") -> float:
+    return fmean(study_off(k, detector, cil, split) for cil in CIL)
+
+
+@cache
+def accuracies(k: int, cil: str, metric: str = "accuracy") -> "pd.Series[float]":
+    """Mean over steps, for each seed."""
+    rows = _rows(k, metric)
+    of_seeds: pd.Series[float] = (
+        rows[(rows["cil"] == cil) & (rows["detector"] == "")].groupby("seed")["value"].mean()
+    )
+    return of_seeds
+
+
+def spread(values: "pd.Series[float]", digits: int = 2) -> str:
+    """Mean ± sample standard deviation over seeds; of one seed there is none."""
+    deviation = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{deviation}"
+
+
+def listed(names: Iterable[Any]) -> str:
+    every = [str(name) for name in names]
+    return " and ".join(filter(None, [", ".join(every[:-1]), *every[-1:]]))
+
+
+def what_is_there() -> str:
+    """Which ks and seeds are whole, and what of the plan is not there."""
+    there = [f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}" for k in run_ks()]
+    return (
+        f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. Not run yet: {not_there()}."
+    )
+
+
+def not_there() -> str:
+    lacking = [
+        f"k = {k}, seed{'s' * (len(less) > 1)} {listed(less)}"
+        for k in KS
+        if (less := [seed for seed in SEEDS if seed not in seeds(k)])
+    ]
+    runs = {(run["cil"], run["k"]) for run in study("study").runs}
+    lacking += [] if ("joint", 10) in runs else ["`joint`"]
+    shifted = study("study").rows["metric"].eq("fpr_shifted").any()
+    lacking += [] if shifted else ["`corrupted` on all four models"]
+    return "; ".join(lacking) or "nothing of the plan"
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def accuracy_table() -> str:
+    """Beside the paper's and the survey's, whose figure of iCaRL is that of nearest means."""
+    lines = []
+    for cil, name in CIL.items():
+        shown = []
+        for k in run_ks():
+            ours, theirs = accuracies(k, cil), survey(cil, k=k)
+            beside = ""
+            if theirs is not None:
+                of_its_kind = accuracies(k, cil, SURVEY_ACCURACY.get(cil, "accuracy"))
+                beside = f"{theirs:.2f} ({of_its_kind.mean() - theirs:+.1f})"
+            papers = paper("accuracy", cil=cil, k=k)
+            shown += [spread(ours), f"{papers:.2f} ({ours.mean() - papers:+.1f})", beside]
+        lines.append([name, *shown])
+    return table(["", *(text for k in run_ks() for text in (f"k = {k}", "paper", "survey"))], lines)
+
+
+def auc_table(k: int = 10) -> str:
+    """AUC of sixteen detectors on four models, ± over seeds, and what it is off the paper's."""
+    if not seeds(k):
+        return NOT_YET
+    figures = published()
+    figures = figures[figures["flagged"] & (figures["metric"] == "auc") & (figures["k"] == k)]
+    flagged = set(figures[["detector", "cil"]].itertuples(index=False, name=None))
+
+    def line(name: str, detectors: Sequence[str]) -> list[str]:
+        made = [name]
+        for cil in CIL:
+            ours: pd.Series[float] = sum(
+                (by_seed(k, d, cil) for d in detectors), start=pd.Series(0.0, seeds(k))
+            )
+            away = fmean(study_off(k, d, cil) for d in detectors)
+            mark = "†" if len(detectors) == 1 and (detectors[0], cil) in flagged else ""
+            made.append(f"{spread(ours / len(detectors), 1)} ({away:+.1f}{mark})")
+        return [*made, f"{fmean(mean_off(k, d) for d in detectors):+.1f}"]
+
+    lines = []
+    for kind, detectors in (("post-hoc", POSTHOC), ("tuned", TUNED)):
+        bold = {d: f"**{n}**" if abs(mean_off(k, d)) > FAR_OFF else n for d, n in detectors.items()}
+        lines += [line(name, [detector]) for detector, name in bold.items()]
+        lines.append(line(f"*mean, {kind}*", list(detectors)))
+    return table(["", *CIL.values(), "mean −"], lines)
+
+
+def parts_table() -> str:
+    """Near and far sets, old and new classes (from step 2 on) of every k, mean over the four models."""
+    lines = []
+    for detector, name in SIXTEEN.items():
+        shown = []
+        for k in run_ks():
+            for split in ("near", "far"):
+                ours = _of_split(cells(k), split)[detector].groupby("seed").mean()
+                shown.append(f"{spread(ours, 1)} ({mean_off(k, detector, split):+.1f})")
+            old, new = (cells(k, metric, 2)[detector].mean() for metric in ("auc_old", "auc_new"))
+            shown.append(f"{old:.1f} / {new:.1f}")
+        lines.append([name, *shown])
+    head = [text for k in run_ks() for text in (f"k = {k}: near", "far", "old / new classes")]
+    return table(["", *head], lines)
+
+
+def old_and_new() -> str:
+    """By how much new classes are easier to tell from OOD than old ones, by model."""
+    said = []
+    for k in run_ks():
+        more = _old_new(k).groupby("cil").mean()
+        said.append(f"k = {k}: {', '.join(f'{name} {more[cil]:+.1f}' for cil, name in CIL.items())}")
+    return "; ".join(said)
+
+
+def distance_table() -> str:
+    """Mean distance from the paper's figures, those that it contradicts itself left out."""
+    lines = []
+    for k in KS:
+        if not seeds(k):
+            lines.append([str(k), NOT_YET, *[""] * 8])
+            continue
+        every = compared("study", k)
+        every = every[every["detector"].isin(SIXTEEN) & every["place"].isin(["near", "far", "all"])]
+        auc = every[every["metric"] == "auc"]
+        parts = [auc, *(auc[auc["place"] == place] for place in ("all", "near", "far"))]
+        parts += [auc[auc["detector"] != "relation"], every[every["metric"] == "fpr"]]
+        away = [part["difference"].abs() for part in parts]
+        ranks = [agreement(part).correlation for _, part in parts[1].groupby("cil")]
+        accuracy = fmean(abs(accuracies(k, c).mean() - paper("accuracy", cil=c, k=k)) for c in CIL)
+        values = [f"{part.mean():.2f}" for part in away]
+        rank = f"{fmean(r for r in ranks if r is not None):.2f}"
+        lines.append([str(k), f"{away[0].count()}", *values, rank, f"{accuracy:.2f}"])
+    head = ["k", "cells", "AUC", "all", "near", "far", "without Relation", "FPR", "rank ρ", "accuracy"]
+    return table(head, lines)
+
+
+def far_off() -> str:
+    """Every detector that is far off the paper's AUC in the mean over models or in a model, and why."""
+    lines = []
+    for detector, name in SIXTEEN.items():
+        shown = []
+        for k in run_ks():
+            away = {CIL[cil]: study_off(k, detector, cil) for cil in CIL} | {"mean": mean_off(k, detector)}
+            far = [f"{where} {value:+.1f}" for where, value in away.items() if abs(value) > FAR_OFF]
+            shown += [f"k = {k}: {', '.join(far)}"] if far else []
+        if shown:
+            lines.append([name, "; ".join(shown), WHY.get(detector, "unexplained")])
+    return table(["", "more than 3 points off", "why"], lines, texts=(0, 1, 2))
+
+
+def cost_table() -> str:
+    """Seconds and memory of each k and seed."""
+    calls = pd.read_csv(HERE / "study" / "calls.csv").set_index(["k", "seed"])
+    grids: dict[tuple[Any, int], list[Any]] = {}
+    for run in study("study").runs:
+        grids.setdefault((run["k"], run["seed"]), []).append(run)
+    lines = []
+    for (k, seed), runs in sorted(grids.items(), key=lambda grid: (KS.index(grid[0][0]), grid[0][1])):
+        stages = [
+            f"{sum(step.get(stage, 0) for run in runs for step in run['seconds']):.0f}"
+            for stage in ("training", "tuning", "evaluation")
+        ]
+        made = [made for run in runs for made in run.get("made", [])]
+        days = sorted({m["first"][:10] for m in made} | {m["last"][:10] for m in made})
+        detectors = {len(run["detectors"]) for run in runs}
+        known = (k, seed) in calls.index
+        lines.append(
+            [
+                *(str(k), str(seed), f"{len(runs)} × {' or '.join(map(str, sorted(detectors)))}"),
+                f"{calls.loc[(k, seed), 'seconds']:,}" if known else "",
+                *stages,
+                f"{max(run['environment']['peak_memory_mib'] for run in runs) / 1024:.1f}",
+                listed(sorted({f"{m['device'].removeprefix('NVIDIA ')}, {m['precision']}" for m in made})),
+                " to ".join(dict.fromkeys([days[0], days[-1]])),
+                listed(sorted({f"`{m['source'][:8]}`" for m in made})),
+            ]
+        )
+    head = ["k", "seed", "runs × detectors", "seconds", "training", "tuning", "evaluation", "GiB"]
+    return table([*head, "device", "day", "source"], lines, texts=(0, 1, 8, 9, 10))
+
+
+def ours_and_papers_table() -> str:
+    """Six lines: accuracies of the four models, AUC of the two kinds of detectors, ten classes a step."""
+    pairs = {
+        f"accuracy, {name}": (
+            spread(accuracies(10, cil)),
+            accuracies(10, cil).mean(),
+            paper("accuracy", cil=cil),
+        )
+        for cil, name in CIL.items()
+    }
+    for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
+        ours = cells(10)[list(detectors)].mean(axis=1).groupby("seed").mean()
+        theirs = fmean(paper("auc", d) for d in detectors)
+        pairs[f"AUC, mean of {kind} detectors on all four"] = spread(ours), ours.mean(), theirs
+    lines = [[name, shown, f"{b:.2f}", f"{a - b:+.1f}"] for name, (shown, a, b) in pairs.items()]
+    return table(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+def deviations(k: int) -> dict[tuple[str, str], float]:
+    """Over seeds, of the mean AUC of every detector on every model, as (model, detector)."""
+    of_seeds = {(cil, d): by_seed(k, d, cil) for cil in CIL for d in SIXTEEN}
+    return {(CIL[cil], SIXTEEN[d]): float(values.std()) for (cil, d), values in of_seeds.items()}
+
+
+def noise() -> str:
+    """How far seeds are apart, at each k that has several."""
+    said = []
+    for k in run_ks():
+        if len(seeds(k)) > 1:
+            of_auc = deviations(k)
+            model, detector = max(of_auc, key=lambda pair: of_auc[pair])
+            of_accuracy = [accuracies(k, cil).std() for cil in CIL]
+            said.append(
+                f"At k = {k}, over {len(seeds(k))} seeds, the standard deviation of a detector's mean AUC on "
+                f"a model is {fmean(of_auc.values()):.1f} points in the mean of the 64 and at most "
+                f"{of_auc[model, detector]:.1f} ({detector} on {model}), that of accuracy "
+                f"{min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
+            )
+    return " ".join(said) or "There is one seed of each k so far."
+
+
+# --- the paper's claims, tested -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean difference over cells, Wilcoxon's signed-rank p, and in how many trainings it is above 0."""
+
+    mean: float
+    p: float
+    above: int
+    trainings: int
+
+    @property
+    def verdict(self) -> str:
+        """Of a claim that it is above 0; three of four trainings must agree: cells of one are not free."""
+        if self.p < 0.05 and self.mean > 0 and self.above >= 0.75 * self.trainings:
+            return "**holds**"
+        if self.p < 0.05 and self.mean < 0 and self.above <= 0.25 * self.trainings:
+            return "**reversed**"
+        return "not shown"
+
+
+def paired(differences: "pd.Series[float]", unit: Sequence[str] = ("cil", "seed")) -> Paired:
+    """The test of paired differences, whose index names the unit that trainings are told apart by."""
+    from scipy.stats import wilcoxon
+
+    p = float(wilcoxon(differences).pvalue) if differences.any() else 1.0
+    by_training = differences.groupby(list(unit)).mean()
+    return Paired(float(differences.mean()), p, int((by_training > 0).sum()), len(by_training))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A difference that the paper says is above 0: ours in cells of a k, and the paper's own figure."""
+
+    words: str
+    ours: Callable[[int], "pd.Series[float]"]
+    papers: Callable[[int], float | None] = lambda _: None
+    unit: tuple[str, ...] = ("cil", "seed")
+
+
+def _mean_auc(detectors: Iterable[str]) -> Callable[[int], "pd.Series[float]"]:
+    return lambda k: cells(k)[list(detectors)].mean(axis=1)
+
+
+def _less(
+    a: Iterable[str], b: Iterable[str]
+) -> tuple[Callable[[int], "pd.Series[float]"], Callable[[int], float]]:
+    """Mean AUC of some detectors less that of others: ours by cell, and the paper's."""
+    first, second = list(a), list(b)
+
+    def papers(k: int) -> float:
+        of = [fmean(paper("auc", d, k=k) for d in names) for names in (first, second)]
+        return of[0] - of[1]
+
+    return lambda k: _mean_auc(first)(k) - _mean_auc(second)(k), papers
+
+
+def best_other(k: int) -> str:
+    """The detector with the highest mean AUC but BER."""
+    return str(cells(k).mean().drop("ber").idxmax())
+
+
+def _papers_best_other(k: int) -> float:
+    return max(paper("auc", d, k=k) for d in SIXTEEN if d != "ber")
+
+
+def _old_new(k: int) -> "pd.Series[float]":
+    return (cells(k, "auc_new", 2) - cells(k, "auc_old", 2)).mean(axis=1)
+
+
+def _ber_old(k: int) -> "pd.Series[float]":
+    old = cells(k, "auc_old", 2)
+    return old["ber"] - old["energy"]
+
+
+def _as_new(k: int) -> "pd.Series[float]":
+    """Share of OOD images predicted as new classes, less the share of new classes, from step 2 on."""
+    rows = _rows(k, "ood_as_new")
+    rows = rows[(rows["step"] > 1) & (rows["detector"] == "energy")]
+    more: pd.Series[float] = (
+        rows.assign(value=rows["value"] - 100 / rows["step"]).groupby(["cil", "seed", "ood"])["value"].mean()
+    )
+    return more
+
+
+def _better_models(k: int) -> "pd.Series[float]":
+    by_model = cells(k).mean(axis=1).unstack("cil")
+    return by_model[["wa", "foster"]].mean(axis=1) - by_model[["icarl", "bic"]].mean(axis=1)
+
+
+def _papers_models(k: int) -> float:
+    of = {cil: fmean(paper("auc", d, cil, k) for d in SIXTEEN) for cil in CIL}
+    return (of["wa"] + of["foster"] - of["icarl"] - of["bic"]) / 2
+
+
+def _near_far(k: int) -> "pd.Series[float]":
+    far, near = (
+        _of_split(cells(k), split).mean(axis=1).groupby(["cil", "seed"]).mean() for split in ("far", "near")
+    )
+    return near - far
+
+
+def _papers_near_far(k: int) -> float:
+    far, near = (fmean(paper("auc", d, k=k, split=s) for d in SIXTEEN) for s in ("far", "near"))
+    return near - far
+
+
+_EIGHT = [name for name in POSTHOC if name != "relation"]
+CLAIMS = (
+    Claim("tuned heads are above post-hoc detectors", *_less(TUNED, POSTHOC)),
+    Claim("the same, without Relation", *_less(TUNED, _EIGHT)),
+    Claim("BER is above Energy", *_less(["ber"], ["energy"])),
+    Claim(
+        "BER is above the best other detector",
+        lambda k: cells(k)["ber"] - cells(k)[best_other(k)],
+        lambda k: paper("auc", "ber", k=k) - _papers_best_other(k),
+    ),
+    Claim("old classes are harder to tell from OOD than new ones", _old_new),
+    Claim("OOD images are taken for new classes beyond their share", _as_new),
+    Claim("BER helps old classes (over Energy)", _ber_old),
+    Claim(
+        "WA and FOSTER, the more accurate, are above iCaRL and BiC", _better_models, _papers_models, ("seed",)
+    ),
+    Claim("near OOD is easier than far (its figures, not its words)", _near_far, _papers_near_far),
+)
+
+
+def claims_table() -> str:
+    """Each claim at each k: the difference, the paper's, the test, in how many trainings it is so."""
+    lines = []
+    for claim in CLAIMS:
+        shown = []
+        for k in KS:
+            if not seeds(k):
+                shown.append(NOT_YET)
+                continue
+            test, papers = paired(claim.ours(k), claim.unit), claim.papers(k)
+            beside = "" if papers is None else f" (paper {papers:+.1f})"
+            p = f"p = {test.p:.2g}" if test.p >= 1e-4 else "p < 0.0001"
+            shown.append(f"{test.mean:+.1f}{beside}, {p}, {test.above} of {test.trainings}: {test.verdict}")
+        lines.append([claim.words, *shown])
+    return table(["difference in AUC", *(f"k = {k}" for k in KS)], lines, texts=(0, 1, 2, 3))
+
+
+@cache
+def ranking(k: int) -> Ranking:
+    return rank_detectors(cells(k))
+
+
+def ranks() -> str:
+    """Which detectors can be told apart, by the critical difference, and where BER stands, at each k."""
+    said = []
+    for k in run_ks():
+        r = ranking(k)
+        rank = dict(zip(r.detectors, r.ranks, strict=True))
+        group = [SIXTEEN[r.detectors[i]] for i in r.groups[0]]
+        apart = [d for d in r.detectors if rank[d] - rank["ber"] >= r.critical]
+        above = [d for d in r.detectors if rank["ber"] - rank[d] >= r.critical]
+        said.append(
+            f"At k = {k}, over {len(cells(k))} cells, mean ranks must differ by {r.critical:.1f} to be told "
+            f"apart (Nemenyi, 5 %): so {listed(group)} (ranks {r.ranks[0]:.1f} to "
+            f"{r.ranks[r.groups[0][-1]]:.1f}) are not told apart. BER is at {rank['ber']:.1f}, place "
+            f"{r.detectors.index('ber') + 1}; told from it are {listed(SIXTEEN[d] for d in above) or 'none'} "
+            f"above it and {listed(SIXTEEN[d] for d in apart) or 'none'} below."
+        )
+    return " ".join(said)
+
+
+def _place(values: "pd.Series[float]") -> int:
+    return int((values > values["ber"]).sum()) + 1
+
+
+def ber_places(k: int) -> str:
+    """BER's place among the sixteen by AUC in each model and split, ours and the paper's."""
+    if not seeds(k):
+        return f"k = {k}: {NOT_YET}"
+    said = []
+    for cil, name in CIL.items():
+        places = []
+        for split in ("all", "near", "far"):
+            ours = pd.Series({d: by_seed(k, d, cil, split).mean() for d in SIXTEEN})
+            papers = pd.Series({d: paper("auc", d, cil, k, split) for d in SIXTEEN})
+            places.append((_place(ours), _place(papers)))
+        own, theirs = (" / ".join(str(p) for p in side) for side in zip(*places, strict=True))
+        best = max(SIXTEEN, key=lambda d: float(by_seed(k, d, cil).mean()))
+        said.append(f"{name} {own} (paper {theirs}; best here {SIXTEEN[best]})")
+    return f"k = {k}: {', '.join(said)}"
+
+
+def accuracy_and_auc(k: int) -> str:
+    """How accuracy and mean AUC go together over trainings."""
+    from scipy.stats import spearmanr
+
+    auc = cells(k).mean(axis=1).groupby(["cil", "seed"]).mean()
+    accurate = [accuracies(k, cil)[seed] for cil, seed in auc.index]
+    test = spearmanr(accurate, auc)
+    return f"ρ = {test.statistic:.2f} (p = {test.pvalue:.2g}) over the {len(auc)} trainings of k = {k}"
+
+
+def shifted() -> str:
+    """What detectors do under covariate shift, at k = 10; ``full`` has the shifted images on the ID side."""
+    rows = study("study").rows
+    rows = rows[(rows["k"] == 10) & rows["cil"].isin(CIL) & (rows["task"] == 0)]
+    models = [cil for cil in CIL if (rows["cil"][rows["metric"] == "fpr_shifted"] == cil).any()]
+    if not models:
+        return "Not run yet on all four models."
+    rows = rows[rows["cil"].isin(models) & rows["seed"].isin(rows["seed"][rows["metric"] == "fpr_shifted"])]
+    means = 100 * rows.groupby(["detector", "metric"])["value"].mean().unstack("metric")
+    metrics = ["auc", "auc_full", "fpr", "fpr_full", "fpr_shifted"]
+    lines = [
+        [name, *(f"{means.loc[detector, metric]:.1f}" for metric in metrics)]
+        for detector, name in SIXTEEN.items()
+        if detector in means.index
+    ]
+    head = ["", "AUC", "full", "FPR", "full", "shifted rejected"]
+    return f"Mean of {listed(CIL[cil] for cil in models)}:\n\n{table(head, lines)}\n\n"
+
+
+def joint() -> str:
+    """The model that is trained on all data of all classes seen, beside the four, at k = 10."""
+    rows = study("study").rows
+    rows = rows[(rows["k"] == 10) & (rows["cil"] == "joint") & (rows["task"] == 0)]
+    if rows.empty:
+        return "Not run yet."
+    its = 100 * rows[rows["metric"] == "auc"].groupby("detector")["value"].mean()
+    names = [d for d in SIXTEEN if d in its.index]
+    accuracy = 100 * rows[(rows["metric"] == "accuracy") & (rows["detector"] == "")]["value"].mean()
+    beside = [f"{CIL[c]} {fmean(float(by_seed(10, d, c).mean()) for d in names):.1f}" for c in CIL]
+    return (
+        f"Accuracy {accuracy:.1f}; AUC, mean of {len(names)} detectors, {its[names].mean():.1f}, beside "
+        f"{listed(beside)}. Best on it: {SIXTEEN[max(names, key=lambda d: float(its[d]))]} "
+        f"({its[names].max():.1f})."
+    )
+
+
+def farthest() -> tuple[str, str, float]:
+    """The detector and the model whose AUC is farthest from the paper's at k = 10, and by how much."""
+    away = {(detector, cil): study_off(10, detector, cil) for detector in SIXTEEN for cil in CIL}
+    detector, cil = max(away, key=lambda pair: abs(away[pair]))
+    return SIXTEEN[detector], CIL[cil], away[detector, cil]
+
+
+def mean_distance(k: int = 10) -> float:
+    """Of the 64 mean AUCs from the paper's."""
+    every = np.array([study_off(k, detector, cil) for detector in SIXTEEN for cil in CIL])
+    return float(np.abs(every).mean())
