@@ -393,9 +393,10 @@ def create_detector(
     name: Literal["rankfeat"],
     *,
     temperature: float = 1.0,
+    maps: Literal["both", "last"] = "both",
     by_task: bool = False,
 ) -> RankFeat:
-    """Energy of the last maps' mean when their first singular component is taken out of them."""
+    """Energy when the first singular component is taken out of the last maps, and of those before them."""
 
 @overload
 def create_detector(

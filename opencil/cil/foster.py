@@ -159,6 +159,10 @@ class BoostedModel(SideBySide):
         """Maps of both backbones side by side, stage by stage, or of the student's."""
         return self.student.maps(images) if self.evaluate == "compressed" else super().maps(images)
 
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Features of both backbones side by side, of maps before their last stage, or of the student's."""
+        return self.student.last_stage(maps) if self.evaluate == "compressed" else super().last_stage(maps)
+
     def classify(self, features: Tensor) -> Tensor:
         """Logits of the head over both backbones, or of the student's."""
         return self.student.classify(features) if self.evaluate == "compressed" else self.head(features)

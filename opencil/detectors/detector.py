@@ -40,7 +40,7 @@ class Detector(Values, ABC):
       again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``;
     - ``layers``: ``for maps in outputs.layers()``, the maps [B, C, H, W] after each stage of the backbone,
       batch by batch in the samples' order, since those of all samples would take gigabytes. They are computed
-      from ``inputs``;
+      from ``inputs``. ``outputs.last_stage(maps)`` are the features of other maps before the last stage;
     - ``labels`` [N], in a set-up alone.
 
     A set-up reads the same, or what ``setup_reads`` says. ``family`` is the block of the tables it stands in.

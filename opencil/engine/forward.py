@@ -151,6 +151,17 @@ class Inputs:
                 )
             yield [one.float() for one in given]
 
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Features [B, D] of maps that take the place of those before the last stage, computed alike."""
+        last_stage: Callable[[Tensor], Tensor] | None = getattr(self.model, "last_stage", None)
+        if last_stage is None:
+            raise BadInput(
+                f"{type(self.model).__name__} has no last stage that runs by itself: a method "
+                "last_stage(maps) gives features [B, D] of the maps before it"
+            )
+        with torch.no_grad(), FULL.active(), evaluating(self.model):
+            return _given(self.model, "last_stage", last_stage(maps), len(maps)).float()
+
     @property
     def _wanted(self) -> Tensor:
         """The indices, wherever they are: a store that decodes on the host need not ask a device for them."""
@@ -211,6 +222,12 @@ class Outputs:
         if self.inputs is None:
             raise BadInput("the maps of a network's stages are computed from its images: missing here")
         return self.inputs.maps()
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Features [B, D] that the backbone's last stage makes of other maps than those before it."""
+        if self.inputs is None:
+            raise BadInput("the last stage is that of the model that comes with images: missing here")
+        return self.inputs.last_stage(maps)
 
     def linear(self) -> tuple[Tensor, Tensor]:
         """The head as W [classes, D] and b [classes]: z = W f + b; one that is not linear is refused."""

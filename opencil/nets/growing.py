@@ -13,7 +13,8 @@ from opencil.nets.model import Backbone, Head, Model
 class SideBySide(Model):
     """A model whose features are those of several backbones; ``backbone`` is the newest of them.
 
-    ``shared`` are stages that they have in common, where there are any: they read the last one's map.
+    All have the same stages. ``shared`` are those that they have in common, all but the last one, where there
+    are any: they read its last map.
     """
 
     def __init__(self, newest: Backbone, classes: int, shared: Backbone | None = None) -> None:
@@ -39,6 +40,17 @@ class SideBySide(Model):
         given = shared[-1] if shared else images
         stages = zip(*(backbone.maps(given) for backbone in self.backbones()), strict=True)
         return [*shared, *(torch.cat(stage, dim=1) for stage in stages)]
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Features of all backbones side by side, of maps that take the place of those before the last stage.
+
+        What is in common ends there: each backbone reads all of these maps, else those of its own.
+        """
+        if self.shared is not None:
+            return torch.cat([backbone(maps) for backbone in self.backbones()], dim=1)
+        lasts = [backbone.split()[1] for backbone in self.backbones()]
+        own = maps.chunk(len(lasts), dim=1)
+        return torch.cat([last(part) for last, part in zip(lasts, own, strict=True)], dim=1)
 
 
 class GrownModel(SideBySide):

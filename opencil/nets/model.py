@@ -139,6 +139,11 @@ class Model(nn.Module):
         """The backbone's maps after each stage, [B, C, H, W] each."""
         return self.backbone.maps(images)
 
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Features [B, D] of maps that take the place of those before the last stage."""
+        features: Tensor = self.backbone.split()[1](maps)
+        return features
+
     def classify(self, features: Tensor) -> Tensor:
         """Logits z [B, classes] of features."""
         logits: Tensor = self.head(features)

@@ -28,7 +28,7 @@ def wrap(model: nn.Module, head: str, stages: Sequence[str] = ()) -> "WrappedMod
 
 
 class WrappedModel(nn.Module):
-    """A classifier from elsewhere with ``features``, ``classify`` and, where there are any, ``maps``."""
+    """A classifier from elsewhere with ``features``, ``classify`` and, where it has stages, ``maps``."""
 
     def __init__(self, network: nn.Module, head: str, stages: Sequence[str] = ()) -> None:
         super().__init__()
@@ -105,6 +105,16 @@ class WrappedModel(nn.Module):
             if not isinstance(one, Tensor) or one.ndim != 4:
                 raise BadInput(f"stage {name!r} gives {_described(one)}: maps [B, C, H, W] are needed")
         return found
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """Means over pixels of what the last stage makes of maps: features, where the model's are such."""
+        if not self.stage_names:
+            raise BadInput(
+                f"{type(self.network).__name__} does not say what its last stage is: name the layers, "
+                "wrap(model, head=…, stages=[…]), for detectors that run it on maps of their own"
+            )
+        found: Tensor = self.network.get_submodule(self.stage_names[-1])(maps)
+        return found.mean(dim=(2, 3))
 
     def _check(
         self, images: Tensor, read: list[Any], given: list[tuple[Any, int | None]], output: Any

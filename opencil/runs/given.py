@@ -161,7 +161,7 @@ class GivenModel(_Given):
         super().__init__()
         self.given, self.columns, self.kind = given, columns, type(given).__name__
         # What not every model has. The copy of a head whose logits are chosen from would not give those.
-        for name in ("maps", *["extra_head"] * (columns is None)):
+        for name in ("maps", "last_stage", *["extra_head"] * (columns is None)):
             if callable(method := getattr(given, name, None)):
                 setattr(self, name, method)
 

@@ -58,10 +58,15 @@ class _Network(nn.Module):
         return F.relu(self.norm(self.layer(images.flatten(1))))
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Of two stages: what filters see in the images, and four pixels whose mean are the features."""
+        """Of two stages: the images and what filters see in them, and four pixels whose mean is f."""
         apart = (images.flatten(1) @ self.spread).view(-1, _WIDTH, 2)
         last = self.features(images)[:, :, None] + torch.cat([apart, -apart], dim=2)
-        return [F.relu(F.conv2d(images, self.filters, padding=1)), last.view(-1, _WIDTH, 2, 2)]
+        seen = F.relu(F.conv2d(images, self.filters, padding=1))
+        return [torch.cat([images, seen], dim=1), last.view(-1, _WIDTH, 2, 2)]
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        """f [B, D] of the images among the first maps."""
+        return self.features(maps[:, :3])
 
     def classify(self, features: Tensor) -> Tensor:
         """z [B, C]."""

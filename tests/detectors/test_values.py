@@ -49,7 +49,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "neco": {"setup": "memory", "variance": 0.9, "max_logit": False},
     "oe": TUNED | {"weight": 0.5, "concentration": 1.0},
     "openmax": {"setup": "memory", "tail": 20, "alpha": 3},
-    "rankfeat": {"temperature": 1.0},
+    "rankfeat": {"temperature": 1.0, "maps": "both"},
     "residual": {"setup": "memory", "dimensions": 0},
     "scale": {"percentile": 85.0},
     "tpl": {"setup": "memory", "neighbours": 5},

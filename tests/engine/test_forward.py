@@ -194,6 +194,25 @@ def test_maps_come_batch_by_batch_as_the_model_gives_them(
     assert all(module.training for module in model.modules())
 
 
+def test_the_last_stage_runs_on_maps_of_others(images: ImageSet, model: Model, plain: Transform) -> None:
+    """In eval mode, whatever mode the model is in, which stays; of its own maps it gives the features."""
+    outputs = forward(model.train(), images, plain)
+    (maps,) = outputs.layers()
+    found = outputs.last_stage(maps[-2])
+    assert torch.equal(found, outputs.features)
+    assert not found.requires_grad
+    assert all(module.training for module in model.modules())
+    assert not torch.allclose(outputs.last_stage(maps[-2].flip(0)), found)
+
+
+def test_a_last_stage_that_gives_no_features_is_refused(
+    images: ImageSet, model: Model, plain: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "last_stage", lambda maps: maps[:-1])
+    with pytest.raises(BadInput, match=r"last_stage of Model gives .*: a tensor with a row for each of 5"):
+        Inputs(model, images, plain).last_stage(torch.zeros(5, 32, 4, 4))
+
+
 def test_a_linear_head_is_found_by_probing(model: Model) -> None:
     nn.init.normal_(model.head.bias)
     features = torch.rand(5, 64, generator=torch.Generator().manual_seed(0))
@@ -219,6 +238,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence() -> None:
     bare = Outputs(features, features)
     with pytest.raises(BadInput, match="images: missing here"):
         bare.layers()
+    with pytest.raises(BadInput, match="model that comes with images: missing here"):
+        bare.last_stage(torch.zeros(2, 3, 4, 4))
     with pytest.raises(BadInput, match="classify is missing here"):
         bare.linear()
     with pytest.raises(BadInput, match="the head is not linear"):

@@ -41,7 +41,10 @@ class Stranger(nn.Module):
         return self.body(images.flatten(1)).relu()
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        return [self.features(images)[:, :, None, None]]
+        return [images, self.features(images)[:, :, None, None]]
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        return self.features(maps)
 
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)

@@ -155,6 +155,8 @@ def test_maps_are_those_of_the_named_stages_or_of_timm() -> None:
     assert torch.equal(opencil.wrap(timm, "head.fc").maps(IMAGES)[0], timm.stem(IMAGES).relu())
     with pytest.raises(BadInput, match=r"LikeTorchvision does not say what its stages are: .*stages=\["):
         opencil.wrap(network, "fc").maps(IMAGES)
+    with pytest.raises(BadInput, match=r"LikeTorchvision does not say what its last stage is: .*stages=\["):
+        opencil.wrap(network, "fc").last_stage(maps[0])
     with pytest.raises(BadInput, match=r"stage 'fc' gives torch.float32 \[4, 5\]: maps"):
         opencil.wrap(network, "fc", stages="fc").maps(IMAGES)
     with pytest.raises(BadInput, match=r"stage 'layer3' is not in LikeTorchvision: .*'layer[12]'"):

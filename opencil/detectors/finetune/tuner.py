@@ -259,8 +259,9 @@ class _WithHead(nn.Module):
     def __init__(self, model: Classifier, head: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.model, self.features, self.classify = model, model.features, head
-        if maps := getattr(model, "maps", None):
-            self.maps = maps
+        for name in ("maps", "last_stage"):
+            if method := getattr(model, name, None):
+                setattr(self, name, method)
 
 
 class Extra(nn.Module):

@@ -1,6 +1,8 @@
 """Detectors that read maps against numpy: whole Gram matrices, whole singular value decompositions."""
 
+import copy
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -8,9 +10,16 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
+import opencil
 from opencil import BadInput, Inputs, Outputs, create_detector, forward
+from opencil.cil.bic import CorrectedModel
+from opencil.cil.foster import BoostedModel
 from opencil.detectors.posthoc.rankfeat import first_direction
 from opencil.engine.seeding import generator, seeded
+from opencil.nets.growing import GrownModel, SideBySide
+from opencil.nets.model import Model
+from opencil.nets.resnet import resnet8
+from opencil.runs.given import GivenModel
 
 Array = np.ndarray
 
@@ -33,6 +42,9 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         return self.maps(images)[-1].mean(dim=(2, 3))
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        return self.two(maps).relu().mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> Tensor:
         return 20 * self.head(features)
@@ -126,19 +138,117 @@ def test_gram_neither_overflows_nor_loses_its_scale() -> None:
     torch.testing.assert_close(*scores, rtol=2e-3, atol=1e-3)
 
 
+def without_first(maps: Array) -> Array:
+    """Maps [channels, pixels] of one image less their first singular component, by all of them."""
+    u, s, vt = np.linalg.svd(maps)
+    return maps - s[0] * np.outer(u[:, 0], vt[0])
+
+
 @pytest.mark.parametrize("channels", [3, 7, 20])  # fewer and more than the nine pixels
 @pytest.mark.parametrize("temperature", [1.0, 7.0])
-def test_rankfeat(channels: int, temperature: float) -> None:
+@pytest.mark.parametrize("which", ["both", "last"])
+def test_rankfeat(channels: int, temperature: float, which: Literal["both", "last"]) -> None:
     network = Network(channels)
     out = outputs(network, 21, 2)
     w, b = (20 * p.detach().double().numpy() for p in (network.head.weight, network.head.bias))
-    expected = []
-    for maps in maps_of(out)[-1]:
-        u, s, vt = np.linalg.svd(maps)
-        rest = (maps - s[0] * np.outer(u[:, 0], vt[0])).mean(axis=1)
-        expected.append(temperature * logsumexp((w @ rest + b) / temperature))
-    found = create_detector("rankfeat", temperature=temperature).score(out)
+    stage, expected = copy.deepcopy(network.two).double(), []
+    for before, last in zip(*maps_of(out), strict=True):
+        z = w @ without_first(last).mean(axis=1) + b
+        if which == "both":
+            rest = torch.from_numpy(without_first(before)).view(1, 5, 6, 6)
+            z = (z + w @ stage(rest).relu().mean(dim=(2, 3))[0].detach().numpy() + b) / 2
+        expected.append(temperature * logsumexp(z / temperature))
+    found = create_detector("rankfeat", temperature=temperature, maps=which).score(out)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def drifted(model: Model) -> Model:
+    """In training mode, with statistics of batch norm that are none of a batch's, and a head that decides."""
+    with torch.no_grad(), seeded(3, "statistics"):
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.copy_(torch.randn(module.num_features) / 5)
+                module.running_var.copy_(torch.rand(module.num_features) + 1)
+    return model.train()
+
+
+def models() -> dict[str, Model]:
+    with seeded(0, "models"):
+        shared, newest = resnet8().split()
+        corrected = CorrectedModel(resnet8(), [2, 3])
+        found: dict[str, Model] = {
+            "plain": Model(resnet8(), 5),
+            "bic": corrected,
+            "boosted": BoostedModel(Model(resnet8(), 3), 5, "boosted"),
+            "compressed": BoostedModel(Model(resnet8(), 3), 5, "compressed"),
+            "der": GrownModel([resnet8(), resnet8()], resnet8(), 5, 2),
+            "memo": GrownModel([copy.deepcopy(newest)], newest, 5, 2, shared=shared),
+        }
+    nn.init.constant_(corrected.corrections[1].alpha, 0.6)
+    return {name: drifted(model) for name, model in found.items()}
+
+
+def scored_by_hand(model: Any, image: Tensor) -> float:
+    """RankFeat of one image [1, 3, 8, 8], layer by layer in float64."""
+    if getattr(model, "evaluate", "") == "compressed":
+        model = model.student
+    backbones = model.backbones() if isinstance(model, SideBySide) else [model.backbone]
+    shared = getattr(model, "shared", None)
+    before = []
+    for network in backbones if shared is None else [shared]:
+        x = network.stem(image)
+        for block in list(network.blocks)[:2]:
+            x = block(x)
+        before.append(x)
+
+    def last_of(maps: list[Tensor]) -> Tensor:
+        given = maps if shared is None else maps * len(backbones)
+        return torch.cat([net.blocks[-1](one) for net, one in zip(backbones, given, strict=True)], dim=1)
+
+    def less_first(maps: Tensor) -> Tensor:
+        return torch.from_numpy(without_first(maps[0].flatten(1).numpy())).view(maps.shape)
+
+    rest = list(less_first(torch.cat(before, dim=1)).split([m.shape[1] for m in before], dim=1))
+    features = [maps.mean(dim=(2, 3)) for maps in (less_first(last_of(before)), last_of(rest))]
+    one, other = ((f @ model.head.weight.T + model.head.bias)[0] for f in features)
+    if isinstance(model, CorrectedModel):
+        scale = torch.tensor([1, 1, 0.6, 0.6, 0.6])
+        one, other = scale * one, scale * other
+    return float(logsumexp(((one + other) / 2).numpy()))
+
+
+@pytest.mark.parametrize("name", ["plain", "bic", "boosted", "compressed", "der", "memo"])
+def test_rankfeat_runs_the_last_stage_of_each_model_as_it_is_in_evaluation(name: str) -> None:
+    """Image by image in their order, in eval mode whatever mode the model is in, without gradients."""
+    model = models()[name]
+    images = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    modes = [module.training for module in model.modules()]
+    scores = create_detector("rankfeat").score(forward(model, images, batch_size=4))
+    assert [module.training for module in model.modules()] == modes
+    assert not scores.requires_grad
+    assert all(p.grad is None for p in model.parameters())
+    exact: Any = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        expected = [scored_by_hand(exact, image[None].double()) for image in images]
+    np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-5, atol=1e-5)
+    last = create_detector("rankfeat", maps="last").score(forward(model, images))
+    assert float((last - scores).abs().min()) > 1e-3
+
+
+def test_rankfeat_by_a_tuned_head_and_of_a_model_that_was_given() -> None:
+    model = models()["plain"]
+    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain = create_detector("rankfeat").score(forward(model, images))
+    assert torch.equal(create_detector("rankfeat").score(forward(GivenModel(model, None), images)), plain)
+    tuner = create_detector("logitnorm", scored_by="rankfeat")
+    tuner.use(nn.Linear(64, 5))
+    out, found = forward(model, images), copy.deepcopy(tuner._extra.head)
+    of_tuner = tuner.score(out)
+    model.head = found  # type: ignore[assignment]
+    torch.testing.assert_close(of_tuner, create_detector("rankfeat").score(forward(model, images)))
+    assert not torch.allclose(of_tuner, plain)
 
 
 def test_first_directions_of_maps_of_any_scale() -> None:
@@ -180,6 +290,62 @@ def test_rankfeat_refuses_features_that_are_not_the_mean_of_the_last_maps() -> N
     narrow = Outputs(out.features[:, :3], out.logits, None, lambda f: f, Inputs(network, images))
     with pytest.raises(BadInput, match="features that are the mean over pixels of the last maps"):
         create_detector("rankfeat").score(narrow)
+
+
+class Untold(Network):
+    """One that does not say how its last stage runs."""
+
+    last_stage = None  # type: ignore[assignment]
+
+
+class OneStage(Network):
+    def maps(self, images: Tensor) -> list[Tensor]:
+        return super().maps(images)[1:]
+
+
+class Skipping(Network):
+    """Of which a last stage that reads its maps makes other features."""
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        return super().last_stage(maps) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (Untold, r"Untold has no last stage that runs by itself: a method last_stage\(maps\) gives"),
+        (OneStage, "RankFeat needs maps of two stages: this model has one"),
+        (Skipping, "needs a last stage that makes the features of the maps before it alone"),
+    ],
+)
+def test_rankfeat_says_what_to_do_with_a_model_whose_last_stage_does_not_run(
+    make: type[Network], sentence: str
+) -> None:
+    network = make()
+    out = outputs(network, 9, 2)
+    with pytest.raises(BadInput, match=f"{sentence}.*; RankFeat of the last maps alone .*: maps = last$"):
+        create_detector("rankfeat").score(out)
+    expected = create_detector("rankfeat", maps="last").score(outputs(Network(), 9, 2))
+    assert torch.equal(create_detector("rankfeat", maps="last").score(out), expected)
+
+
+def test_rankfeat_of_a_wrapped_model() -> None:
+    """Named layers are its stages, and the last of them is run."""
+    with seeded(5):
+        stages = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Sequential(nn.Conv2d(4, 6, 2), nn.ReLU())]
+        network = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = create_detector("rankfeat").score(forward(opencil.wrap(network, "4", stages=["0", "1"]), images))
+    expected = []
+    with torch.no_grad():
+        for image in images:
+            before = stages[0](image[None]).double()[0].flatten(1).numpy()
+            last = stages[1](stages[0](image[None])).double()[0].flatten(1).numpy()
+            rest = torch.from_numpy(without_first(before)).float().view(1, 4, 6, 6)
+            of_last = network[4](torch.from_numpy(without_first(last).mean(axis=1)).float())
+            z = (of_last + network[2:](stages[1](rest))[0]) / 2
+            expected.append(float(z.logsumexp(dim=0)))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gram", "rankfeat"])
