@@ -42,7 +42,7 @@ class StepSizes:
         """The sizes that a number or a text means."""
         if isinstance(value, StepSizes):
             return value
-        match = None if isinstance(value, bool) else _SIZES.fullmatch(str(value))
+        match = _SIZES.fullmatch(str(value))
         listed = [tuple(map(int, part.split("-"))) for part in (match.groups() if match else ()) if part]
         if not listed or (len(listed) == 2 and len(listed[1]) > 1):
             raise BadInput(

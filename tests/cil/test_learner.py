@@ -97,6 +97,9 @@ def test_masked_means_of_shares_add_up_to_that_of_the_batch() -> None:
         parts = [float(masked_mean(values[rows], mask[rows])) for rows in (slice(0, 3), slice(3, 4))]
     assert counted == [[2, 3], [1, 1]]
     assert 3 / 4 * parts[0] + 1 / 4 * parts[1] == pytest.approx(float(masked_mean(values, mask)))
+    all_ranks.sum_ = lambda counts: torch.tensor([0, 4])
+    with among(all_ranks):
+        assert float(masked_mean(values, torch.zeros(4, dtype=torch.bool))) == 0, "none of the whole batch"
 
 
 @pytest.mark.parametrize("name", LEARNERS.names())

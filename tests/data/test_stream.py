@@ -52,12 +52,13 @@ def test_step_sizes(classes: int, per_step: int | str, sizes: list[int]) -> None
 def test_steps_have_one_label(text: int | str, label: int | str) -> None:
     assert StepSizes.parse(text).label == label
     assert StepSizes.parse(StepSizes.parse(text).label) == StepSizes.parse(text)
+    assert StepSizes.parse(StepSizes.parse(text)) == StepSizes.parse(text)
 
 
 def test_steps_sort_naturally() -> None:
-    labels: list[int | str] = ["50+10", 20, "20-20-10", 5, "50+5", 10]
+    labels: list[int | str] = ["50+10", 20, "20-20-10+1", "20-20-10", 5, "50+5", 10]
     ordered = sorted(labels, key=lambda label: StepSizes.parse(label).order)
-    assert ordered == [5, 10, 20, "20-20-10", "50+5", "50+10"]
+    assert ordered == [5, 10, 20, "20-20-10", "20-20-10+1", "50+5", "50+10"]
 
 
 @pytest.mark.parametrize(
@@ -68,9 +69,16 @@ def test_other_texts_are_no_steps(text: int | str) -> None:
         StepSizes.parse(text)
 
 
-@pytest.mark.parametrize(("classes", "text"), [(49, "50+10"), (50, "20-20"), (30, "20-20")])
-def test_steps_that_do_not_fit_the_classes(classes: int, text: str) -> None:
-    with pytest.raises(BadInput, match=f"there are {classes} classes"):
+@pytest.mark.parametrize(
+    ("classes", "text", "why"),
+    [
+        (49, "50+10", "the first are more"),
+        (50, "20-20", "they are 40 in all"),
+        (30, "20-20", "they are 40 in all"),
+    ],
+)
+def test_steps_that_do_not_fit_the_classes(classes: int, text: str, why: str) -> None:
+    with pytest.raises(BadInput, match=f"there are {classes} classes, and {why}"):
         StepSizes.parse(text).of(classes)
 
 
@@ -117,6 +125,18 @@ def test_labels_are_positions_in_the_order(make_images: Maker) -> None:
     for step in stream:
         assert set(stream.train.labels[step.train].tolist()) == set(range(step.old, step.seen))
         assert set(stream.test.labels[step.test].tolist()) == set(range(step.seen))
+
+
+def test_classes_come_in_the_order_that_is_given(make_images: Maker) -> None:
+    images = make_images([0, 1, 2, 2])
+    stream = Stream.create(images, images, 2, order=(2, 0, 1))
+    assert stream.train.labels.tolist() == [1, 2, 0, 0]
+    assert stream.classes == 3
+    for order in ([2, 0], [2, 0, 0], [3, 2, 1]):
+        with pytest.raises(
+            BadInput, match="class_order is not allowed: each of 0 to 2 is needed in it, once"
+        ):
+            Stream.create(images, images, 2, order=order)
 
 
 def test_steps_can_be_taken_by_number(make_images: Maker) -> None:

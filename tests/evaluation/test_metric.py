@@ -133,6 +133,9 @@ def test_bad_registrations_are_refused() -> None:
         register_metric("auc", label="AUC", definition="x.")(lambda id_scores: 0.0)
     with pytest.raises(BadInput, match=r"metric 'acu' is unknown.*did you mean 'auc'"):
         chosen_metrics(["acu"])
+    for odd in (3, ["auc"]):
+        with pytest.raises(BadInput, match=f"a {type(odd).__name__} among them: names of metrics are needed"):
+            chosen_metrics(["auc", odd])  # type: ignore[list-item]
 
 
 def test_one_metric_needs_no_list() -> None:

@@ -1,15 +1,16 @@
 """One step's measurements, on outputs that are planted."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from opencil.detectors.detector import Detector, LogitDetector, Reads
-from opencil.engine.forward import Outputs
+from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
+from opencil.evaluation import protocol
 from opencil.evaluation.metrics import ood_metrics
 from opencil.evaluation.protocol import measure
 
@@ -93,3 +94,31 @@ def test_a_detector_without_set_up_is_not_fitted() -> None:
 def test_a_detector_that_misses_its_set_up_says_so() -> None:
     with pytest.raises(BadInput, match="Centred has not been set up"):
         measure(Centred(), None, TEST, OOD)
+
+
+@dataclass
+class Seeing(Planted):
+    """The logit itself, of a network that runs once more for it."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"logits", "images"})
+
+
+@pytest.mark.parametrize(("detector", "shared"), [(Planted(), 0), (Seeing(), 3)])
+def test_ranks_share_scores_that_the_network_runs_again_for(
+    detector: Detector, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Inputs] = []
+
+    def by_ranks(inputs: Inputs, compute: Any) -> tuple[Tensor, ...]:
+        asked.append(inputs)
+        halves = slice(0, 1), slice(1, None)
+        return (torch.cat([compute(replace(inputs, images=inputs.images[h]), h)[0] for h in halves]),)
+
+    def seen(outputs: Outputs) -> Outputs:
+        images = torch.zeros(len(outputs.logits), 3, 2, 2)
+        return replace(outputs, inputs=Inputs(lambda images: images.flatten(1)[:, :1], images))
+
+    monkeypatch.setattr(protocol, "by_ranks", by_ranks)
+    test, ood = seen(TEST), {name: seen(planted) for name, planted in OOD.items()}
+    assert measure(detector, None, test, ood) == measure(Planted(), None, TEST, OOD)
+    assert len(asked) == shared

@@ -75,6 +75,12 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "of 1 - beta, a factor of all weights that their mean takes out; without the other 1 tests fail",
     ),
     (
+        "cil/foster.py",
+        "weights = (1 - beta) / (1 - beta ** counts.double())",
+        "Sub is Add",
+        "of 1 - beta, a factor of all weights that their mean takes out; with the other tests fail",
+    ),
+    (
         "detectors/finetune/augmix_operations.py",
         "height, width = images.shape[-2:]",
         "USub is UAdd",

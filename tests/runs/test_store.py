@@ -295,6 +295,7 @@ def test_a_method_under_other_values_can_be_kept_beside_itself(
     advice = str(raised.value).split("keep both by a label, ")[1].split(", go on with it")[0]
     option, name, *words = shlex.split(advice)
     assert option == f"--{flag}"
+    assert all(setting.startswith(f"{flag}.{name}.") for setting in words[1::2]), "the other's stay"
     labelled = tiny(finished, *words[1::2], **{flag: name})
     list(opencil.execute(labelled))
     assert getattr(labelled, flag)[name] == getattr(asked, flag)[name.removesuffix("@mine")]
@@ -334,6 +335,17 @@ def test_a_run_that_is_only_announced_has_no_rows(tmp_path: Path, tiny: Make) ->
     RunFolder(tmp_path / spec.folder).announce(spec, {"device": "cpu"})
     with pytest.raises(BadInput, match="there are no finished steps below"):
         opencil.read_rows(tmp_path)
+
+
+def test_an_announced_run_names_its_plugins(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for notes in ({}, {"mine.py": {"sha256": "0" * 64, "registers": ["detector mine"]}}):
+        monkeypatch.setattr("opencil.runs.plan.notes_of", lambda names, notes=notes: notes)
+        (spec,) = plan(tiny(tmp_path, seed=len(notes)))
+        folder = RunFolder(tmp_path / spec.folder)
+        folder.announce(spec, {"device": "cpu"})
+        assert folder.stored() == spec.record() | ({"plugins": notes} if notes else {})
 
 
 def test_a_step_that_was_evaluated_or_followed_by_another_is_lost_without_its_notes(tmp_path: Path) -> None:
@@ -538,6 +550,18 @@ def test_a_memory_of_other_tensors_is_named(
     event = run_all(tiny(finished))[-1]
     assert isinstance(event, Failed)
     assert str(path) in str(event.error)
+
+
+def test_damaged_notes_of_a_run_are_set_aside(finished: Path, tiny: Make) -> None:
+    folder, (spec,) = RunFolder(finished / RUN), plan(tiny(finished))
+    names = ["environment.json", "data.json"]
+    for name in names:
+        (folder.path / name).write_text("junk")
+    with folder.opened(spec):
+        pass
+    for name in names:
+        assert not (folder.path / name).exists()
+        assert (folder.path / f"{name}.damaged").read_text() == "junk"
 
 
 def test_a_damaged_run_does_not_stop_the_others(finished: Path, tiny: Make, run_all: RunAll) -> None:

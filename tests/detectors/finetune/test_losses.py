@@ -253,6 +253,13 @@ def test_divergence(logits: Rows) -> None:
     assert -1e-9 <= value <= math.log(len(views)) + 1e-6
 
 
+def test_a_class_that_no_view_believes_in_weighs_as_in_the_authors_code() -> None:
+    """Its mean probability is taken for 1e-7."""
+    rare = 1e-9
+    views = torch.tensor([1 - rare, rare], dtype=torch.float64).log().expand(3, 1, 2)
+    assert divergence(views).item() == pytest.approx(rare * math.log(rare / 1e-7), rel=1e-6)
+
+
 def test_augmix_draws_as_its_values_say() -> None:
     operation, level, weights, strength = AugMix().draw(4, 10, 2, torch.Generator().manual_seed(0))
     assert operation.shape == level.shape == (4, 40, 3, 3)  # two views of two parts, width 3, at most 3 deep

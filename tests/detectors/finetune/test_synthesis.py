@@ -69,8 +69,9 @@ def test_the_oldest_is_displaced_first() -> None:
     seen = []
     for number in range(1, 8):
         queue.push(torch.tensor([[float(number)]]), torch.tensor([0]))
-        seen.append(sorted(v for v in queue.contents.flatten().tolist() if v))
-    assert seen == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7]]
+        seen.append(queue.contents.flatten().tolist())
+    filling = [[1, 0, 0], [1, 2, 0], [1, 2, 3]]
+    assert seen == [*filling, [4, 2, 3], [4, 5, 3], [4, 5, 6], [7, 5, 6]]
 
 
 def test_a_queue_goes_on_from_its_stored_tensors() -> None:

@@ -541,7 +541,8 @@ def test_augmix_wants_colours() -> None:
 def test_images_without_a_transform_keep_their_range(toy: Any) -> None:
     """They are seen as pixels that fill 0 … 255, and come back as they were but for the steps between."""
     images = torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    scale = ViewSource(Inputs(toy, images), torch.arange(20) % 4).scale
+    images[[3, 8]] *= torch.tensor([-10.0, 10.0]).view(2, 1, 1, 1)  # the ends are not of the same batch
+    scale = ViewSource(Inputs(toy, images, batch_size=5), torch.arange(20) % 4).scale
     pixels = scale.pixels(images)
     assert (float(pixels.min()), float(pixels.max())) == (0, 255)
     step = float(images.max() - images.min()) / 255

@@ -196,6 +196,9 @@ def test_chunks_have_as_many_views_on_a_cpu_whatever_their_size(images: ImageSet
     """Its rounding may depend on it."""
     source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
     assert source._chunk_size == views_module.CHUNK != views_module.PIXELS // 8**2
+    source.device = torch.device("cuda")  # which is given as many as have so many pixels
+    assert source._chunk_size == 4096 * 4 * 4
+    assert ViewSource(Inputs(Reader(), torch.zeros(5, 3, 2, 2)), torch.zeros(5).long())._chunk_size == 1024
 
 
 def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:

@@ -157,6 +157,13 @@ def test_neco(setup: Outputs, test: Outputs, variance: float, max_logit: bool) -
     close(create_detector("neco", variance=variance, max_logit=max_logit).fit(setup).score(test), expected)
 
 
+def test_neco_of_a_sample_at_the_mean() -> None:
+    """No length, of which no part lies outside the axes."""
+    around = torch.tensor([[1.0, 2.0, 3.0], [3.0, 6.0, 1.0]])
+    detector, mean = create_detector("neco").fit(around, around), around.mean(dim=0)[None]
+    assert detector.score(mean, mean).tolist() == [1.0]
+
+
 def test_pnml(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
     x, unit = normalize(wide(setup.features)), normalize(wide(test.features))
     inverse = np.linalg.pinv(x) @ np.linalg.pinv(x).T

@@ -232,6 +232,12 @@ def test_a_principal_space_that_holds_every_set_up_feature(make: Callable[..., O
         assert torch.equal(create_detector("vim").fit(known).score(out), create_detector("energy").score(out))
 
 
+def test_vim_of_set_up_features_that_are_all_zero(out: Outputs) -> None:
+    dead = torch.zeros_like(out.features)
+    detector = create_detector("vim").fit(dead, out.logits, classify=lambda f: f[:, :6])
+    assert torch.equal(detector.score(out), create_detector("energy").score(out))
+
+
 # --- what all of them bear ---------------------------------------------------------------------------------
 
 
