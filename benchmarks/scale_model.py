@@ -91,7 +91,8 @@ def hours(gpus: int, store: Store, step_size: int, cost: float) -> float:
     _, rate = bottleneck(gpus, store, cost)
     steps = CLASSES // step_size
     tuned = 10 * 2 * IMAGES
-    # A step sees the classes so far, half of all in the mean. ODIN takes three passes, Gram, RankFeat one.
+    # A step sees the classes so far, half of all in the mean. ODIN takes three passes, Gram and RankFeat one,
+    # and RankFeat's second run of the last stage is left out.
     evaluated = 6 * (TEST_IMAGES + OOD_IMAGES) * (steps + 1) / 2
     inferred = min(gpus * 3 * STEP, gpus * CORES * store.of_core)
     return (views(step_size) / rate + (tuned + evaluated) / inferred) / 3600

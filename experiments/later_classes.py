@@ -111,7 +111,7 @@ def scored(
         own = list(pair(head, 2, tuner, memory, [everything]))
         yield from own
         # Outputs by the head as scored_by has them, once for all detectors.
-        setup, by_head = tuner._by_head(memory), tuner._by_head(everything)
+        setup, by_head = tuner.by_head(memory), tuner.by_head(everything)
         for name, detector in post_hoc(run):
             if detector.family == "post-hoc" and reads_head(detector):
                 found = list(pair(f"{head} + {name}", 4, detector, setup, [by_head]))

@@ -230,16 +230,18 @@ class Tuner(Detector):
 
     def _follow_up(self, outputs: Outputs, memory: Outputs | None) -> None:
         if self.scorer is not None:
-            self.scorer.fit(self._by_head(outputs))
+            self.scorer.fit(self.by_head(outputs))
         super()._follow_up(outputs, memory)
 
     def _finite_scores(self, outputs: Outputs) -> Tensor:
         if self.scorer is None:
             return super()._finite_scores(outputs)
-        return self.scorer.score(self._by_head(outputs))
+        return self.scorer.score(self.by_head(outputs))
 
-    def _by_head(self, outputs: Outputs) -> Outputs:
-        """Outputs as they are of the model with f for its head."""
+    def by_head(self, outputs: Outputs) -> Outputs:
+        """Outputs as they are of the model with f for its head: what ``scored_by`` scores."""
+        if not self.learned:
+            raise BadInput(f"{type(self).__name__} has no head yet: call fit on training samples first")
         head, inputs = partial(self.logits, self._extra), outputs.inputs
         if inputs is not None:
             inputs = replace(inputs, model=_WithHead(inputs.model, head))

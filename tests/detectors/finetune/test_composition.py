@@ -57,6 +57,18 @@ def test_any_detector_scores_as_on_a_model_with_that_head(
     assert made.score(test).tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
 
 
+def test_outputs_by_the_head_are_those_of_a_model_that_has_it(outputs: tuple[Outputs, Outputs]) -> None:
+    setup, test = outputs
+    with pytest.raises(BadInput, match="LogitNorm has no head yet: call fit"):
+        create_detector("logitnorm", **SHORT).by_head(test)  # type: ignore[arg-type]
+    made = tuned(setup)
+    found = made.by_head(test)
+    assert torch.equal(found.logits, made._extra(test.features))
+    assert torch.equal(found.features, test.features)
+    assert found.inputs is not None
+    assert torch.equal(forward(found.inputs.model, found.inputs.images).logits, found.logits)
+
+
 def test_by_default_it_is_the_energy(outputs: tuple[Outputs, Outputs]) -> None:
     setup, test = outputs
     own, named = tuned(setup), tuned(setup, scored_by="energy")
