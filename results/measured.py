@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,14 @@ def published() -> pd.DataFrame:
 
 
 @cache
+def _of_paper() -> dict[tuple[Any, ...], float]:
+    keys = ["metric", "detector", "cil", "k", "distance"]
+    return dict(published().set_index(keys)["value"])
+
+
 def paper(metric: str, detector: str = "", cil: Any = tuple(CIL), k: int = 10, split: str = "all") -> float:
-    where = {"detector": detector.split("@")[0], "cil": cil, "distance": ("", split)}
-    return average(published(), "value", metric=metric, k=k, **where)
+    models, place = (cil,) if isinstance(cil, str) else cil, split if detector else ""
+    return fmean(_of_paper()[metric, detector.split("@")[0], one, k, place] for one in models)
 
 
 @cache

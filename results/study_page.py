@@ -60,6 +60,7 @@ def trainings(k: int) -> list[tuple[str, int]]:
     )
 
 
+@cache
 def seeds(k: int) -> list[int]:
     """The seeds of which all four models are there."""
     return [
@@ -97,11 +98,15 @@ def _of_split(values: pd.DataFrame, split: str) -> pd.DataFrame:
 
 
 @cache
-def by_seed(k: int, detector: str, cil: str, split: str = "all", metric: str = "auc") -> "pd.Series[float]":
-    """A detector's mean over OOD sets and steps, for each seed."""
-    values = _of_split(cells(k, metric), split).xs(cil, level="cil")[detector]
-    of_seeds: pd.Series[float] = values.groupby("seed").mean()
-    return of_seeds
+def _by_training(k: int, split: str) -> dict[str, pd.DataFrame]:
+    """AUC of each CIL model, seeds × detectors, mean over OOD sets and steps."""
+    means = _of_split(cells(k), split).groupby(["cil", "seed"]).mean()
+    return {cil: means.xs(cil, level="cil") for cil in CIL}
+
+
+def by_seed(k: int, detector: str, cil: str, split: str = "all") -> "pd.Series[float]":
+    """A detector's AUC, mean over OOD sets and steps, for each seed."""
+    return _by_training(k, split)[cil][detector]
 
 
 def study_off(k: int, detector: str, cil: str, split: str = "all") -> float:
@@ -137,12 +142,12 @@ def listed(names: Iterable[Any]) -> str:
 def what_is_there() -> str:
     """Which ks and seeds are whole, and what of the plan is not there."""
     there = [f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}" for k in run_ks()]
-    return (
-        f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. Not run yet: {not_there()}."
-    )
+    lacking = f"Not run yet: {less}." if (less := not_there()) else "Nothing of the plan is missing."
+    return f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. {lacking}"
 
 
 def not_there() -> str:
+    """What of the plan has no rows."""
     lacking = [
         f"k = {k}, seed{'s' * (len(less) > 1)} {listed(less)}"
         for k in KS
@@ -152,7 +157,7 @@ def not_there() -> str:
     lacking += [] if ("joint", 10) in runs else ["`joint`"]
     shifted = study("study").rows["metric"].eq("fpr_shifted").any()
     lacking += [] if shifted else ["`corrupted` on all four models"]
-    return "; ".join(lacking) or "nothing of the plan"
+    return "; ".join(lacking)
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -1,0 +1,205 @@
+"""The study's page: what it computes, and that it stays right as rows of further grids come in."""
+
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from opencil import BadInput, Study, read_study
+from opencil.study.records import RunRecord
+from opencil.study.study import write_study
+from results import add_rows, make_readme, measured, study_page
+
+ROOT = Path(__file__).parents[2]
+STUDY = read_study(ROOT / "results" / "study")
+METRICS = ("auc", "auc_old", "auc_new", "ood_as_new", "fpr", "ap", "accuracy", "accuracy_nearest_mean")
+
+
+def forget() -> None:
+    """Nothing of what was computed from other rows."""
+    for module in (measured, study_page):
+        for thing in vars(module).values():
+            if hasattr(thing, "cache_clear"):
+                thing.cache_clear()
+
+
+def relabelled(part: Study, **values: int | str) -> Study:
+    """Rows and records under another k, seed or CIL model; a k has as many of the steps as it needs."""
+    runs: list[RunRecord] = []
+    rows = part.rows.assign(**values)
+    steps = 100 // int(rows["k"].iloc[0])
+    if steps > 10:
+        rows = pd.concat([rows, rows.assign(step=rows["step"] + 10)])
+    for run in part.runs:
+        detectors = dict.fromkeys(run["detectors"], steps)
+        seconds = [*run["seconds"], *run["seconds"]][:steps]
+        runs.append(
+            {**run, **values, "steps": steps, "trained": steps, "detectors": detectors, "seconds": seconds}
+        )  # type: ignore[typeddict-item]
+    return Study(rows[rows["step"] <= steps], runs)
+
+
+@pytest.fixture
+def whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Every k with three seeds, the joint model and shifted sets, made of the rows of k = 10, seed 0."""
+    rows = STUDY.rows
+    kept = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["task"] == 0) & rows["metric"].isin(METRICS)
+    kept &= rows["cil"].isin(measured.CIL)
+    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0) and run["cil"] in measured.CIL]
+    one = Study(rows[kept], runs)
+    draw = np.random.default_rng(0)
+    for k, seed in product(study_page.KS, study_page.SEEDS):
+        part = relabelled(one, k=k, seed=seed)
+        moved = part.rows["value"] + draw.normal(0, 0.001, len(part.rows))
+        add_rows.add(Study(part.rows.assign(value=moved), part.runs), tmp_path / "study")
+    joint = [run for run in runs if run["cil"] == "wa"]
+    add_rows.add(relabelled(Study(one.rows[one.rows["cil"] == "wa"], joint), cil="joint"), tmp_path / "study")
+    auc = one.rows[one.rows["metric"] == "auc"]
+    shifted = [auc.assign(metric=metric) for metric in ("auc_full", "fpr_full")]
+    shifted.append(auc[auc["ood"] == "tin"].assign(metric="fpr_shifted", ood="corrupted", distance="shifted"))
+    add_rows.add(Study(pd.concat([one.rows, *shifted]), runs), tmp_path / "study")
+    shutil.copy(ROOT / "results" / "study" / "calls.csv", tmp_path / "study")
+    forget()
+    monkeypatch.setattr(study_page, "HERE", tmp_path)
+    monkeypatch.setattr(measured, "HERE", tmp_path)
+    yield tmp_path
+    forget()
+
+
+def test_the_page_follows_the_rows(whole_study: Path) -> None:
+    template = (ROOT / "results" / "README.in.md").read_text(encoding="utf-8")
+    text = make_readme.render(template.split("## The field's learners")[0])
+    assert (
+        "| | AUC | full | FPR | full | shifted rejected |\n|---|---:|---:|---:|---:|---:|\n| MSP | " in text
+    )
+    text = " ".join(text.split())
+    assert "nan" not in text
+    assert "ot run yet" not in text
+    assert "Nothing of the plan is missing." in text
+    assert "k = 10 with seeds 0, 1 and 2; k = 20 with seeds 0, 1 and 2; k = 5 with seeds 0, 1 and 2" in text
+    for k in study_page.KS:
+        assert f"At k = {k}, over 72 cells" in text
+        assert f"over the 12 trainings of k = {k}" in text
+    assert "Mean of iCaRL, BiC, WA and FOSTER: | | AUC |" in text
+    assert "Best on it: NNGuide" in text, "it has the rows of WA"
+
+
+def test_cells_are_means_over_steps() -> None:
+    rows = STUDY.rows
+    seen = (rows["cil"] == "wa") & (rows["seed"] == 1) & (rows["k"] == 10) & (rows["task"] == 0)
+    seen &= (rows["detector"] == "react") & (rows["ood"] == "svhn") & (rows["metric"] == "auc_old")
+    values = [100 * row.value for row in rows[seen].itertuples() if row.step >= 3]
+    assert len(values) == 8
+    assert study_page.cells(10, "auc_old", 3).loc[("wa", 1, "svhn"), "react"] == pytest.approx(
+        np.mean(values)
+    )
+
+
+def test_differences_from_the_paper_by_hand() -> None:
+    rows = STUDY.rows[(STUDY.rows["metric"] == "auc") & (STUDY.rows["detector"] == "energy")]
+    rows = rows[(rows["cil"] == "icarl") & (rows["k"] == 10) & (rows["task"] == 0)]
+    seeds = [100 * rows[rows["seed"] == seed]["value"].mean() for seed in study_page.seeds(10)]
+    assert study_page.study_off(10, "energy", "icarl") == pytest.approx(np.mean(seeds) - 70.35), "as printed"
+    cell = f"{np.mean(seeds):.1f} ± {np.std(seeds, ddof=1):.1f} ({np.mean(seeds) - 70.35:+.1f})"
+    assert f"| Energy | {cell} |" in study_page.auc_table()
+
+
+def test_flagged_figures_do_not_count() -> None:
+    """Sixteen detectors, four models, three splits, less the one figure that the paper contradicts."""
+    (line,) = (line for line in study_page.distance_table().splitlines() if line.startswith("| 10 |"))
+    assert line.split(" | ")[1] == str(16 * 4 * 3 - 1)
+
+
+def naive_signed_rank(differences: list[float]) -> float:
+    """Wilcoxon's p, two-sided: of all signs, those whose sum of ranks is as far from the middle."""
+    order = sorted(differences, key=abs)
+    ranks = [order.index(value) + 1 for value in differences]
+    middle = sum(ranks) / 2
+
+    def far(signs: tuple[bool, ...]) -> float:
+        return abs(sum(rank for rank, up in zip(ranks, signs, strict=True) if up) - middle)
+
+    own = far(tuple(value > 0 for value in differences))
+    every = [far(signs) >= own for signs in product((False, True), repeat=len(ranks))]
+    return sum(every) / len(every)
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 0.4, 2.0])
+def test_the_paired_test_is_wilcoxons(shift: float) -> None:
+    values = np.random.default_rng(3).normal(shift, 1, 8)
+    index = pd.MultiIndex.from_product([["a", "b"], [0, 1], ["x", "y"]], names=["cil", "seed", "ood"])
+    test = study_page.paired(pd.Series(values, index))
+    assert test.p == pytest.approx(naive_signed_rank(list(values)))
+    assert test.mean == pytest.approx(values.mean())
+    assert (test.above, test.trainings) == (int((values.reshape(4, 2).mean(axis=1) > 0).sum()), 4)
+    assert study_page.paired(pd.Series(np.zeros(8), index)).p == 1
+
+
+@pytest.mark.parametrize(
+    ("mean", "p", "above", "verdict"),
+    [
+        (1.0, 0.01, 6, "**holds**"),
+        (1.0, 0.01, 5, "not shown"),
+        (1.0, 0.06, 8, "not shown"),
+        (-1.0, 0.01, 2, "**reversed**"),
+        (-1.0, 0.01, 3, "not shown"),
+        (-1.0, 0.01, 8, "not shown"),
+    ],
+)
+def test_a_claim_holds_where_cells_and_trainings_say_so(
+    mean: float, p: float, above: int, verdict: str
+) -> None:
+    assert study_page.Paired(mean, p, above, 8).verdict == verdict
+
+
+# --- rows of further runs -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> Study:
+    """Two steps of one run with two detectors, as if finished."""
+    rows = STUDY.rows[(STUDY.rows["step"] <= 2) & STUDY.rows["detector"].isin(["", "msp", "energy"])]
+    rows = rows[(rows["cil"] == "wa") & (rows["k"] == 10) & (rows["seed"] == 0)].reset_index(drop=True)
+    (run,) = (run for run in STUDY.runs if (run["cil"], run["k"], run["seed"]) == ("wa", 10, 0))
+    return Study(rows, [{**run, "steps": 2, "trained": 2, "detectors": {"msp": 2, "energy": 2}}])
+
+
+def test_further_runs_come_beside_those_that_are_there(small: Study, tmp_path: Path) -> None:
+    (place,) = add_rows.add(small, tmp_path)
+    assert place == tmp_path / "k10-seed0"
+    other = Study(small.rows.assign(cil="bic"), [{**small.runs[0], "cil": "bic"}])
+    seed = Study(small.rows.assign(seed=5), [{**small.runs[0], "seed": 5}])
+    add_rows.add(other, tmp_path)
+    add_rows.add(seed, tmp_path)
+    both = read_study(tmp_path / "k10-seed0")
+    assert [run["cil"] for run in both.runs] == ["bic", "wa"]
+    assert both.runs[1]["made"] == small.runs[0]["made"], "what made which rows comes along"
+    pd.testing.assert_frame_equal(both.rows, pd.concat([small.rows, other.rows], ignore_index=True))
+    assert [run["seed"] for run in read_study(tmp_path).runs] == [0, 0, 5]
+
+
+def test_a_run_is_replaced_whole_and_never_by_less(small: Study, tmp_path: Path) -> None:
+    add_rows.add(small, tmp_path)
+    more = Study(
+        small.rows.assign(value=0.5), [{**small.runs[0], "detectors": {"msp": 2, "energy": 2, "gen": 2}}]
+    )
+    add_rows.add(more, tmp_path)
+    assert set(read_study(tmp_path).rows["value"]) == {0.5}
+    with pytest.raises(BadInput, match=r"cifar100/k10/wa/seed0 has fewer steps .*: gen 0 of 2; --replace"):
+        add_rows.add(small, tmp_path)
+    assert set(read_study(tmp_path).rows["value"]) == {0.5}
+    add_rows.add(small, tmp_path, replace=True)
+    pd.testing.assert_frame_equal(read_study(tmp_path).rows, small.rows)
+
+
+def test_nothing_damaged_is_added(small: Study, tmp_path: Path) -> None:
+    write_study(small, tmp_path / "published")
+    (tmp_path / "published" / "more").mkdir()
+    (tmp_path / "published" / "more" / "runs.json").write_text("{}")
+    with pytest.raises(BadInput, match="damaged or lost"):
+        add_rows.add(read_study(tmp_path / "published"), tmp_path / "study")
+    assert not (tmp_path / "study").exists()
