@@ -324,7 +324,7 @@ def test_nothing_to_compare_with_is_2(finished: Path) -> None:
 
 
 def test_compare_with_the_survey(finished: Path) -> None:
-    result = call("report", str(RESULTS / "cifar100"), "--compare", "survey")
+    result = call("report", str(RESULTS / "study"), "--compare", "survey")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "accuracy, ours beside the survey's" in result.stdout
     assert "67.09" in result.stdout

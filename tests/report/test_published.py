@@ -27,7 +27,7 @@ def test_published_results() -> None:
 
 def test_published_figures_stand_beside_rows_of_ours() -> None:
     """Same names, types and units: both in one table, without converting anything."""
-    paper, ours = opencil.published_results(), opencil.read_study(RESULTS / "cifar100").rows
+    paper, ours = opencil.published_results(), opencil.read_study(RESULTS / "study").rows
     assert {name: str(paper[name].dtype) for name in COLUMNS} == {
         name: str(ours[name].dtype) for name in COLUMNS
     }
