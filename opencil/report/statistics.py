@@ -1,11 +1,12 @@
 """Statistics over cells: which detectors can be told apart, and by how much they differ.
 
-A cell is one (CIL method, seed, step, OOD dataset) of a benchmark and k: all detectors are measured on the
-same model and the same images there, so that they are compared in pairs. Cells of one run are not independent
-of each other (its steps share a history, its OOD images are nested): the intervals are about these runs, and
-are too narrow for what another training would give.
+A cell is one (CIL method, seed, OOD dataset) of a benchmark and k, mean over its steps, which share a history
+and nested OOD images: all detectors are measured on the same models and the same images there, so that they
+are compared in pairs. Cells of one run are not independent of each other either: the intervals are about
+these runs, and are too narrow for what another training would give.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import Any
@@ -23,7 +24,7 @@ from opencil.study.study import Study
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
-_UNIT = ["cil", "seed", "step", "ood"]
+_UNIT = ["cil", "seed", "ood"]
 _CHUNK = 500  # resamplings at a time: memory stays small
 
 
@@ -52,10 +53,14 @@ class Interval:
 
 
 def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Cells × detectors of a metric, fractions; cells that not every detector has are left out."""
+    """Cells × detectors of a metric, fractions, mean over the steps that every detector has.
+
+    Cells of which not every detector has a step are left out.
+    """
     chosen = of_datasets(rows)
     chosen = chosen[chosen["metric"] == metric]
-    return chosen.pivot(index=_UNIT, columns="detector", values="value").dropna()
+    steps = chosen.pivot(index=[*_UNIT, "step"], columns="detector", values="value").dropna()
+    return steps.groupby(_UNIT).mean()
 
 
 def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: float = 0.05) -> Ranking:
@@ -122,6 +127,23 @@ def bootstrap(
     return [Interval(*map(float, three)) for three in zip(differences.mean(axis=0), low, high, strict=True)]
 
 
+def signed_rank(differences: Matrix) -> float:
+    """Two-sided p of Wilcoxon's signed-rank test of paired differences [cells]; those of 0 say nothing."""
+    from scipy.stats import wilcoxon
+
+    told = differences[differences != 0]
+    return float(wilcoxon(told).pvalue) if len(told) else 1.0
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Values of p, adjusted for being several by Holm: the i-th smallest of n, from 0, times n − i."""
+    adjusted, largest = [0.0] * len(p), 0.0
+    for i, place in enumerate(np.argsort(p)):
+        largest = max(largest, min(1.0, (len(p) - i) * p[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
 
@@ -164,18 +186,28 @@ def _table(
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     reference = baseline if baseline in cells.columns else ranking.detectors[0]
     values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
-    intervals = bootstrap(values - values[:, [ranking.detectors.index(str(reference))]])
+    differences = values - values[:, [ranking.detectors.index(str(reference))]]
+    intervals = bootstrap(differences)
+    others = [i for i, detector in enumerate(ranking.detectors) if detector != reference]
+    tests = dict(zip(others, holm([signed_rank(differences[:, i]) for i in others]), strict=True))
     lines = []
     for i, detector in enumerate(ranking.detectors):
         letters = _letters([g for g, group in enumerate(ranking.groups) if i in group], len(ranking.groups))
         own, interval = detector == reference, intervals[i]
         limits = [Cell(interval.mean), Cell(interval.low), Cell(interval.high)]
         shown = [words("") if own else Cell(c.value, signed=True) for c in limits]
+        shown.append(words("") if own else Cell(tests[i], digits=4))
         lines.append(
             [words(detector), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *shown]
         )
     columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
-    columns += [Column(metric_of(metric).column), Column("difference"), Column("low"), Column("high")]
+    columns += [
+        Column(metric_of(metric).column),
+        Column("difference"),
+        Column("low"),
+        Column("high"),
+        Column("p"),
+    ]
     left_out = [name for name in outcome.detectors if labelled(name)]
     tested = ""
     if ranking.friedman:
@@ -183,13 +215,14 @@ def _table(
         bound = f"p = {p:.2g}" if p >= 1e-12 else "p < 1e-12"
         tested = f"Friedman's test: χ² = {statistic:.1f} with {len(lines) - 1} degrees of freedom, {bound}. "
     notes = [
-        f"Over {len(cells):,} cells (CIL method × seed × step × OOD dataset)"
+        f"Over {len(cells):,} cells (CIL method × seed × OOD dataset, mean over steps)"
         + (f" of {total:,}: those that all detectors have." if len(cells) < total else "."),
         f"{tested}Mean ranks that differ by less than {ranking.critical:.2f} (Nemenyi, 5 %) are not told "
         "apart: such detectors share a group's letter.",
         f"Difference from {reference}, in percent points: mean over cells, and its 95 % interval (low, high) "
-        "by a paired bootstrap that draws cells (10,000 times, seed 0). Cells of one run depend on each "
-        "other: the interval is about these runs, not about other trainings.",
+        "by a paired bootstrap that draws cells (10,000 times, seed 0); p is that of Wilcoxon's signed-rank "
+        "test of the same pairs, adjusted by Holm for the number of detectors. Cells of one run depend on "
+        "each other: all this is about these runs, not about other trainings.",
         *[f"{baseline} is not finished here, so the best stands for it."]
         * (baseline not in (None, reference)),
         *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import astuple
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from opencil.report import statistics
 from opencil.report.statistics import (
     bootstrap,
     cell_matrix,
+    holm,
     nemenyi,
     rank_detectors,
+    signed_rank,
     statistics_tables,
 )
 from opencil.study.study import Study
@@ -175,16 +178,57 @@ def test_pairs_are_drawn_together() -> None:
     assert astuple(bootstrap(both, 300)[2]) == pytest.approx(astuple(bootstrap(both[:, [2]], 300)[0]))
 
 
+# --- paired tests ----------------------------------------------------------------------------------
+
+
+def naive_signed_rank(differences: list[float]) -> float:
+    """Wilcoxon's p, two-sided: of all signs, those whose sum of ranks is as far from the middle."""
+    order = sorted(differences, key=abs)
+    ranks = [order.index(value) + 1 for value in differences]
+    middle = sum(ranks) / 2
+
+    def far(signs: tuple[bool, ...]) -> float:
+        return abs(sum(rank for rank, up in zip(ranks, signs, strict=True) if up) - middle)
+
+    own = far(tuple(value > 0 for value in differences))
+    every = [far(signs) >= own for signs in product((False, True), repeat=len(ranks))]
+    return sum(every) / len(every)
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 0.4, 2.0])
+def test_the_signed_rank_test_against_all_signs(shift: float) -> None:
+    values = np.random.default_rng(3).normal(shift, 1, 8)
+    assert signed_rank(values) == pytest.approx(naive_signed_rank(list(values)))
+    assert signed_rank(np.r_[values, 0.0, 0.0]) == signed_rank(values), "where there is no difference"
+    assert signed_rank(np.zeros(8)) == 1
+
+
+def test_several_tests_are_adjusted_by_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
 # --- rows ------------------------------------------------------------------------------------------
 
 
 def test_cells_of_rows(made_up: Rows) -> None:
     rows = pd.concat([made_up(entropy=1), made_up(cil="wa", entropy=2)])
     cells = cell_matrix(rows, "auc")
-    assert cells.shape == (2 * 3 * 4 * 4, 2)
-    chosen = rows[(rows["metric"] == "auc") & (rows["detector"] == "msp")]
-    for row in chosen.to_dict("records"):
-        assert cells.loc[(row["cil"], row["seed"], row["step"], row["ood"]), "msp"] == row["value"]
+    assert cells.shape == (2 * 3 * 4, 2)
+    chosen = rows[(rows["metric"] == "auc") & (rows["detector"] == "msp")].to_dict("records")
+    for cil, seed, ood in cells.index:
+        steps = [r["value"] for r in chosen if (r["cil"], r["seed"], r["ood"]) == (cil, seed, ood)]
+        assert len(steps) == 4
+        assert cells.loc[(cil, seed, ood), "msp"] == pytest.approx(sum(steps) / 4)
+
+
+def test_steps_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
+    """Later steps are harder: a detector without them would look better."""
+    rows = made_up(seeds=(0,))
+    late = (rows["detector"] == "msp") & (rows["step"] > 2)
+    early = rows[rows["step"] <= 2]
+    pd.testing.assert_frame_equal(cell_matrix(rows[~late], "auc"), cell_matrix(early, "auc"))
 
 
 def test_cells_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
@@ -192,10 +236,8 @@ def test_cells_that_one_detector_lacks_are_left_out(made_up: Rows) -> None:
     rows = rows[~((rows["detector"] == "msp") & (rows["seed"] > 1))]
     assert set(cell_matrix(rows, "auc").index.get_level_values("seed")) == {0, 1}
     notes = statistics_tables(Study(rows))[0].notes
-    assert (
-        notes[0]
-        == "Over 32 cells (CIL method × seed × step × OOD dataset) of 48: those that all detectors have."
-    )
+    counted = "Over 8 cells (CIL method × seed × OOD dataset, mean over steps) of 12"
+    assert notes[0] == f"{counted}: those that all detectors have."
 
 
 def test_only_what_is_finished_counts(made_up: Rows, record: Record) -> None:
@@ -243,13 +285,14 @@ def test_a_table_for_each_metric(made_up: Rows) -> None:
     assert fpr.title.endswith("FPR↓")
     best, second, _ = auc.lines
     assert [cell.text for cell in best[:3]] == ["gen", "1.00", "a"]
-    assert [cell.text for cell in best[4:]] == ["", "", ""], "no difference from itself"
+    assert [cell.text for cell in best[4:]] == ["", "", "", ""], "no difference from itself"
     cells = 100 * cell_matrix(rows, "auc")
     assert best[3].value == pytest.approx(cells["gen"].mean())
     name = second[0].text
-    difference, low, high = (cell.value for cell in second[4:])
+    difference, low, high, p = (cell.value for cell in second[4:])
     assert difference == pytest.approx((cells[name] - cells["gen"]).mean())
     assert low < difference < high < 0
+    assert p == pytest.approx(2 * 2 / 2**12), "all twelve cells have one sign; of two detectors"
 
 
 def test_the_best_has_a_small_fpr(made_up: Rows) -> None:
@@ -274,8 +317,10 @@ def test_one_detector_cannot_be_compared(made_up: Rows) -> None:
 def test_the_unit_and_its_limits_are_stated(made_up: Rows) -> None:
     notes = "\n".join(statistics_tables(Study(made_up()))[0].notes)
     for words in (
-        "48 cells (CIL method × seed × step × OOD dataset)",
+        "12 cells (CIL method × seed × OOD dataset, mean over steps)",
         "paired bootstrap",
+        "Wilcoxon's signed-rank test",
+        "by Holm",
         "seed 0",
         "depend on",
     ):
