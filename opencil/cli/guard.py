@@ -6,6 +6,7 @@ Expected errors end them with a sentence and an exit code, Ctrl-C as what it is.
 import inspect
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -35,6 +36,17 @@ class Interrupts:
     """
 
     seen: signal.Signals | None = None
+    _ours: Callable[[], None] = staticmethod(lambda: None)  #: handles them inside the block
+    _taken_back = 0.0
+
+    def take_back(self) -> None:
+        """Handle them again where a library does so in our place; at most once a second.
+
+        LLVM, by which Triton compiles a GPU's kernels, has a handler for SIGUSR1 that does nothing.
+        """
+        if time.monotonic() >= self._taken_back + 1:
+            self._taken_back = time.monotonic()
+            self._ours()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -58,12 +70,16 @@ class Interrupts:
             if first or number == signal.SIGINT:  # a queue may send several, and we are about to leave
                 raise KeyboardInterrupt
 
-        for number in ours:
-            signal.signal(number, note)
+        def handle() -> None:
+            for number in ours:
+                signal.signal(number, note)
+
+        handle()
+        self._ours, before = handle, self._ours
         try:
-            with _let_through(queues if queues in ours else None):
-                yield
+            yield
         finally:
+            self._ours = before
             for number in ours:
                 signal.signal(number, usual[number])
 
@@ -77,19 +93,6 @@ class Interrupts:
     def exit_code(self) -> int:
         """Of a command that was ended so."""
         return 130 if self.seen in (None, signal.SIGINT) else STOPPED
-
-
-@contextmanager
-def _let_through(number: signal.Signals | None) -> Iterator[None]:
-    """Let a signal in that whatever started this process holds back: children inherit what is blocked."""
-    if number is None or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 interrupts = Interrupts()

@@ -78,7 +78,7 @@ def carry_out(
     if follows():  # rank 0 shows what all of them do, and tells of an interruption
         try:
             for _ in () if dry_run else execute(config, planned):
-                pass
+                interrupts.take_back()
         except (KeyboardInterrupt, OpenCILError):
             if interrupts.seen:
                 raise SystemExit(interrupts.exit_code) from None
@@ -101,6 +101,7 @@ def carry_out(
     events = closing(execute(config, planned))
     with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:
         for event in happening:
+            interrupts.take_back()
             if interrupts.seen:  # and a run has failed of it, or nobody has noticed
                 raise KeyboardInterrupt
             advance(event)
