@@ -4,8 +4,9 @@
     python -m results.add_rows RUNS... --replace    # also where a run has less than the one that is there
 
 Each run comes with its record: configs, seconds, memory, and which source made which detector's steps, where
-and when. Runs that are there already are replaced whole, never mixed. ``python -m results.make_page`` and
-``python -m results.make_readme`` then make all that is shown anew.
+and when. Runs that are there already are replaced whole, never mixed; one that is not finished may come too,
+and counts on the pages when it is. ``python -m results.make_page`` and ``python -m results.make_readme`` then
+make all that is shown anew.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from opencil.study.records import IDENTITY, RunRecord, identity, name_of
 from opencil.study.study import write_study
 
 STUDY = Path(__file__).parent / "study"
+BENCHMARK = "cifar100"
 
 
 def merged(there: Study, new: Study, replace: bool = False) -> Study:
@@ -53,6 +55,8 @@ def add(new: Study, folder: Path = STUDY, replace: bool = False) -> list[Path]:
     """Write each k and seed of a study into its folder below ``folder``; all that were written."""
     if new.problems:
         raise BadInput("\n  ".join(["some of it is damaged or lost:", *new.problems]))
+    if others := {run["benchmark"] for run in new.runs} - {BENCHMARK}:
+        raise BadInput(f"the study is of {BENCHMARK}, and some runs are of {', '.join(sorted(others))}")
     written = []
     for k, seed in sorted({(run["k"], run["seed"]) for run in new.runs}, key=str):
         place = folder / f"k{k}-seed{seed}"

@@ -89,6 +89,21 @@ def test_the_page_follows_the_rows(whole_study: Path) -> None:
     assert "Best on it: NNGuide" in text, "it has the rows of WA"
 
 
+def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
+    place = whole_study / "study" / "k20-seed1"
+    part = read_study(place)
+    runs: list[RunRecord] = [
+        {**run, "detectors": run["detectors"] | {"ber": 4}} if run["cil"] == "bic" else run
+        for run in part.runs
+        if run["cil"] != "wa"
+    ]
+    write_study(Study(part.rows[part.rows["cil"] != "wa"], runs), place)
+    forget()
+    assert study_page.seeds(20) == [0, 2]
+    assert study_page.not_there() == "k = 20, seed 1 (but for FOSTER and iCaRL)"
+    assert "At k = 20, over 48 cells" in study_page.ranks()
+
+
 def test_cells_are_means_over_steps() -> None:
     rows = STUDY.rows
     seen = (rows["cil"] == "wa") & (rows["seed"] == 1) & (rows["k"] == 10) & (rows["task"] == 0)
@@ -182,10 +197,13 @@ def test_a_run_is_replaced_whole_and_never_by_less(small: Study, tmp_path: Path)
     pd.testing.assert_frame_equal(read_study(tmp_path).rows, small.rows)
 
 
-def test_nothing_damaged_is_added(small: Study, tmp_path: Path) -> None:
+def test_nothing_damaged_or_of_elsewhere_is_added(small: Study, tmp_path: Path) -> None:
     write_study(small, tmp_path / "published")
     (tmp_path / "published" / "more").mkdir()
     (tmp_path / "published" / "more" / "runs.json").write_text("{}")
     with pytest.raises(BadInput, match="damaged or lost"):
         add_rows.add(read_study(tmp_path / "published"), tmp_path / "study")
+    digits = Study(small.rows.assign(benchmark="digits"), [{**small.runs[0], "benchmark": "digits"}])
+    with pytest.raises(BadInput, match="the study is of cifar100, and some runs are of digits"):
+        add_rows.add(digits, tmp_path / "study")
     assert not (tmp_path / "study").exists()
