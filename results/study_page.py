@@ -36,7 +36,7 @@ FAR_OFF = 3
 NOT_YET = "not run yet"
 #: What is known of detectors that are far off in some cell.
 WHY = {
-    "relation": "what it is [set up on](../experiments/set_up.md)",
+    "relation": "what it is [set up on](../experiments/set_up.md), but for BiC's, which is unexplained",
     "nnguide": "in part its bank of images; BiC's is [not that](../experiments/set_up.md): unexplained",
     "react": "unexplained; [its set-up](../experiments/set_up.md) is not the reason",
     "npos": "on BiC [its correction](../experiments/heads.md) of outliers; elsewhere unexplained",
