@@ -53,20 +53,20 @@ class Gram(SetUpDetector):
         """Each class's range of correlations [C, columns], and each stage's mean deviation."""
         predicted = outputs.logits.argmax(dim=1)
         held = self._held_out(predicted)
-        aside, low, high = [], None, None
+        aside, ranges = [], None
         for rows, stages in self._batches(outputs):
             found = torch.cat(stages, dim=1)
-            if low is None or high is None:
+            if ranges is None:
                 self._columns = [stage.shape[1] for stage in stages]
                 shape = (outputs.logits.shape[1], found.shape[1])
-                low, high = (found.new_full(shape, value) for value in (torch.inf, -torch.inf))
+                ranges = found.new_full(shape, torch.inf), found.new_full(shape, -torch.inf)
             kept = ~held[rows]
             places = predicted[rows][kept][:, None].expand(-1, found.shape[1])
-            low.scatter_reduce_(0, places, found[kept], "amin")
-            high.scatter_reduce_(0, places, found[kept], "amax")
+            ranges[0].scatter_reduce_(0, places, found[kept], "amin")
+            ranges[1].scatter_reduce_(0, places, found[kept], "amax")
             aside.append(found[~kept])
-        assert low is not None
-        assert high is not None
+        assert ranges is not None
+        low, high = ranges
         self._low = torch.where(low.isinf(), low.amin(dim=0), low)
         self._high = torch.where(high.isinf(), high.amax(dim=0), high)
         apart = self._deviations(torch.cat(aside), predicted[held])

@@ -34,6 +34,6 @@ class LogitGap(LogitDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """z₍₁₎ − mean of the next N, at least one of them; 0 where there is a single class, [N]."""
         classes = outputs.logits.shape[1]
-        others = min(max(1, math.ceil(self.share * classes)), self.most, classes - 1)
+        others = min(math.ceil(self.share * classes), self.most, classes - 1)
         largest = outputs.logits.topk(1 + others, dim=1).values
         return largest[:, 0] - largest[:, min(1, others) :].mean(dim=1)

@@ -56,7 +56,7 @@ class OpenMax(SetUpDetector):
         for c in range(classes):
             largest = far[reachable(labels) == c].sort().values[-self.tail :]
             tails[c, : len(largest)] = largest
-        self._smallest = tails.nan_to_num(torch.inf).amin(dim=1).nan_to_num(posinf=0.0)
+        self._smallest = tails.nan_to_num(torch.inf).amin(dim=1)
         self._shape, self._scale = _weibull(torch.log1p((tails - self._smallest[:, None]) / _MOVED))
         self._known = counts > 0
 
@@ -78,18 +78,19 @@ class OpenMax(SetUpDetector):
 def _weibull(logs: Tensor) -> tuple[Tensor, Tensor]:
     """Shape and logarithm of the scale, [C] each, that are likeliest for values of these logarithms [C, n].
 
-    NaN stands where there is no value. The shape k solves Σ wᵢ log xᵢ − mean log x = 1 / k, w ∝ x^k, whose
-    left side grows with k: the range of k is halved. Where values are all alike k is the largest, a step.
+    NaN stands where there is no value, and comes of a row without any. The shape k solves
+    Σ wᵢ log xᵢ − mean log x = 1 / k, w ∝ x^k, whose left side grows with k: the range of k is halved. Where
+    values are all alike k is the largest, a step.
     """
     there = ~logs.isnan()
-    logs, count = logs.nan_to_num(0.0), there.sum(dim=1).clamp(min=1)
+    logs, count = logs.nan_to_num(0.0), there.sum(dim=1)
     mean = logs.sum(dim=1) / count
     low, high = torch.full_like(mean, -5.0), torch.full_like(mean, 20.0)
     for _ in range(60):
         shape = ((low + high) / 2).exp()
-        weights = (shape[:, None] * logs).masked_fill(~there, -torch.inf).softmax(dim=1).nan_to_num(0.0)
+        weights = (shape[:, None] * logs).masked_fill(~there, -torch.inf).softmax(dim=1)
         above = (weights * logs).sum(dim=1) - mean > 1 / shape
         low, high = torch.where(above, low, (low + high) / 2), torch.where(above, (low + high) / 2, high)
     shape = ((low + high) / 2).exp()
-    powers = (shape[:, None] * logs).masked_fill(~there, -torch.inf).logsumexp(dim=1).nan_to_num(neginf=0.0)
+    powers = (shape[:, None] * logs).masked_fill(~there, -torch.inf).logsumexp(dim=1)
     return shape, (powers - count.log()) / shape

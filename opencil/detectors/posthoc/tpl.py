@@ -103,7 +103,7 @@ def _calibrated(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and shift of each task's scores [T] after 100 steps of SGD on the CE over tasks."""
     wide, target = widened(scores), widened(member)
     slope, shift = torch.ones_like(wide[0]), torch.zeros_like(wide[0])
-    speed = torch.zeros(2, len(slope)).to(wide)
+    speed = torch.stack([shift, shift])
     for _ in range(100):
         wrong = ((slope * wide + shift).softmax(dim=1) - target) / len(wide)
         speed = 0.8 * speed + torch.stack([(wrong * wide).sum(dim=0), wrong.sum(dim=0)])

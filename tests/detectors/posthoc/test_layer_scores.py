@@ -14,7 +14,7 @@ import opencil
 from opencil import BadInput, Inputs, Outputs, create_detector, forward
 from opencil.cil.bic import CorrectedModel
 from opencil.cil.foster import BoostedModel
-from opencil.detectors.posthoc.rankfeat import first_direction
+from opencil.detectors.posthoc.rankfeat import _same, first_direction
 from opencil.engine.seeding import generator, seeded
 from opencil.nets.growing import GrownModel, SideBySide
 from opencil.nets.model import Model
@@ -115,6 +115,23 @@ def test_gram_of_a_class_that_nothing_is_predicted_as_has_the_range_of_all() -> 
     known.logits[:], out.logits[:] = 0.0, 0.0
     known.logits[:, 0] = out.logits[:, 0] = 50.0  # all are of one class
     torch.testing.assert_close(of_missing, one.fit(known).score(out))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_gram_of_images_that_are_all_alike(dark: bool) -> None:
+    """None of those held out leaves the range, which in the dark ends at 0: nothing is divided by 0."""
+    network = Network()
+    if dark:
+        nn.init.zeros_(network.one.bias)
+        nn.init.zeros_(network.two.bias)
+    image = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(1)) * (not dark)
+    known, out = forward(network, image.expand(12, -1, -1, -1)), outputs(network, 9, 2)
+    total = np.zeros(9)
+    for of_known, of_out in zip(maps_of(known), maps_of(out), strict=True):
+        bound = rooted_rows(of_known[0], 5)
+        total += [deviation(rooted_rows(m, 5), bound, bound) / 1e-7 for m in of_out]
+    expected = -total / softmax(out.logits.double().numpy(), axis=1).max(axis=1)
+    np.testing.assert_allclose(create_detector("gram").fit(known).score(out).numpy(), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -260,6 +277,15 @@ def test_first_directions_of_maps_of_any_scale() -> None:
     assert first_direction(torch.zeros(2, 5, 4, 4)).tolist() == [[0.0] * 5] * 2
 
 
+@pytest.mark.parametrize("shape", [(5, 16), (16, 4)])
+def test_a_first_direction_that_is_hardly_stronger_than_the_next(shape: tuple[int, int]) -> None:
+    u, _, vt = np.linalg.svd(np.random.default_rng(0).normal(size=shape), full_matrices=False)
+    strengths = np.array([1, 0.996, 0.5, 0.1, 0.1])[: min(shape)]
+    maps = torch.tensor(u * strengths @ vt).float().view(1, shape[0], 4, -1)
+    found = first_direction(maps)[0].numpy()
+    np.testing.assert_allclose(np.abs(found), np.abs(u[:, 0]), atol=2e-3)
+
+
 def test_two_directions_that_are_as_strong_leave_a_finite_score() -> None:
     maps = torch.eye(4).view(1, 4, 2, 2)
     assert first_direction(maps).norm() == pytest.approx(1.0)
@@ -292,6 +318,14 @@ def test_rankfeat_refuses_features_that_are_not_the_mean_of_the_last_maps() -> N
         create_detector("rankfeat").score(narrow)
 
 
+def test_what_rankfeat_takes_for_a_rounding_of_features() -> None:
+    """A thousandth of each, and of the largest: half of a bfloat16's last bit is four thousandths."""
+    features = torch.tensor([[500.0, 1.0, 0.0]])
+    for off, same in (([0.9, 0.4, 0.4], True), ([1.1, 0, 0], False), ([0, 0.51, 0], False)):
+        assert _same(features + torch.tensor(off), features) == same
+    assert not _same(features[:, :2], features)
+
+
 class Untold(Network):
     """One that does not say how its last stage runs."""
 
@@ -301,6 +335,11 @@ class Untold(Network):
 class OneStage(Network):
     def maps(self, images: Tensor) -> list[Tensor]:
         return super().maps(images)[1:]
+
+
+def test_gram_of_a_model_of_one_stage() -> None:
+    scores = create_detector("gram").fit(outputs(OneStage(), 30, 1)).score(outputs(OneStage(), 5, 2))
+    assert scores.shape == (5,)
 
 
 class Skipping(Network):

@@ -35,7 +35,7 @@ def naive_entropy(z: Row) -> float:
 
 def naive_logitgap(z: Row) -> float:
     largest, *others = sorted(z, reverse=True)
-    count = min(max(1, math.ceil(len(z) / 5)), 88, len(others))
+    count = min(math.ceil(len(z) / 5), 88, len(others))
     return largest - math.fsum(others[:count]) / count if count else 0.0
 
 

@@ -130,7 +130,8 @@ def test_she(setup: Outputs, test: Outputs) -> None:
     features, labels, predicted = wide(setup.features), wide(setup.labels), wide(setup.logits).argmax(axis=1)
     labels = labels.copy()
     labels[labels == 4] = 3  # no image of class 4 is left
-    predicted = np.where(labels == 2, 0, predicted)  # and none of class 2 is predicted rightly
+    labels[1] = 3  # and one of class 5
+    predicted = np.where((labels == 2) | (labels == 5), 0, predicted)  # none of 2 and 5 is predicted rightly
     logits = torch.nn.functional.one_hot(torch.tensor(predicted), CLASSES).float()
     expected = []
     for x, z in zip(wide(test.features), wide(test.logits), strict=True):
@@ -139,22 +140,30 @@ def test_she(setup: Outputs, test: Outputs) -> None:
         mine = features[labels == c]
         pattern = next(part for part in (right, mine, features) if len(part)).mean(axis=0)
         expected.append(x @ pattern)
-    assert {2, 4} <= set(wide(test.logits).argmax(axis=1))
+    assert {2, 4, 5} <= set(wide(test.logits).argmax(axis=1))
     close(create_detector("she").fit(setup.features, logits, torch.tensor(labels)).score(test), expected)
 
 
 @pytest.mark.parametrize("variance", [0.5, 0.9, 1.0])
 @pytest.mark.parametrize("max_logit", [False, True])
 def test_neco(setup: Outputs, test: Outputs, variance: float, max_logit: bool) -> None:
-    scaler = StandardScaler().fit(wide(setup.features))
-    axes = PCA().fit(scaler.transform(wide(setup.features)))
+    """Of features one of which is the same in all set-up images, and of a sample near their mean too."""
+    known = setup.features.clone()
+    known[:, 3] = 2.0
+    features, logits = (
+        torch.cat([own, more])
+        for own, more in ((test.features, known.mean(dim=0)[None] + 0.01), (test.logits, test.logits[:1]))
+    )
+    scaler = StandardScaler().fit(wide(known))
+    axes = PCA().fit(scaler.transform(wide(known)))
     held = np.cumsum(axes.explained_variance_ratio_)
-    count = next((i + 1 for i, share in enumerate(held) if share >= variance - 1e-9), WIDTH)
-    assert (count < WIDTH) == (variance < 1)
-    x = scaler.transform(wide(test.features))
+    count = next(i + 1 for i, share in enumerate(held) if share >= variance - 1e-9)
+    assert (count < WIDTH - 1) == (variance < 1)
+    x = scaler.transform(wide(features))
     expected = np.linalg.norm(axes.transform(x)[:, :count], axis=1) / np.linalg.norm(x, axis=1)
-    expected = expected * (wide(test.logits).max(axis=1) if max_logit else 1)
-    close(create_detector("neco", variance=variance, max_logit=max_logit).fit(setup).score(test), expected)
+    expected = expected * (wide(logits).max(axis=1) if max_logit else 1)
+    detector = create_detector("neco", variance=variance, max_logit=max_logit).fit(known, setup.logits)
+    close(detector.score(features, logits), expected)
 
 
 def test_neco_of_a_sample_at_the_mean() -> None:
@@ -180,14 +189,15 @@ def test_pnml_of_a_single_class_is_0(setup: Outputs) -> None:
     assert detector.score(setup.features).tolist() == [0.0] * len(setup)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("share", [0.05, 0.09, 0.3, 1.0])
 def test_lts(test: Outputs, share: float) -> None:
     expected = []
     for f, z in zip(wide(test.features - 0.2), wide(test.logits), strict=True):
         positive = np.sort(np.maximum(f, 0))[::-1]
         largest = positive[: max(1, WIDTH - round(WIDTH * (1 - share)))]
         expected.append(logsumexp((positive.sum() / largest.sum()) ** 2 * z))
-    close(create_detector("lts", share=share).score(test.features - 0.2, test.logits), expected)
+    for scale in (1.0, 0.001):  # the share that some features have of all is that of smaller ones
+        close(create_detector("lts", share=share).score(scale * (test.features - 0.2), test.logits), expected)
 
 
 def test_lts_leaves_logits_of_features_of_0_as_they_are(test: Outputs) -> None:
@@ -229,6 +239,12 @@ def test_tempscale_looks_between_a_tenth_and_ten(wrong: bool, temperature: float
     torch.testing.assert_close(detector.score(logits=logits), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_tempscale_of_logits_that_say_nothing_is_the_least_sure() -> None:
+    detector = create_detector("tempscale").fit(logits=torch.zeros(4, 3), labels=torch.tensor([0, 1, 2, 0]))
+    sure = torch.tensor([[5.0, 0.0, 0.0]])
+    torch.testing.assert_close(detector.score(logits=sure), (sure / 10).log_softmax(dim=1)[:, 0])
+
+
 def test_tempscale_stays_finite_where_every_image_is_right() -> None:
     logits = 5 * torch.eye(4)
     detector = create_detector("tempscale").fit(logits=logits, labels=torch.arange(4))
@@ -238,9 +254,15 @@ def test_tempscale_stays_finite_where_every_image_is_right() -> None:
 
 @pytest.mark.parametrize(("tail", "alpha"), [(20, 3), (5, 10)])
 def test_openmax(setup: Outputs, test: Outputs, tail: int, alpha: int) -> None:
-    logits, labels = wide(setup.logits), wide(setup.labels)
+    """None of class 1 is predicted rightly, and one of class 3: it has a step for a distribution."""
+    logits, labels = wide(setup.logits), wide(setup.labels).copy()
     right = logits.argmax(axis=1) == labels
-    assert 0 < right.sum() < len(right)
+    labels[np.flatnonzero(right & (labels == 1))[5:]] = 2
+    labels[np.flatnonzero(right & (labels == 3))[1:]] = 2
+    logits[labels == 1, 1] -= 60
+    right = logits.argmax(axis=1) == labels
+    assert np.bincount(labels[right], minlength=CLASSES)[[1, 3]].tolist() == [0, 1]
+    assert np.bincount(labels)[[1, 3]].min() > 1
     models: dict[int, tuple[Array, float, float, float]] = {}
     for c in range(CLASSES):
         mine = logits[(labels == c) & right] if (right & (labels == c)).any() else logits[labels == c]
@@ -269,8 +291,9 @@ def test_openmax(setup: Outputs, test: Outputs, tail: int, alpha: int) -> None:
         expected.append(logsumexp(revised) - taken)
         unknown = np.exp(taken) / (np.exp(revised).sum() + np.exp(taken))
         assert 1 / (1 + np.exp(expected[-1])) == pytest.approx(unknown, rel=1e-9), "log-odds of the known"
-    detector = create_detector("openmax", tail=tail, alpha=alpha).fit(setup)
-    close(detector.score(test), expected)
+    detector = create_detector("openmax", tail=tail, alpha=alpha)
+    detector.fit(logits=torch.tensor(logits).float(), labels=torch.tensor(labels))
+    close(detector.score(logits=test.logits), expected)
 
 
 def test_openmax_takes_nothing_from_a_class_without_images(setup: Outputs, test: Outputs) -> None:
@@ -286,10 +309,13 @@ def test_openmaxs_distribution_is_the_likeliest() -> None:
 
     from opencil.detectors.posthoc.openmax import _weibull
 
-    values = weibull_min.rvs(3.0, scale=2.0, size=(4, 50), random_state=0)
+    values = weibull_min.rvs(3.0, scale=2.0, size=(5, 50), random_state=0)
     values[3, 10:] = np.nan
+    values[4] = 7.0
     shapes, scales = _weibull(torch.tensor(values).log())
-    for row, shape, scale in zip(values, shapes.tolist(), scales.exp().tolist(), strict=True):
+    assert shapes[4].log().item() == pytest.approx(20.0), "a step, as steep as they get"
+    assert scales[4].exp().item() == pytest.approx(7.0)
+    for row, shape, scale in zip(values[:4], shapes[:4].tolist(), scales[:4].exp().tolist(), strict=True):
         row = row[~np.isnan(row)]
         fitted, _, size = weibull_min.fit(row, floc=0)
         assert (shape, scale) == pytest.approx((fitted, size), rel=1e-3)
@@ -351,6 +377,12 @@ def test_tpl(setup: Outputs, test: Outputs, tasks: Tensor, left_out: int) -> Non
     features, logits, labels = (t[left_out:] for t in (setup.features, setup.logits, setup.labels))
     known = Outputs(features, logits, labels, tasks=tasks)
     close(create_detector("tpl").fit(known).score(test), naive_tpl(known, test, wide(tasks)))
+
+
+def test_tpl_of_a_single_image(setup: Outputs, test: Outputs) -> None:
+    """It lies at its class's mean, in the one task that there is."""
+    known = Outputs(*(t[:1] for t in (setup.features, setup.logits, setup.labels)), tasks=TASKS)
+    assert create_detector("tpl").fit(known).score(test).isfinite().all()
 
 
 def test_tpl_without_tasks_has_one_and_refuses_those_of_other_classes(setup: Outputs, test: Outputs) -> None:
@@ -419,5 +451,5 @@ def test_chunks_change_nothing(
     name: str, setup: Outputs, test: Outputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = create_detector(name).fit(setup).score(test)
-    monkeypatch.setattr(chunks, "BUDGET", 5000)  # a row or a few at a time
+    monkeypatch.setattr(chunks, "BUDGET", 1)  # a row at a time
     torch.testing.assert_close(create_detector(name).fit(setup).score(test), whole, rtol=1e-5, atol=1e-5)

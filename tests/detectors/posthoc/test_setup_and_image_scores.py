@@ -107,7 +107,9 @@ def test_react_percentile_of_more_values_than_torch_quantile_takes() -> None:
 @pytest.mark.parametrize("spread", [1.0, 4.0, 60.0])
 def test_klm(spread: float) -> None:
     setup, out = random_outputs(40, 6, seed=1, spread=spread), random_outputs(30, 6, seed=2, spread=spread)
-    setup.logits[:, 5] = -50.0  # nothing is predicted as class 5: its q is one-hot
+    setup.logits[:, 4:] = -50.0  # nothing is predicted as class 5: its q is one-hot
+    for row in range(3):  # and a single image as class 4
+        setup.logits[row, 4] = setup.logits[row].max() + (0.5 if row == 0 else -0.5)
     tiny = float(np.finfo(np.float32).tiny)
     p_setup, q = [softmax(z) for z in rows(setup.logits)], []
     for c in range(6):
@@ -224,6 +226,7 @@ class Bent(nn.Module):
 def test_odin(temperature: float, epsilon: float) -> None:
     torch.manual_seed(0)
     model, images = Bent().eval(), torch.randn(9, 3, 2, 2)
+    images[::2, 0, 0, 0] = 99.0  # where tanh has no gradient: such pixels stay
     std = (0.2, 0.5, 2.0)
     transform = Transform(mean=(0.0, 0.0, 0.0), std=std, crop=2)
     weight = model.layer.weight.detach().double().numpy()

@@ -1,5 +1,6 @@
 """Detectors that shape features or read the head as W and b, against numpy, scipy and scikit-learn."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -99,7 +100,8 @@ def test_scale(percentile: float, setup: Outputs, out: Outputs, w: Array, b: Arr
 
 
 @pytest.mark.parametrize("label", ["vra", "vra@openood"])
-def test_vra(label: str, setup: Outputs, out: Outputs, w: Array, b: Array) -> None:
+def test_vra(label: str, make: Callable[..., Outputs], w: Array, b: Array) -> None:
+    setup, out = make(60, 1, floor=-9.0), make(25, 2, floor=-9.0)
     f, known = of(out)[0], of(setup)[0]
     if label == "vra":
         low, high = np.quantile(known, 0.6, axis=0), np.quantile(known, 0.95, axis=0)
@@ -120,6 +122,7 @@ def test_vra_keeps_features_that_are_the_lower_threshold(head: nn.Linear) -> Non
 def test_vra_refuses_thresholds_in_the_wrong_order() -> None:
     with pytest.raises(BadInput, match=r"vra.low = 70.0 is not allowed: it should be at most high = 60.0"):
         create_detector("vra", low=70.0, high=60.0)
+    create_detector("vra", low=60.0, high=60.0)
 
 
 def test_a_percentile_of_equal_features_is_the_same_everywhere(head: nn.Linear) -> None:
@@ -153,6 +156,13 @@ def test_fdbd(divided_by: str, setup: Outputs, out: Outputs, w: Array) -> None:
         scale = np.linalg.norm(f - mean if divided_by == "distance" else f)
         expected.append(np.mean(apart) / scale)
     close(create_detector("fdbd", divided_by=divided_by), setup, out, np.array(expected))
+
+
+def test_fdbd_of_a_sample_at_the_mean_is_as_if_it_were_hardly_away(setup: Outputs) -> None:
+    detector = create_detector("fdbd").fit(setup.features, classify=lambda f: f[:, :2])
+    mean, logits = setup.features.double().mean(dim=0)[None].float(), torch.tensor([[3.0, 1.0]])
+    expected = 2 / math.sqrt(2) / 1e-12
+    assert float(detector.score(mean, logits)) == pytest.approx(expected)
 
 
 def test_fdbd_counts_no_boundary_between_classes_of_equal_weights() -> None:
@@ -223,13 +233,28 @@ def test_a_principal_space_that_holds_every_set_up_feature(make: Callable[..., O
     few, out = make(5, 4), make(9, 5)
     features = few.features.double().numpy()
     basis = np.linalg.svd(features)[2][:5]
-    found = create_detector("residual").fit(few.features, classify=lambda f: f @ few.features[:2].T)
     f = out.features.double().numpy()
     expected = -np.linalg.norm(f - f @ basis.T @ basis, axis=1)
-    np.testing.assert_allclose(found.score(out.features).numpy(), expected, rtol=1e-4, atol=1e-5)
     for scale in (1.0, 1e7):  # whatever features are measured in: what is left of them is rounding
         known = replace(few, features=scale * few.features)
         assert torch.equal(create_detector("vim").fit(known).score(out), create_detector("energy").score(out))
+        known = create_detector("residual").fit(known.features, classify=lambda f: f @ few.features[:2].T)
+        found = known.score(scale * out.features).numpy() / scale
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_residual_is_no_rounding() -> None:
+    """Three features, and thirteen of a millionth of them: seven digits tell them apart from nothing."""
+    numbers = torch.Generator().manual_seed(0)
+    known, some = (torch.randn(count, WIDTH, generator=numbers) for count in (400, 5))
+    for features in (known, some):
+        features[:, 3:] *= 8e-7
+    detector = create_detector("vim", dimensions=3).fit(known, known[:, :2], classify=lambda f: f[:, :2])
+    apart = known[:, 3:].norm(dim=1).double().mean()
+    assert 1e-6 < float(apart / known.norm(dim=1).mean()) < 2e-6
+    alpha = known[:, :2].amax(dim=1).double().mean() / apart
+    virtual = some[:, :2].logsumexp(dim=1) - detector.score(some, some[:, :2])
+    np.testing.assert_allclose(virtual.numpy(), (alpha * some[:, 3:].norm(dim=1)).numpy(), rtol=0.1)
 
 
 def test_vim_of_set_up_features_that_are_all_zero(out: Outputs) -> None:
