@@ -1,5 +1,6 @@
 """``evaluate`` on a model that is not ours, with image sets and with plain tensors."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from torch.utils.data import (
 import opencil
 from opencil import BadInput, ImageSet, Transform, create_detector, evaluate
 from opencil.data.digits import Noise
+from opencil.detectors.detector import LogitDetector
+from opencil.detectors.posthoc.gram import Gram
 from opencil.registry import DETECTORS
 
 TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.3, 0.35), crop=8, flip=False)
@@ -101,10 +104,21 @@ def test_what_nobody_named_and_a_model_has_no_maps_for_is_left_out_with_a_warnin
     class Blind(Stranger):
         maps = None  # type: ignore[assignment]
 
-    monkeypatch.setattr(DETECTORS, "names", lambda: ["gram", "msp", "rankfeat", "vim"])
-    with pytest.warns(UserWarning, match=r"^(gram|rankfeat) is left out: Blind has no maps of its") as told:
+    @opencil.register_detector("later")
+    @dataclass
+    class Later(Gram):
+        """Reads maps when it scores alone."""
+
+        setup_reads = frozenset({"logits"})
+
+        def set_up(self, outputs: opencil.Outputs) -> None:
+            pass
+
+    monkeypatch.setattr(DETECTORS, "names", lambda: ["gram", "later", "msp", "rankfeat", "vim"])
+    left_out = r"^(gram|later|rankfeat) is left out: Blind has no maps of its"
+    with pytest.warns(UserWarning, match=left_out) as told:
         table = evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
-    assert len(told) == 2
+    assert [warning.filename for warning in told] == [__file__] * 3, "where the user's line is"
     assert list(table["detector"].unique()) == ["msp", "vim"]
     with pytest.raises(BadInput, match="Blind has no maps of its stages"):
         evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gram"])
@@ -274,6 +288,42 @@ def test_detectors_beside_names() -> None:
     assert list(own["value"]) != list(found["value"])
 
 
+def test_a_detector_that_is_set_up_needs_no_more_than_it_scores_by() -> None:
+    """Its set-up read features, of which a function has none; and set-up images that come once are enough."""
+
+    @dataclass
+    class Shifted(LogitDetector):
+        needs_setup = True
+        setup_reads = frozenset({"features"})
+
+        def set_up(self, outputs: opencil.Outputs) -> None:
+            self.mean = outputs.features.mean()
+
+        def scores(self, outputs: opencil.Outputs) -> Tensor:
+            return outputs.logits.amax(dim=1) - self.mean
+
+    model, ood, detector = Stranger(), {"far": normalised(OOD["far"])}, Shifted()
+    expected = evaluate(model, normalised(TEST), ood, detectors=detector, setup=iter([normalised(SETUP)]))
+    found = evaluate(lambda x: model.classify(model.features(x)), normalised(TEST), ood, detectors=detector)
+    pd.testing.assert_frame_equal(found, expected)
+    with pytest.raises(BadInput, match="shifted reads features"):
+        evaluate(lambda x: x.flatten(1), normalised(TEST), ood, detectors=Shifted(), setup=FLOATS)
+
+
+def test_labels_of_ood_images_are_not_read() -> None:
+    assert len(evaluate(Stranger(), FLOATS, {"far": WORDS}, detectors="msp"))
+
+
+def test_every_class_may_be_a_task_of_its_own() -> None:
+    found = evaluate(Stranger(), TEST, OOD, transform=TRANSFORM, tasks=[4, 2, 3, 1], detectors="msp")
+    assert set(found["task"]) == {0, 1, 2, 3, 4}
+
+
+def test_batches_are_as_large_as_everywhere() -> None:
+    sizes = [inspect.signature(call).parameters["batch_size"].default for call in (evaluate, opencil.Inputs)]
+    assert sizes == [512, 512]
+
+
 def test_words_for_several_detectors_are_written_out() -> None:
     module = sys.modules["opencil.evaluation.evaluate"]
     assert list(module._detectors(["energy", "continual"])) == [
@@ -383,7 +433,11 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"tasks": [0, 1, 1, 2]}, "from 1 on"),
         ({"tasks": [1, 1, 2, 5]}, "tasks has a number 5: 4 classes come in 4 tasks at most"),
         ({"labels": torch.zeros(4, dtype=torch.int64)}, r"integers \[5\] are needed"),
-        ({"labels": torch.full((5,), 4)}, "the model knows 0 to 3"),
+        ({"labels": [0, 0, 0, 0, 4]}, "labels range from 0 to 4: the model knows 0 to 3"),
+        ({"labels": [-1, 0, 0, 0, 3]}, "labels range from -1 to 3: the model knows 0 to 3"),
+        ({"labels": torch.zeros(5).long().to_sparse()}, "labels of test images are sparse_coo"),
+        ({"tasks": torch.ones(4).long().to_sparse()}, "tasks are sparse_coo"),
+        ({"detectors": "mahalanobis", "setup": FLOATS}, "mahalanobis learn from the labels of set-up images"),
         ({"test": FLOATS[0]}, r"floating-point \[N, channels, H, W\]"),
         ({"test": FLOATS.byte()}, r"floating-point \[N, channels, H, W\]"),
         ({"test": FLOATS + torch.nan}, "image 0 is not finite"),
@@ -405,6 +459,11 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ({"ood": {"far": FLOATS.numpy()[:0]}}, "images of ood 'far' are float32"),
         ({"ood": {"far": None}}, "ood 'far' is a NoneType"),
         ({"ood": FLOATS}, "ood should map names"),
+        ({"ood": {"": FLOATS}}, "ood should map names, none of them empty"),
+        ({"ood": {3: FLOATS}}, "ood should map names"),
+        ({"shifted": [FLOATS]}, "shifted should map names"),
+        ({"shifted": {"": FLOATS}}, "shifted should map names, none of them empty"),
+        ({"shifted": {"far": FLOATS}}, "shifted should map names, none of them .* an OOD set's"),
         ({"labels": ["cat"] * 5}, "labels of test images are no numbers"),
         ({"detectors": ["msp", 3]}, "3 is no detector: a name, or what create_detector makes"),
         ({"detectors": [create_detector("msp"), "msp"]}, "two detectors are called 'msp'"),

@@ -123,3 +123,8 @@ def test_the_share_may_be_a_number_of_numpy(kind: Any) -> None:
 def test_an_impossible_recall_is_refused(recall: float) -> None:
     with pytest.raises(BadInput, match="recall"):
         ood_metrics(torch.ones(3), torch.zeros(3), recall=recall)
+
+
+def test_subsets_without_names_are_refused() -> None:
+    with pytest.raises(BadInput, match="subsets are a list: a mapping from names to bool"):
+        joint_metrics(torch.rand(3), torch.rand(2), subsets=[torch.ones(3) > 0])  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
 from opencil.evaluation.protocol import measure, measure_model
 from opencil.evaluation.reading import READABLE
+from opencil.registry import METRICS, registered_by
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
 TEST = Outputs(LOGITS, LOGITS, torch.tensor([0, 1, 1, 0]))
@@ -73,7 +74,14 @@ def test_what_is_not_known_is_not_measured() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), torch.tensor([0.1, 0.2]), "much", {"one": 0.5}, torch.tensor(float("inf"))],
+    [
+        float("nan"),
+        torch.tensor([0.1, 0.2]),
+        torch.zeros(0),
+        "much",
+        {"one": 0.5},
+        torch.tensor(float("inf")),
+    ],
     ids=str,
 )
 def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
@@ -142,6 +150,14 @@ def test_one_metric_needs_no_list() -> None:
     assert chosen_metrics("auc") == chosen_metrics(["auc"])
 
 
+def test_a_metric_that_its_plugin_no_longer_has_is_gone() -> None:
+    with registered_by("mine.py"):
+        register_metric("gap", label="Gap", definition="x.")(lambda id_scores: 0.0)
+    assert metrics()["gap"].label == "Gap"
+    METRICS.forget("mine.py")
+    assert "gap" not in metrics()
+
+
 def test_directions_are_facts_of_the_records() -> None:
     lower = {name for name in standard_metrics() if metric_of(name).lower_is_better}
     assert {name for name in standard_metrics() if name.startswith("fpr")} | {"ood_as_new"} == lower
@@ -153,6 +169,7 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     assert "nearest mean gets right" in nearest_mean.sentence
     stranger = metric_of("of-a-plugin")
     assert stranger.column == "of-a-plugin↑"
+    assert stranger.reads == (), "it has no function"
     assert not nearest_mean.standard
     assert not stranger.standard
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opencil.detectors.detector import Detector, LogitDetector, Reads
 from opencil.engine.forward import Inputs, Outputs
+from opencil.engine.turns import taking_turns
 from opencil.errors import BadInput
 from opencil.evaluation import protocol
 from opencil.evaluation.metrics import ood_metrics
@@ -85,6 +86,33 @@ def test_tasks_that_set_up_outputs_tell_themselves_are_kept() -> None:
         measure(detector, replace(outputs([4.0]), tasks=own), TEST, OOD, tasks)
         found.append(None if detector.tasks is None else detector.tasks.tolist())
     assert found == [[3], [7], None]
+
+
+def test_a_detector_is_completed_with_the_memory_and_the_tasks_of_a_run() -> None:
+    told: list[Outputs | None] = []
+
+    class Told(Centred):
+        def complete(self, setup: Outputs, memory: Outputs | None = None) -> "Told":
+            told.append(memory)
+            return super().complete(setup, memory)
+
+    for memory in (None, outputs([9.0])):
+        measure(Told(), outputs([4.0]), TEST, OOD, torch.tensor([7]), memory=memory)
+    assert told[0] is None
+    assert told[1] is not None
+    assert told[1].tasks is not None
+    assert (told[1].features.tolist(), told[1].tasks.tolist()) == ([[9.0]], [7])
+
+
+def test_others_go_on_between_two_ood_sets() -> None:
+    turns: list[int] = []
+    with taking_turns(lambda: turns.append(1)):
+        measure(Planted(), None, TEST, OOD)
+    assert len(turns) == len(OOD)
+
+
+def test_what_is_measured_is_of_all_tasks_unless_it_says_of_which() -> None:
+    assert protocol.Measurement("", "accuracy", 0.5).task == 0
 
 
 def test_a_detector_without_set_up_is_not_fitted() -> None:

@@ -182,4 +182,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "0 is 1",
         "images lie around their class's mean, never one alone apart; along the other axis tests fail",
     ),
+    (
+        "evaluation/evaluate.py",
+        "if len(tasks) != classes or not all(type(task) is int for task in tasks) or min(tasks) < 1:",
+        "all is any",
+        "they come out of one tensor, whose numbers are all of one type",
+    ),
 ]
