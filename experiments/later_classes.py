@@ -161,14 +161,15 @@ def averages(rows: pd.DataFrame, columns: list[str]) -> pd.Series:
 
 def choose(rows: pd.DataFrame) -> str:
     """One candidate for all models, by later classes alone: the best, or one as good that is simpler."""
-    found = averages(rows[["cil", "step", "candidate", "kind", LATER]], [LATER]).sort_values(ascending=False)
+    found = averages(rows[["cil", "candidate", "kind", LATER]], [LATER]).sort_values(ascending=False)
     good = found[found >= found.iloc[0] - MARGIN]
     return min(good.index, key=lambda index: KINDS.index(index[0]))[1]  # of one kind the first, the best
 
 
 def report(rows: pd.DataFrame) -> str:
     """The choice, the best by later classes and the baselines, with the OOD sets beside them."""
-    ood = [name.removeprefix("FPR ") for name in rows if name.startswith("FPR ") and name != f"FPR {LATER}"]
+    known = ("cil", "step", "candidate", "kind", LATER)
+    ood = [name for name in rows if name not in known and not name.startswith("FPR ")]
     columns = {LATER: [LATER], "OOD sets": ood, **{name: [name] for name in ood}}
     table = pd.DataFrame({name: averages(rows, of) for name, of in columns.items()}).dropna()
     table = table.reset_index("kind").sort_values(LATER, ascending=False)
@@ -204,9 +205,10 @@ def main() -> None:
         print(report(study_steps(__doc__, partial(study, also, flags.images), parents=[own])))
         return
     try:
-        print(report(pd.read_csv(flags.report)))
+        found = report(pd.read_csv(flags.report))
     except (OSError, ValueError, KeyError) as error:
         own.error(f"--report {flags.report} has no rows of this script: {error}")
+    print(found)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from statistics import correlation, fmean
 from typing import Any
 
 import pandas as pd
+from scipy.stats import wilcoxon
 
 from opencil.published import in_percent, published_ablation
 from opencil.report.compare import Agreement, agreement
@@ -508,3 +509,61 @@ def precision_table() -> str:
     named |= {f"{m.upper()}, {POSTHOC[d]}": (m, d) for m, d in product(("auc", "fpr"), ("energy", "msp"))}
     lines = [[name, *(f"{training(t, *what):.2f}" for t in TRAININGS)] for name, what in named.items()]
     return table(["", *TRAININGS], lines)
+
+
+#: What later_classes.py chose, and what that is put beside.
+COMPOSED = "ber@chosen + fdbd"
+RIVALS = ("nnguide", "fdbd", "augmix@original", "ber@chosen", "relation", "gen", "odin", "energy", "ber")
+LATER, SETS = "later classes", ("cifar10", "tin", "mnist", "texture", "svhn", "places365")
+
+
+@cache
+def candidates() -> pd.DataFrame:
+    """What each score has in the mean over the four models, of those that all have."""
+    rows = found("later_classes.csv")
+    rows = rows[rows.groupby("candidate")["cil"].transform("nunique") == len(CIL)]
+    return rows.groupby(["candidate", "kind"])[[LATER, *SETS]].mean().reset_index("kind")
+
+
+def candidate(name: str, *columns: str) -> float:
+    """AUC of a candidate, mean over models and columns (default: the six OOD sets)."""
+    return float(candidates().loc[name, list(columns or SETS)].mean())
+
+
+def against(name: str, other: str) -> "pd.Series[float]":
+    """By how much a candidate is above another, by model and OOD set."""
+    cells = found("later_classes.csv").set_index(["candidate", "cil"])[list(SETS)]
+    return (cells.loc[name] - cells.loc[other]).stack()
+
+
+def undecided(name: str, other: str) -> float:
+    """The p of Wilcoxon's paired test over models and OOD sets."""
+    return float(wilcoxon(against(name, other)).pvalue)
+
+
+def by_task_gains(column: str = "") -> "pd.Series[float]":
+    """What scoring by task adds to each candidate, on later classes or on the mean of the OOD sets."""
+    means = candidates()[[column] if column else list(SETS)].mean(axis=1)
+    tasked = means[means.index.str.endswith(" by task")]
+    return tasked - means[tasked.index.str.removesuffix(" by task")].to_numpy()
+
+
+def composition_table() -> str:
+    every = candidates().sort_values(LATER, ascending=False)
+    best = every.groupby("kind", sort=False).head(1).index
+    shown = dict.fromkeys([*best, *RIVALS])
+    lines = [
+        [
+            f"**{name}**" if name == COMPOSED else name,
+            every.loc[name, "kind"],
+            *(f"{candidate(name, *columns):.2f}" for columns in ((LATER,), SETS, SETS[:2], SETS[2:])),
+            "" if name == COMPOSED else f"{int((against(COMPOSED, name) > 0).sum())}",
+            "" if name == COMPOSED else f"{undecided(COMPOSED, name):.2f}",
+        ]
+        for name in sorted(shown, key=lambda name: -candidate(name, LATER))
+    ]
+    return table(
+        ["", "kind", LATER, "six OOD sets", "near", "far", "of 24 cells below the first", "p"],
+        lines,
+        texts=(0, 1),
+    )
