@@ -67,10 +67,15 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     answers = {spec.folder: _answered(spec, folder) for spec, folder in specs} if spreads else {}
     asked = [one for one in specs if answers.get(one[0].folder) is None]
 
-    def announce() -> None:
-        for spec, folder in asked:  # a run whose turn comes in hours is known of now, to those who watch
-            with suppress(OSError):  # it fails when its turn comes, and alone
+    def announce() -> dict[Path, Event]:
+        """Let runs whose turn comes in hours be known of now, to those who watch; what cannot be stored."""
+        refused: dict[Path, Event] = {}
+        for spec, folder in asked:
+            try:
                 folder.announce(spec, environment(device))
+            except OSError as error:
+                refused[spec.folder] = failed(spec, folder, error, held=False)
+        return refused
 
     @cache
     def prepared() -> tuple[BenchmarkData, dict[str, Any]]:
@@ -88,8 +93,10 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         places = places[: len(runs)]
         if len(places) > 1 or config.place.launcher == "ray":
             plugins = _needed_plugins(config, runs)
-            announce()
-            yield from spread(runs, places, hire(config, plugins))
+            refused = announce()
+            yield from refused.values()
+            runs = [run for run in runs if run.spec.folder not in refused]
+            yield from spread(runs, places[: len(runs)], hire(config, plugins))
         else:
             yield from work(config, device, iter(runs), prepared)
 

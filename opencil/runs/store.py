@@ -35,6 +35,7 @@ from torch import Tensor
 from opencil.atomic_files import remove_temporary, temporary
 from opencil.config import dump_yaml, read_yaml
 from opencil.data.memory import Memory
+from opencil.disk import told as disk_told
 from opencil.errors import BadInput, OpenCILError
 from opencil.locks import Held, Lock
 from opencil.plugins import Notes, joined, missing, told
@@ -367,12 +368,13 @@ class RunFolder:
         """Leave the config of a run that is to come, unless the run is there already."""
         if self.config.exists():
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        with suppress(Held), self.lock():  # whoever holds it leaves one
-            if not self.config.exists():
-                plugins = spec.plugins(*spec.detectors)
-                self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
-                self.note(environment)
+        with disk_told(self.path), suppress(Held):  # whoever holds it leaves one
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.lock():
+                if not self.config.exists():
+                    plugins = spec.plugins(*spec.detectors)
+                    self._write_config(spec.record() | ({"plugins": plugins} if plugins else {}))
+                    self.note(environment)
 
     def _write_config(self, record: dict[str, Any]) -> None:
         # The seal comes first: of a file that was cut off, the rest could be a config too.
@@ -426,10 +428,11 @@ class RunFolder:
     @contextmanager
     def opened(self, spec: RunSpec) -> Iterator[None]:
         """Hold the run for writing: alone, under an unchanged config, with no half-written files."""
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = self.lock(timeout=0.2)  # somebody may just be announcing it
         try:
-            lock.acquire()
+            with disk_told(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
         except Held as held:
             raise OpenCILError(
                 f"run {spec} is being written by another process: wait for it, or stop it ({held})"

@@ -19,7 +19,7 @@ from opencil.engine.loop import Progress
 from opencil.errors import BadInput
 from opencil.runs import loading, runner, worker_process
 from opencil.runs.crew import Assignment, Ended, Inbox
-from opencil.runs.events import Event, Finished, Training
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
 from opencil.runs.loading import usable_places
@@ -102,6 +102,26 @@ def test_one_run_needs_no_other_process(tmp_path: Path, tiny: Make, monkeypatch:
     more = tiny(tmp_path, *SHORT, "place.jobs=4", detector="msp", seed=[0, 1])
     events = list(opencil.execute(more))
     assert (events[0], type(events[-1])) == (Finished(events[0].run, already=True), Finished)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_folder_that_may_not_be_written_to_is_told(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def hire(*_: object) -> Any:
+        return lambda *_: pytest.fail("a worker would say that its machine does not see the folder")
+
+    config = tiny(tmp_path, f"place.jobs={jobs}", seed=[0, 1])
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(runner, "hire", hire)
+    events = list(opencil.execute(config))
+    assert [str(event.error) for event in events if isinstance(event, Failed)] == [
+        f"{tmp_path / spec.folder} cannot be written: Permission denied" for spec in plan(config)
+    ]
+    assert len(events) == 2
 
 
 def test_what_is_registered_in_this_process_alone_is_refused(tmp_path: Path, tiny: Make) -> None:
