@@ -41,7 +41,7 @@ class Outlook:
 
     device: str
     runs: list[Prospect]
-    at_once: int  #: runs
+    at_once: int  #: runs that are not done, at most
 
     @property
     def done(self) -> int:
@@ -73,7 +73,8 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     told = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
     if config.place.launcher == "ray":
         told = f"Ray, {len(places)} × {places[0].device}"
-    return Outlook(told, prospects, sum(place.pack for place in places))
+    to_do = sum(not run.done for run in prospects)
+    return Outlook(told, prospects, max(1, min(to_do, sum(place.pack for place in places))))
 
 
 def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: Stored) -> Prospect:

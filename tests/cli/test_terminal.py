@@ -69,6 +69,8 @@ def test_how_long_it_may_take_is_what_like_runs_took(tiny: Callable[..., Config]
     ahead = outlook(tiny(finished, seed=[0, 1, 2]))
     assert ahead.seconds == pytest.approx(2 * took)
     assert [run.seconds == 0 for run in ahead.runs] == [True, False, False]
+    alone = outlook(tiny(finished, "place.pack=2", seed=[0, 1]))
+    assert alone.seconds == pytest.approx(took), "the other is done"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_nothing_is_said_where_no_like_run_tells(
     other: dict[str, Any], tiny: Callable[..., Config], finished: Path
 ) -> None:
     settings = other.pop("settings", ())
-    config = tiny(finished, *settings, seed=1, **other)
+    config = tiny(finished, *settings, seed=[1, 2], **other)
     assert outlook(config).seconds is None
     assert "about" not in opening(outlook(config), config.place.runs)
 

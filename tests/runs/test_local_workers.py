@@ -24,6 +24,7 @@ from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
 from opencil.runs.loading import usable_places
 from opencil.runs.local_workers import ProcessWorker
+from opencil.runs.outlook import outlook
 from opencil.runs.plan import plan
 from opencil.runs.store import RunFolder, find_runs
 from tests import forks
@@ -102,6 +103,15 @@ def test_one_run_needs_no_other_process(tmp_path: Path, tiny: Make, monkeypatch:
     more = tiny(tmp_path, *SHORT, "place.jobs=4", detector="msp", seed=[0, 1])
     events = list(opencil.execute(more))
     assert (events[0], type(events[-1])) == (Finished(events[0].run, already=True), Finished)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seeds", "expected"), [(4, [0], 1), (4, [0, 1], 2), (2, [0, 1, 2], 2), (1, [0, 1], 1)]
+)
+def test_no_more_runs_are_said_to_go_at_once_than_there_are(
+    tmp_path: Path, tiny: Make, jobs: int, seeds: list[int], expected: int
+) -> None:
+    assert outlook(tiny(tmp_path, f"place.jobs={jobs}", seed=seeds)).at_once == expected
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
