@@ -69,6 +69,7 @@ def serve() -> None:
     except (KeyboardInterrupt, BrokenPipeError):  # or whom it works for is gone
         code = LEFT
     except (OpenCILError, OSError) as error:
+        _Leaving.seen = True  # whom it works for lets all workers go as soon as one refuses
         channel.send(
             Refuses(portable(error if isinstance(error, OpenCILError) else OpenCILError(str(error))))
         )

@@ -1,13 +1,16 @@
 """Workers in processes of this machine; tests/siege/workers.py has them do the runs of one process."""
 
+import io
 import os
 import pickle
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from opencil.config import Config, PlaceConfig
 from opencil.engine.loop import Progress
 from opencil.errors import BadInput
 from opencil.runs import loading, runner, worker_process
-from opencil.runs.crew import Assignment, Ended, Inbox
+from opencil.runs.crew import Assignment, Ended, Inbox, Message, Refuses
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.failures import failed, portable, traceback_of_own_code
 from opencil.runs.inventory import entry
@@ -192,6 +195,35 @@ def test_a_worker_that_is_not_understood_is_to_leave(tiny: Make) -> None:
     inbox: Inbox = SimpleQueue()
     ProcessWorker(tiny(Path("r")), [], inbox, Babbling())  # type: ignore[arg-type]
     assert inbox.get(timeout=30)[1] == Ended("the worker on cpu was stopped")
+
+
+def test_a_worker_that_refuses_is_not_disturbed_in_saying_so(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom it works for lets all workers go as soon as it hears of it: before the last bytes are flushed."""
+    said, codes = list[Message](), list[int]()
+
+    class Channel:
+        def send(self, message: Message) -> None:
+            worker_process._Leaving()()
+            said.append(message)
+
+    def refuse(*_: object) -> None:
+        raise BadInput("there are no data")
+
+    order = io.BytesIO(pickle.dumps(worker_process.Order(tiny(Path("r")), [], [])))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(worker_process, "_Channel", Channel)
+    monkeypatch.setattr(worker_process, "_replies", lambda: None)
+    monkeypatch.setattr(worker_process, "_work", refuse)
+    monkeypatch.setattr(worker_process._Leaving, "seen", False)
+    worker_process.serve()
+    (refusal,) = said
+    assert isinstance(refusal, Refuses)
+    assert (str(refusal.error), codes) == ("there are no data", [0])
 
 
 # --- what is told ----------------------------------------------------------------------------------
