@@ -27,7 +27,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.nets.model import Model
 from opencil.registry import DETECTORS
 from opencil.runs.events import Event
-from opencil.runs.loading import load, with_share
+from opencil.runs.loading import load, require_one_process, with_share
 from opencil.runs.plan import RunSpec, plan
 from opencil.runs.run import Run
 from opencil.runs.store import RunFolder
@@ -146,6 +146,7 @@ def on_ranks(execute: Callable[[Config, Planned], Generator[Event]]) -> Callable
 
     @wraps(execute)
     def on_all(config: Config, planned: Planned = plan) -> Generator[Event]:
+        require_one_process(config.place)
         try:
             ranks = joined(config.place.device, config.place.rank_seconds)
             if ranks is None:
@@ -188,14 +189,6 @@ def _leading(
 
 def _check(config: Config, planned: Planned) -> None:
     """Refuse what only a single process does."""
-    place = config.place
-    for key, asked, one in (
-        ("pack", place.pack, 1),
-        ("jobs", place.jobs or 1, 1),
-        ("launcher", place.launcher, "local"),
-    ):
-        if asked != one:
-            raise BadInput(f"place.{key} = {asked} is not allowed on several ranks: a run has them all")
     if any(spec.foreign is not None for spec in planned(config)):
         raise BadInput("models from elsewhere are evaluated by one process: start it without torchrun")
 

@@ -14,12 +14,14 @@ from opencil.data.kept_pixels import room_here
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
+from opencil.engine.ranks import started
 from opencil.errors import BadInput
 from opencil.runs import ray_cluster
 
 
 def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
     """The place of each process that runs are spread over; one that is not there is refused."""
+    require_one_process(place)
     devices = [resolve_device(name) for name in place.devices] if place.launcher == "local" else []
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
@@ -44,6 +46,23 @@ def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
         return [replace(place, jobs=1, threads=place.threads or 1)] * count
     packed = replace(place, jobs=1, pack=max(place.pack, asked))
     return [replace(packed, device=str(device)) for device in devices]
+
+
+def require_one_process(place: PlaceConfig) -> None:
+    """Refuse, on several ranks, to start more processes or to do several runs at once: a run has them all."""
+    if started() == 1:
+        return
+    for key, asked, one in (
+        ("pack", place.pack, 1),
+        ("jobs", place.jobs or 1, 1),
+        ("launcher", place.launcher, "local"),
+        ("device", place.device, place.devices[0]),
+    ):
+        if asked != one:
+            raise BadInput(
+                f"place.{key} = {asked} is not allowed on several ranks, which do one run together: leave it "
+                "out, or start the command without torchrun"
+            )
 
 
 def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:

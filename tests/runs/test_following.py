@@ -28,6 +28,7 @@ from opencil.nets.model import Model
 from opencil.runs import following, runner
 from opencil.runs.events import Event, Failed, Training
 from opencil.runs.following import Loading
+from opencil.runs.outlook import outlook
 from opencil.runs.runner import execute
 
 OnRanks = Callable[..., list[Any]]
@@ -161,16 +162,18 @@ def test_the_command_shows_one_run_and_goes_on_after_one_that_fails(
     assert "1 of 2 runs failed" in shown
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [(f"place.{key}=2", f"place.{key} = 2 is not allowed on several ranks") for key in ("pack", "jobs")],
-)
+@pytest.mark.parametrize("asked", ["pack=2", "jobs=2", "launcher=ray", "device=cuda:0,cuda:1"])
 def test_what_one_process_alone_does_is_refused(
-    tmp_path: Path, tiny: Tiny, on_ranks: OnRanks, setting: str, problem: str
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    refusal, nothing = on_ranks(lambda: list(execute(tiny(tmp_path, setting))))
-    assert problem in str(refusal)
-    assert nothing == []
+    """By every rank for itself, before it waits for the others, and before a Ray cluster is looked for."""
+    config = tiny(tmp_path, f"place.{asked}")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    problem = f"place.{asked.replace('=', ' = ')} is not allowed on several ranks, .* without torchrun"
+    for refused in (execute, outlook):
+        with pytest.raises(BadInput, match=problem):
+            list(refused(config))  # type: ignore[arg-type, operator]
 
 
 def test_a_follower_has_data_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
