@@ -77,7 +77,8 @@ def carry_out(
 
     if follows():  # rank 0 shows what all of them do, and tells of an interruption
         try:
-            for _ in () if dry_run else execute(config, planned):
+            # Where there is nothing to run, rank 0 says so and leaves: it is not to be waited for.
+            for _ in () if dry_run or not planned(config) else execute(config, planned):
                 interrupts.take_back()
         except (KeyboardInterrupt, OpenCILError):
             if interrupts.seen:

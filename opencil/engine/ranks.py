@@ -8,6 +8,7 @@ there tells the others, so that an error of one is one of all; where a rank is l
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from opencil.engine.device import resolve_device
 from opencil.engine.seeding import derive
@@ -29,6 +31,8 @@ _FOREVER = timedelta(days=365)
 #: Seconds in which a rank that has failed hopes to meet the others. Those that wait for its part of something
 #: will never come: then its process ends, and they notice.
 _GRACE = 20.0
+#: Seconds between two looks at who has come.
+_LOOK = 0.1
 #: Where a rank leaves why its process ends.
 _LAST_WORDS = "opencil/last words"
 
@@ -75,7 +79,7 @@ class Ranks:
         self.working = False
         with self.reachable():
             if not dist.is_initialized():
-                dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+                _begin(rank, size, seconds)
             # Each has connections of its own: a rank may leave one in the middle of another.
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
             self._work = dist.new_group(backend="gloo", timeout=_FOREVER)
@@ -219,7 +223,7 @@ class Ranks:
             yield
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except (RuntimeError, ValueError) as error:  # torch's own are of the former
+        except (RuntimeError, ValueError, TimeoutError) as error:  # torch's own are of the first
             words = ""
             with suppress(Exception):
                 store = _store()
@@ -229,6 +233,19 @@ class Ranks:
             raise LostRank(
                 f"a rank of {self.size} is lost, or was silent for {self._seconds:g} s ({reason})"
             ) from None
+
+
+def _begin(rank: int, size: int, seconds: float) -> None:
+    """Have all ranks know each other. They are waited for here: who waits inside torch hears no signal."""
+    limit, coming = timedelta(seconds=seconds), [f"opencil/rank {number}" for number in range(size)]
+    store, *_ = next(rendezvous("env://", timeout=limit))
+    store.set(coming[rank], "is here")
+    give_up = time.monotonic() + seconds
+    while not store.check(coming):
+        if time.monotonic() > give_up:
+            raise TimeoutError("not all have come")
+        time.sleep(_LOOK)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def _store() -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,50 @@ def test_a_single_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (module.started(), module.follows()) == (2, False)
     monkeypatch.setenv("RANK", "1")
     assert module.follows()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_who_waits_for_ranks_that_do_not_come_can_be_interrupted(on_ranks: OnRanks) -> None:
+    """As torchrun does where rank 0 has refused what it is asked for."""
+
+    def call() -> str:
+        if os.environ["RANK"] == "0":
+            store = dist.TCPStore(
+                "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
+            )
+            store.wait(["opencil/rank 1", "process"])
+            os.kill(int(store.get("process")), signal.SIGINT)
+            store.wait(["end"])
+            return ""
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
+        store.set("process", str(os.getpid()))
+        try:
+            here()
+        except KeyboardInterrupt:
+            return "interrupted"
+        finally:
+            store.set("end", "")
+        return "all have come"
+
+    assert on_ranks(call) == ["", "interrupted"]
+
+
+def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks) -> None:
+    def call() -> str:
+        if os.environ["RANK"] == "0":
+            store = dist.TCPStore(
+                "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
+            )
+            store.wait(["end"])
+            return ""
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
+        with pytest.raises(LostRank) as caught:
+            here(seconds=0.5)
+        store.set("end", "")
+        return str(caught.value)
+
+    told = "a rank of 2 is lost, or was silent for 0.5 s (not all have come)"
+    assert on_ranks(call) == ["", told]
 
 
 def test_all_ranks_have_sums_and_rows_of_all_in_order(on_ranks: OnRanks) -> None:

@@ -162,6 +162,22 @@ def test_the_command_shows_one_run_and_goes_on_after_one_that_fails(
     assert "1 of 2 runs failed" in shown
 
 
+def test_ranks_of_a_share_without_runs_wait_for_nobody(
+    tmp_path: Path, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def call() -> tuple[int, str]:
+        asked = ["--benchmark", "digits", "--cil", "icarl", "--detector", "msp", "--only", "2/2"]
+        result = CliRunner().invoke(app, ["run", *asked])
+        return result.exit_code, result.output
+
+    lead, follower = on_ranks(call)
+    assert follower == (0, "")
+    assert lead[0] == 0
+    assert "there is nothing to run: the shares are more than the runs" in lead[1]
+
+
 @pytest.mark.parametrize("asked", ["pack=2", "jobs=2", "launcher=ray", "device=cuda:0,cuda:1"])
 def test_what_one_process_alone_does_is_refused(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, asked: str
