@@ -90,8 +90,8 @@ def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     write_files(block.page)
     for words in commands(block):
-        if words[0] == "opencil":
-            understood(words[1:])
+        if words[0] in ("opencil", "torchrun"):
+            understood(words[words.index("opencil") + 1 :])
         elif words[0] == "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
