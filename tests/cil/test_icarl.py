@@ -46,30 +46,6 @@ def batch_of(task: Task) -> tuple[Tensor, Tensor]:
     return task.setting.transform.test(images.images[task.train_plus]), images.labels[task.train_plus]
 
 
-def test_default_values_are_the_papers() -> None:
-    assert ICaRL() == ICaRL(
-        first=Schedule(
-            epochs=200,
-            lr=0.1,
-            decay="steps",
-            milestones=(60, 120, 170),
-            factor=0.1,
-            momentum=0.9,
-            weight_decay=5e-4,
-        ),
-        later=Schedule(
-            epochs=170,
-            lr=0.1,
-            decay="steps",
-            milestones=(80, 120),
-            factor=0.1,
-            momentum=0.9,
-            weight_decay=2e-4,
-        ),
-        temperature=2.0,
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "first", "later"),
     [

@@ -305,6 +305,17 @@ def test_new_rows_differ_from_step_to_step(first: Task, setting: Setting, stream
     assert not torch.equal(again[2:], rows[2:4])
 
 
+@pytest.mark.parametrize(
+    ("device", "layout"), [("cuda", torch.channels_last), ("cpu", torch.contiguous_format)]
+)
+def test_a_model_lies_as_its_device_is_fastest(
+    device: str, layout: torch.memory_format, setting: Setting
+) -> None:
+    there, model = replace(setting, images=Mock(device=torch.device(device))), Mock()
+    there.placed(model)
+    model.to.assert_called_once_with(device=torch.device(device), memory_format=layout)
+
+
 def test_initialising_leaves_the_global_generator_alone(setting: Setting, stream: Stream) -> None:
     before = torch.random.get_rng_state()
     Watched().load(setting, stream[0])
@@ -375,21 +386,3 @@ def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: 
     learner = LEARNERS.create(name)
     assert learner.effort(first=True) == first
     assert learner.effort(first=False) == pytest.approx(later)
-
-
-@pytest.mark.parametrize(
-    ("name", "later"),
-    [
-        ("replay", (80, 120)),
-        ("finetune", (80, 120)),
-        ("er-ace", (80, 120)),
-        ("der", (80, 120, 150)),
-        ("memo", (80, 120, 150)),
-        ("wa", (60, 100, 140)),
-        ("ss-il", (60, 100, 140)),
-    ],
-)
-def test_schedules_are_the_papers(name: str, later: tuple[int, ...]) -> None:
-    learner = LEARNERS.create(name)
-    assert learner.first == Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
-    assert learner.later == Schedule(epochs=170, lr=0.1, milestones=later, weight_decay=2e-4)

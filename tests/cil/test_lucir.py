@@ -11,7 +11,6 @@ from opencil.cil.learner import Setting, Task
 from opencil.cil.lucir import LUCIR, margins
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
-from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
 
 
@@ -141,16 +140,3 @@ def test_everything_can_be_tuned_but_old_rows(setting: Setting, stream: Stream) 
     list(learner.learn(task))
     after = task.model.state_dict()
     assert torch.equal(after["head.rows.0"], before["head.rows.0"])
-
-
-def test_values_are_the_papers() -> None:
-    assert LUCIR() == LUCIR(
-        train=Schedule(epochs=160, lr=0.1, milestones=(80, 120), weight_decay=5e-4),
-        balance=Schedule(epochs=20, lr=0.01, milestones=(10,), weight_decay=5e-4),
-        tunes="head",
-        proxies=1,
-        retain=5.0,
-        ranking=1.0,
-        margin=0.5,
-        nearest=2,
-    )

@@ -11,8 +11,6 @@ from opencil.cil.learner import Setting
 from opencil.cil.podnet import PODNet, nca, pooled, pooled_distance
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
-from opencil.engine.schedule import Schedule
-from opencil.registry import LEARNERS
 
 COSINES = 2 * torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) - 1
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -78,17 +76,3 @@ def test_the_cost_of_forgetting_equals_its_definition(setting: Setting, stream: 
     torch.testing.assert_close(cost, math.sqrt(4 / 2) * (2 * turned + 7 * apart), rtol=1e-4, atol=1e-6)
     cost.backward()
     assert all(p.grad is None for p in teacher.parameters())
-
-
-def test_values_are_the_authors_and_others_have_labels() -> None:
-    assert PODNet() == PODNet(
-        train=Schedule(epochs=160, lr=0.1, decay="cosine", weight_decay=5e-4),
-        balance=Schedule(epochs=20, lr=0.05, decay="constant", weight_decay=5e-4),
-        tunes="head",
-        proxies=10,
-        flat=1.0,
-        spatial=3.0,
-    )
-    pycil = LEARNERS.create("podnet@pycil")
-    assert pycil.balance == Schedule(epochs=20, lr=0.005, decay="cosine", weight_decay=5e-4)
-    assert (pycil.spatial, pycil.tunes, pycil.flat) == (5.0, "all", 1.0)

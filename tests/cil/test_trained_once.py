@@ -194,12 +194,3 @@ def test_means_of_fetril_are_kept_and_the_head_learns_from_them(setting: Setting
     outputs = forward(third.model, setting.images, setting.transform)
     right = outputs.logits.argmax(dim=1) == setting.images.labels
     assert float(right.float().mean()) > 0.6  # of which nothing but means is kept
-
-
-def test_default_values() -> None:
-    first = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
-    assert SimpleCIL().first == replace(first, lr=0.01)
-    assert FeCAM() == FeCAM(first=first, power=0.5, shrink_diagonal=1.0, shrink_rest=1.0)
-    assert FeTrIL() == FeTrIL(
-        first=first, later=Schedule(epochs=50, lr=0.05, decay="cosine", weight_decay=5e-4)
-    )

@@ -215,7 +215,7 @@ class _Meaning:
 def _check(width: int, depth: int, severity: float, alpha: float, rule: Rule) -> None:
     if width < 1:
         raise BadInput(f"AugMix's width = {width} is not allowed: it must be 1 or more")
-    if depth < 1 and depth != RANDOM_DEPTH:
+    if depth < RANDOM_DEPTH:
         raise BadInput(
             f"AugMix's depth = {depth} is not allowed: it must be 1 or more, or {RANDOM_DEPTH} for chance"
         )

@@ -43,7 +43,8 @@ def other_class(labels: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
     """A partner of another class for each image [B], and whether there are any; ``chance`` [B] picks it."""
     other = labels[:, None] != labels[None, :]
     count = other.sum(dim=1)
-    wanted = (chance * count).long().clamp(max=(count - 1).clamp(min=0))  # float rounding may reach the count
+    # Below the count: of draws below 1, in steps of 2^-24, no product with it rounds up to it.
+    wanted = (chance * count).long()
     # The first column at which so many partners have been passed.
     partner = (other.cumsum(dim=1) > wanted[:, None]).int().argmax(dim=1)
     return partner, other.any()

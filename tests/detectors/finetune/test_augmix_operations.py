@@ -161,6 +161,15 @@ def test_images_of_one_colour(operation: Operation) -> None:
         assert torch.equal(result, images)  # there is nothing to stretch, to spread or to sharpen
 
 
+def test_grey_is_rounded_as_pillow_rounds_it() -> None:
+    """Luma of these colours lies just between two whole values."""
+    colours = torch.tensor([[0, 52, 184], [1, 53, 185], [2, 54, 186], [200, 3, 90]], dtype=torch.uint8)
+    images = colours.T[None, :, :, None].contiguous()
+    level = torch.full((1,), 0.1, dtype=torch.float64)  # nearly grey
+    expected = with_pillow(images[0], Operation.COLOR, 0.1)
+    assert torch.equal(same_operation(images, Operation.COLOR, level)[0], expected)
+
+
 @pytest.mark.parametrize("operation", [Operation.AUTOCONTRAST, Operation.EQUALIZE])
 def test_channels_of_one_value_and_of_two(operation: Operation) -> None:
     images = torch.full((1, 3, 32, 32), 80, dtype=torch.uint8)
@@ -484,6 +493,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
             "severity = 1.5 is not allowed: torchvision's rule has 1, 2",
         ),
         ({"severity": 11.0, "rule": "torchvision"}, "severity = 11.0 is not allowed"),
+        ({"severity": 0, "rule": "torchvision"}, "severity = 0 is not allowed: torchvision's rule has 1, 2"),
         ({"width": 0}, "width = 0 is not allowed"),
         ({"depth": -1}, "depth = -1 is not allowed"),
         ({"depth": -2}, "depth = -2 is not allowed"),

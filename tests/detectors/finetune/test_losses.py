@@ -218,6 +218,8 @@ def test_augmix_in_pieces_gives_the_same(make_batch: MakeBatch, monkeypatch: pyt
     (in_pieces,) = make_batch(tuner).drawn
     assert torch.equal(in_pieces, whole)
     assert sizes == [4] * 6
+    monkeypatch.setattr(augmix_module, "_AT_ONCE", 2)  # too little for any: one at a time
+    assert torch.equal(make_batch(tuner).drawn[0], whole)
 
 
 def test_augmix_takes_no_more_than_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,6 +454,8 @@ def test_hinges_are_0_to_one_side_of_their_margin(side: int) -> None:
     logits = torch.full((3, 1), 10.0 + side)  # E = −10 − side
     assert float(tuner.hinge_in(extra, logits)) == (0.0 if side > 0 else 1.0)
     assert float(tuner.hinge_out(extra, logits)) == (1.0 if side > 0 else 0.0)
+    for hinge in (tuner.hinge_in, tuner.hinge_out):  # logits that are there are not computed again
+        assert hinge(extra, torch.zeros(3, 1), logits) == hinge(extra, logits)
 
 
 @with_and_without

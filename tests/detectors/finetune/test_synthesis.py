@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from opencil.detectors import chunks
+from opencil.detectors.finetune.more import TaskHead
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.tuner import Batch, Tuning
@@ -83,6 +84,13 @@ def test_a_queue_goes_on_from_its_stored_tensors() -> None:
         queue.push(torch.randn(5, 2, generator=numbers(1)), labels)
     assert torch.equal(queues[0].contents, queues[1].contents)
     assert torch.equal(queues[0].pushed, queues[1].pushed)
+
+
+def test_what_is_stored_of_a_queue_is_what_it_holds() -> None:
+    queue = Queue(torch.tensor(CLASSES), 3, 2, labels=6)
+    assert set(queue.state_dict()) == {"slots", "pushed"}
+    head = TaskHead(torch.nn.Linear(2, 3), torch.tensor([1, 2, 2]))
+    assert set(head.state_dict()) == {"classes.weight", "classes.bias", "other.weight", "other.bias"}
 
 
 def test_features_are_taken_as_they_are_then() -> None:
@@ -284,6 +292,11 @@ def test_a_queue_that_can_never_be_full_is_refused(make: Any, toy: Any) -> None:
     ):
         make().extra(source)
     VOS(queue=50).extra(source)
+
+
+def test_a_synthesiser_needs_as_many_samples_as_fill_a_queue() -> None:
+    assert [VOS(queue=size).fewest for size in (1000, 1001, 5)] == [100, 101, 1]
+    assert VOS(queue=5, scored_by={"name": "knn", "neighbours": 7}).fewest == 7
 
 
 def test_epochs_have_random_numbers_of_their_own_on_the_device(

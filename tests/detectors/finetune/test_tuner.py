@@ -575,3 +575,9 @@ def test_numbers_drawn_on_the_device_are_others_in_every_epoch_and_for_every_tun
         tuned(tuner(schedule=Schedule(epochs=2, lr=0.001), batch_size=100), source_of(digits))
     names = ("logitnorm", "t2fnorm")
     assert seeds == [derive(0, "tune", 2, name, "device", epoch) for name in names for epoch in (0, 1)]
+
+
+def test_what_is_rarely_said_is_said_by_name() -> None:
+    """So that values that a method adds come right after those of all tuners; and all need old images."""
+    assert LogitNorm(Schedule(epochs=1), 8, "copy", 1.0, 0.5).tau == 0.5
+    assert all(DETECTORS.create(name).needs_old for name in DETECTORS.groups()["fine-tuning"])
