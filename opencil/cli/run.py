@@ -117,4 +117,4 @@ def carry_out(
             f"{len(failures)} of {len(ahead.runs)} runs failed; what they had finished is stored in {runs}"
         )
     if not quiet:
-        screen.print(f"runs are stored in {runs}", highlight=False)
+        screen.print(f"runs are stored in {runs}", markup=False, highlight=False)

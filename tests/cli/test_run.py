@@ -101,6 +101,12 @@ def test_run_again_answers_the_same(finished: Path) -> None:
     assert contents(finished) == before
 
 
+def test_a_folder_that_looks_like_markup_is_named_as_it_is(finished: Path, tmp_path: Path) -> None:
+    runs = finished.rename(tmp_path / "my [red] runs")
+    lines = call("run", *SHORT, "--runs", str(runs)).stdout.splitlines()
+    assert lines[-1] == f"runs are stored in {runs}"
+
+
 def test_run_shows_only_the_detectors_that_were_asked_for(finished: Path) -> None:
     result = call("run", *SHORT, "--detector", "msp", "--runs", str(finished))
     _, _, detection = result.stdout.partition("OOD detection")
