@@ -82,7 +82,7 @@ def test_who_waits_for_ranks_that_do_not_come_can_be_interrupted(on_ranks: OnRan
             store = dist.TCPStore(
                 "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
             )
-            store.wait(["opencil/rank 1", "process"])
+            store.wait(["opencil/attempt 0/rank 1", "process"])
             os.kill(int(store.get("process")), signal.SIGINT)
             store.wait(["end"])
             return ""
@@ -99,15 +99,21 @@ def test_who_waits_for_ranks_that_do_not_come_can_be_interrupted(on_ranks: OnRan
     assert on_ranks(call) == ["", "interrupted"]
 
 
-def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks) -> None:
+def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they were there before torchrun has started all of them again."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
     def call() -> str:
         if os.environ["RANK"] == "0":
             store = dist.TCPStore(
                 "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
             )
+            store.set("opencil/attempt 0/rank 0", "is here")
+            store.set("ready", "")
             store.wait(["end"])
             return ""
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
+        store.wait(["ready"])
         with pytest.raises(LostRank) as caught:
             here(seconds=0.5)
         store.set("end", "")
