@@ -240,7 +240,9 @@ def _begin(rank: int, size: int, seconds: float) -> None:
     limit, coming = timedelta(seconds=seconds), [f"rank {number}" for number in range(size)]
     whole, *_ = next(rendezvous("env://", timeout=limit))
     # With --max-restarts torchrun keeps its store, and in it where the ranks of earlier attempts were.
-    store = dist.distributed_c10d.PrefixStore(f"opencil/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", whole)
+    store = dist.distributed_c10d.PrefixStore(
+        f"opencil/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", whole
+    )
     store.set(coming[rank], "is here")
     give_up = time.monotonic() + seconds
     while not store.check(coming):

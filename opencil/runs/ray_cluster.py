@@ -49,12 +49,11 @@ def _unreachable(address: str, place: PlaceConfig, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or error
     if not address:
         return f"Ray cannot make a cluster of this machine: {reason}"
-    names, without = (
-        ("place.address", "none") if place.address else ("the variable RAY_ADDRESS", "unsetting it")
-    )
+    names, without = ("place.address", "leave it out") if place.address else ("RAY_ADDRESS", "unset it")
     return (
-        f"there is no Ray cluster to be reached at {address!r}, which {names} says ({reason}): 'ray start "
-        f"--head' on that machine starts one, --address HOST:PORT names another, {without} takes this machine"
+        f"there is no Ray cluster to be reached at {address!r}, which {names} says ({reason}): "
+        "'ray start --head' on that machine starts one, --address HOST:PORT names another; "
+        f"{without} to use this machine"
     )
 
 

@@ -163,13 +163,13 @@ class Unreachable:
             "ray://h",
             "ray://v",
             r"at 'ray://h', which place.address says \(nobody answers\): 'ray start --head' .*"
-            "--address HOST:PORT names another, none takes this machine",
+            "--address HOST:PORT names another; leave it out to use this machine",
         ),
         (
             None,
             "ray://v",
-            r"at 'ray://v', which the variable RAY_ADDRESS says \(nobody answers\): .*"
-            "unsetting it takes this machine",
+            r"at 'ray://v', which RAY_ADDRESS says \(nobody answers\): .*"
+            "unset it to use this machine",
         ),
         (None, "", "Ray cannot make a cluster of this machine: nobody answers"),
     ],
