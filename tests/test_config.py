@@ -622,6 +622,9 @@ def test_numbers_as_people_write_them() -> None:
     assert parse_yaml("a: [2e-4, 1E5, -1e+3, .5e3, 1.e2, 7, 0.5, -3]", "x") == {
         "a": [0.0002, 1e5, -1000.0, 500.0, 100.0, 7, 0.5, -3]
     }
+    assert parse_yaml("a: [0, -0, 0.10, 1_000, 0x1F, '010', '1:30']", "x") == {
+        "a": [0, 0, 0.1, 1000, 31, "010", "1:30"]
+    }
     assert parse_yaml("a: [e5, 1e, 2e-, v1e5]", "x") == {"a": ["e5", "1e", "2e-", "v1e5"]}
     assert resolve(settings=["cil.icarl.first.lr=2e-4"]).cil["icarl"]["first"]["lr"] == 0.0002
 

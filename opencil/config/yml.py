@@ -124,6 +124,9 @@ class _Loader(yaml.SafeLoader):
         if kind in ("int", "float") and len(node.value) > _LONGEST_NUMBER:
             text = f"a number of {len(node.value):,} characters, and {_LONGEST_NUMBER} are allowed"
             raise _error(ConstructorError, text, node)
+        if kind in ("int", "float") and isinstance(node.value, str) and (base := _odd_base(node.value)):
+            text = f"{shown(node.value)} is a number in base {base} to YML: write it in base 10, or quote it"
+            raise _error(ConstructorError, text, node)
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
@@ -143,6 +146,14 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, Hashable):
                 keys.add(key)
         super().flatten_mapping(node)
+
+
+def _odd_base(number: str) -> int | None:
+    """The base that YML reads a number in and few people mean: 1:30 would be 90, and 010 be 8."""
+    if ":" in number:
+        return 60
+    digits = number.lstrip("+-").replace("_", "")
+    return 8 if len(digits) > 1 and digits[0] == "0" and digits.isdecimal() else None
 
 
 def _error(kind: type[_Marked], problem: str, at: Any) -> _Marked:
