@@ -68,6 +68,16 @@ def _odd(tensor: Tensor) -> str:
         return str(tensor.layout).removeprefix("torch.").lstrip("_")
     if tensor.device.type == "meta":
         return "on the device 'meta', which holds no numbers"
+    if tensor.untyped_storage().nbytes() < _reach(tensor) * tensor.element_size():
+        return "without their numbers, whose memory has been let go"  # to read them would end the process
     if tensor.is_quantized or tensor.dtype not in (*_NUMBERS, *_WIDER):
         return str(tensor.dtype)
     return ""
+
+
+def _reach(tensor: Tensor) -> int:
+    """How many numbers a tensor's memory must have for its last one to lie in it."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + steps) + 1

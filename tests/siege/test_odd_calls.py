@@ -25,10 +25,17 @@ def test_an_error_that_is_not_ours_and_an_answer_that_is_no_number_are_noticed()
     assert call(lambda: 0.5) is None
 
 
+def let_go(scores: torch.Tensor) -> torch.Tensor:
+    """Scores as a sharded model's parameters are between two uses: to read them ends the process."""
+    scores.untyped_storage().resize_(0)
+    return scores
+
+
 SCORES = torch.randn(5)
 ODD = {
     "ID scores are sparse_coo: a tensor of real numbers": SCORES.to_sparse(),
     "ID scores are on the device 'meta', which holds no numbers": SCORES.to("meta"),
+    "ID scores are without their numbers, whose memory": let_go(torch.randn(5)),
     "ID scores are torch.complex64": SCORES.to(torch.complex64),
     "ID scores are torch.float8_e4m3fn": SCORES.to(torch.float8_e4m3fn),
     "ID scores are bool: numbers that put samples in an order": SCORES > 0,
