@@ -16,7 +16,7 @@ from opencil.locks import Held, Lock, seems_held
 from opencil.plugins import missing, told
 from opencil.runs import file_formats
 from opencil.runs.reading import expected_steps
-from opencil.runs.store import ENVIRONMENT, RunFolder, StepFolder, find_runs
+from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs
 from opencil.runs.verifying import verify
 from opencil.seals import Damaged
 from opencil.study.records import name_of
@@ -68,7 +68,7 @@ class Leftover:
 def entry(folder: RunFolder) -> Entry:
     """How far a run is, by a look at its names and small files; nothing large is read."""
     state, detail, config = _state(folder)
-    states = list(_file_states(folder.path))
+    states = list(_file_states(folder.path.resolve()))  # a run may be linked to
     written = max((found.st_mtime for found in states), default=folder.path.stat().st_mtime)
     size = sum(found.st_size for found in states)
     return Entry(folder, state, detail, size, written, bool(config.get("foreign")))
@@ -152,6 +152,7 @@ def _remarks(folder: RunFolder) -> Iterator[Remark]:
         )
     yield from _misplaced(folder)
     yield from _incomplete(folder)
+    yield from _unfinished(folder)
     yield from _versions(folder)
     for leftover in _stale(folder):
         if not leftover.path.name.endswith(file_formats.SET_ASIDE):  # that has been said
@@ -185,6 +186,16 @@ def _incomplete(folder: RunFolder) -> Iterator[Remark]:
         path = numbers[number].path
         if number > info["steps"]:
             yield Remark(path, f"{path} is of no use: there are {info['steps']} steps", True)
+
+
+def _unfinished(folder: RunFolder) -> Iterator[Remark]:
+    """What a run has not come to, or has lost: from its files alone nobody can tell which."""
+    state, detail, _ = _state(folder)
+    if state in ("unfinished", "failed"):
+        yield Remark(folder.path, f"{folder.path} is {state}: {detail}", bad=False)
+    for path in (folder.path / name for name in (ENVIRONMENT, DATA) if folder.trained()):
+        if not path.exists():
+            yield Remark(path, f"{path} is missing: what it noted of the run is not known", bad=False)
 
 
 def _versions(folder: RunFolder) -> Iterator[Remark]:

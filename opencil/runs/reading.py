@@ -15,7 +15,7 @@ from opencil.registry import DATASETS
 from opencil.runs import file_formats
 from opencil.runs.failures import in_words
 from opencil.runs.plan import in_todays_terms
-from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs
+from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below
 from opencil.study.records import IDENTITY, Identity, Made, RunRecord, one_line, setting_of, trouble
 from opencil.study.rows import Table, plain_k, read_tables
 from opencil.study.study import (
@@ -74,9 +74,14 @@ def _read(root: Path) -> list[Study]:
 def _unlisted(root: Path) -> dict[str, str]:
     """The folders at or below one that cannot be looked into, and why: there may be runs in them."""
     errors: list[OSError] = []
-    for _ in os.walk(root, onerror=errors.append):
-        pass
-    return {_name(Path(error.filename)): f"it cannot be looked into ({error.strerror})" for error in errors}
+    astray: dict[str, str] = {}
+    for folder, names in folders_below(root, errors.append):
+        # Names of files have endings.
+        for path in (folder / name for name in sorted(names) if "." not in name):
+            if path.is_symlink() and not path.exists():
+                astray[str(path)] = f"it is a link to {path.readlink()}, where nothing is"
+    closed = {_name(Path(error.filename)): f"it cannot be looked into ({error.strerror})" for error in errors}
+    return closed | astray
 
 
 def _read_published(folder: Path) -> Study:

@@ -20,6 +20,7 @@
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
@@ -526,9 +527,35 @@ def find_runs(root: Path) -> list[RunFolder]:
     """The runs at or below a folder, those too that have no finished step, or have lost what says so."""
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
-    begun = {p.parent for p in root.rglob("environment.json") if (p.parent / "config.yml").exists()}
-    stored = [path for name in ("step.json", "*.safetensors") for path in root.rglob(f"step*/{name}")]
-    return [RunFolder(path) for path in sorted(begun | {path.parent.parent for path in stored})]
+    found = set()
+    for folder, names in folders_below(root):
+        if {"environment.json", "config.yml"} <= names:
+            found.add(folder)
+        elif folder.name.startswith("step") and any(
+            name == "step.json" or name.endswith(".safetensors") for name in names
+        ):
+            found.add(folder.parent)
+    return [RunFolder(path) for path in sorted(found)]
+
+
+def folders_below(
+    root: Path, refused: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[Path, set[str]]]:
+    """The folders at or below one, with the names in each; those too that lie elsewhere and are linked to.
+
+    Each comes once, by its own place if that is below the first: a run may have been moved to another disk.
+    ``refused`` is told why one cannot be looked into.
+    """
+    waiting, seen = [root], set[str]()
+    for top in waiting:  # it grows: links come after all that lies here
+        for place, folders, files in os.walk(top, onerror=refused):
+            if (real := os.path.realpath(place)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folder = Path(place)
+            waiting += [link for name in sorted(folders) if (link := folder / name).is_symlink()]
+            yield folder, {*folders, *files}
 
 
 def plugins_noted(root: Path, problem: str) -> str:

@@ -87,9 +87,12 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
         return
     model = str(info.get("weights_sha256"))
     yield step.model, partial(step.weights, model)
-    for path in heads:
-        if path not in middles:
-            yield path, partial(step.head_tensors, path.stem, model)
+    # Rows are measured with a head: where a detector has one in any step, its rows say that it had one here.
+    anywhere = step.path.parent.glob("step*/heads/*.safetensors")
+    tuned = {path.stem for path in anywhere if not path.name.endswith(".checkpoint.safetensors")}
+    used = {step.head(name) for name in tuned if step.detector_rows(name).exists()}
+    for path in sorted(used.union(heads).difference(middles)):
+        yield path, partial(step.head_tensors, path.stem, model)
     yield step.memory_file, partial(step.memory, 0, info.get("memory_sha256"))
     for table in step.placed(step.tables(), run, info):
         yield table.path, partial(measured_metrics, table, file_formats.damaged)

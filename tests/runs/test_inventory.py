@@ -150,6 +150,31 @@ def test_a_run_in_the_place_of_another_is_wrong(run: RunFolder) -> None:
     assert bad(elsewhere) == [], "a folder of any name may hold a run"
 
 
+def test_what_is_not_there_is_noted(run: RunFolder) -> None:
+    run.step(3).detector_rows("msp").unlink()
+    (run.path / "environment.json").unlink()
+    assert [(remark.problem, remark.bad) for remark in remarks(run)] == [
+        (f"{run.path} is unfinished: 4 of 4 steps, rows missing of msp", False),
+        (f"{run.path / 'environment.json'} is missing: what it noted of the run is not known", False),
+    ]
+
+
+def test_a_run_that_was_moved_and_linked_to_is_found_once(
+    run: RunFolder, finished: Path, tmp_path: Path
+) -> None:
+    size, moved = entry(run).size, tmp_path / "other disk"
+    (run.path.parent / "latest").symlink_to(run.path)
+    (run.path / "loop").symlink_to(finished)
+    assert runs_below(finished) == [run], "by its own name"
+    (run.path.parent / "latest").unlink()
+    (run.path / "loop").unlink()
+    run.path.rename(moved)
+    run.path.symlink_to(moved)
+    assert runs_below(finished) == [run]
+    assert entry(run).size == size
+    assert len(read_rows(finished))
+
+
 def test_newer_versions_and_missing_plugins_are_noted(run: RunFolder) -> None:
     path = run.path / "environment.json"
     write_json(path, read_json(path, file_formats.damaged) | {"opencil": "99.1"})
@@ -207,10 +232,28 @@ def test_a_step_stays_whose_model_refers_to_a_damaged_one(run: RunFolder) -> Non
     assert set(going(run)) == {"step01"}
 
 
+def test_a_head_that_is_gone_is_wrong_and_its_rows_go(run: RunFolder) -> None:
+    for number in (1, 2):  # energy has none: any tensors do
+        head = run.step(number).head("energy")
+        head.parent.mkdir()
+        shutil.copy(run.step(number).memory_file, head)
+    run.step(3).detector_rows("energy").unlink()  # without rows nothing says that there was a head
+    run.step(4).detector_rows("energy").unlink()
+    assert bad(run) == []
+    run.step(2).head("energy").unlink()
+    (wrong,) = bad(run)
+    assert wrong.startswith(f"{run.step(2).head('energy')} cannot be used (it is missing): delete it and ")
+    assert going(run)["step02/detectors/energy.parquet"].startswith(
+        "goes with energy.safetensors, which is m"
+    )
+
+
 def test_a_head_goes_with_its_rows(run: RunFolder) -> None:
     head = run.step(1).head("energy")  # energy has none: any tensors do
     head.parent.mkdir()
     shutil.copy(run.step(1).memory_file, head)
+    for number in (2, 3, 4):
+        run.step(number).detector_rows("energy").unlink()  # of which it would have to have a head too
     checkpoint = run.step(1).head_checkpoint("energy")
     shutil.copy(run.step(1).memory_file, checkpoint)
     assert going(run) == {

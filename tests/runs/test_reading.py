@@ -127,6 +127,12 @@ def test_a_folder_that_cannot_be_looked_into_is_named(
     assert study.problems == ["digits/k2/icarl/seed1: it cannot be looked into (Permission denied)"]
 
 
+def test_a_link_that_leads_nowhere_is_named(with_broken: Path) -> None:
+    gone, link = with_broken / "unmounted", with_broken / RUN.with_name("seed2")
+    link.symlink_to(gone)
+    assert f"{link}: it is a link to {gone}, where nothing is" in read_study(with_broken).problems
+
+
 def test_where_nothing_is_left_it_is_an_error(with_broken: Path) -> None:
     shutil.rmtree(with_broken / RUN)
     with pytest.raises(OpenCILError, match=r"^digits/k2/icarl/seed1: .*config\.yml"):
