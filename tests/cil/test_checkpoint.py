@@ -73,6 +73,8 @@ def test_a_method_may_keep_something_between_its_stages(setting: Setting, stream
             checkpoint = {key: tensor.clone() for key, tensor in taken.items()}
     task = begun(Keeps(), setting, stream)
     assert {p.stage for p in Keeps().learn(task, Checkpoint.from_tensors(checkpoint))} == {"two"}
+    for found, ended in zip(task.ended, whole.ended, strict=True):  # for a checkpoint that is yet to come
+        assert all(torch.equal(found[key], tensor) for key, tensor in ended.items())
     expected = whole.model.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
 
@@ -82,6 +84,13 @@ def test_a_checkpoint_of_a_stage_that_is_not_there_is_refused(setting: Setting, 
     weights = task.model.state_dict()
     with pytest.raises(BadCheckpoint, match="it is of stage 2, and there are 2"):
         list(Keeps().learn(task, Checkpoint(2, 1, weights, {}, [weights, weights])))
+
+
+def test_a_checkpoint_of_a_step_that_trains_nothing_is_refused(setting: Setting, stream: Stream) -> None:
+    learner = LEARNERS.create("simplecil")
+    task = begun(learner, setting, stream)
+    with pytest.raises(BadCheckpoint, match="it is of stage 0, and there are 0"):
+        list(learner.learn(task, Checkpoint(0, 1, task.model.state_dict(), {})))
 
 
 @pytest.mark.parametrize("position", [[0.0, 1.0], [-1, 1], [0, 0], [0, -3], [0], [[0, 1]]])

@@ -21,6 +21,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.loop import Diverged, Stage, batches
 from opencil.engine.ranks import among
 from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import seeded
 from opencil.nets.model import Model
 from opencil.registry import LEARNERS
 
@@ -272,6 +273,15 @@ def test_a_teacher_is_copied_only_where_a_method_asks_for_one(
     assert ("teacher" in vars(task)) == (name in ("bic", "icarl", "lucir", "lwf", "podnet", "ss-il", "wa"))
 
 
+def test_new_rows_are_those_that_the_step_draws(first: Task, setting: Setting, stream: Stream) -> None:
+    """Else stored runs could not be made again."""
+    model = copy.deepcopy(first.model)
+    with seeded(setting.initialisation_seed, "step", 2):
+        model.grow(4)
+    task = Watched().begin(setting, stream[1], Memory(12), first.model)
+    assert same(state(task.model), state(model))
+
+
 def test_two_methods_can_start_from_one_model(first: Task, setting: Setting, stream: Stream) -> None:
     Watched().begin(setting, stream[1], Memory(12), first.model)
     again = Watched().begin(setting, stream[1], Memory(12), first.model)
@@ -386,3 +396,8 @@ def test_what_a_step_takes_is_counted_in_passes(name: str, first: float, later: 
     learner = LEARNERS.create(name)
     assert learner.effort(first=True) == first
     assert learner.effort(first=False) == pytest.approx(later)
+
+
+def test_a_method_of_one_schedule_takes_it_at_every_step() -> None:
+    learner = Watched(Schedule(epochs=30))
+    assert (learner.effort(first=True), learner.effort(first=False)) == (30, 40)

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.cil.learner import Setting, Task
@@ -140,3 +143,14 @@ def test_everything_can_be_tuned_but_old_rows(setting: Setting, stream: Stream) 
     list(learner.learn(task))
     after = task.model.state_dict()
     assert torch.equal(after["head.rows.0"], before["head.rows.0"])
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_an_old_class_has_as_many_rivals_as_there_are_and_no_more_than_asked(new: int) -> None:
+    cosines, labels = torch.linspace(-1, 1, 4 * (2 + new)).view(4, -1).sin(), torch.tensor([0, 1, 0, 2])
+    task = SimpleNamespace(
+        first=False, model=Mock(head=Mock(scale=3.0)), step=SimpleNamespace(new=new, old=2)
+    )
+    found = LUCIR().classification(task, cosines, labels)  # type: ignore[arg-type]
+    expected = F.cross_entropy(3 * cosines, labels) + naive_margins(cosines, labels, 2, 0.5, min(2, new))
+    torch.testing.assert_close(found, expected)

@@ -310,4 +310,34 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "zeros is ones",
         "labels that are not among the classes are never pushed",
     ),
+    (
+        "cil/learner.py",
+        "if isinstance(schedule, Schedule) and (epochs or epochs_scale != 1):",
+        "1 is 0",
+        "a schedule that lasts as long as it does is itself",
+    ),
+    (
+        "cil/lucir.py",
+        "if task.first:",
+        "never",
+        "no image of step 1 is of an old class: its margins are 0",
+    ),
+    (
+        "detectors/finetune/views.py",
+        "with seeded(0):  # what it is initialised with is not kept, and a user's random state is",
+        "0 is 1",
+        "what is drawn is not kept",
+    ),
+    (
+        "detectors/finetune/views.py",
+        "head = nn.Linear(width, len(found[1])).to(self.device)",
+        "1 is 0",
+        "a head has as many rows as biases",
+    ),
+    (
+        "detectors/finetune/views.py",
+        "return Transform(mean=(-low / span,) * 3, std=(1 / span,) * 3, crop=1)",
+        "1 is 0",
+        "nothing is cropped by it; without the other 1 tests fail",
+    ),
 ]

@@ -48,13 +48,14 @@ def test_any_detector_scores_as_on_a_model_with_that_head(
 ) -> None:
     setup, test = outputs
     made = tuned(setup, scored_by=scored_by)
+    found = made.score(test).tolist()
     toy.head.load_state_dict(made._extra.head.state_dict())  # now the model has it
     assert setup.inputs is not None
     assert test.inputs is not None
     by_f = forward(toy, setup.inputs.images)
     alone = create_detector(scored_by).fit(Outputs(by_f.features, by_f.logits, LABELS, toy.classify))
     expected = alone.score(forward(toy, test.inputs.images))
-    assert made.score(test).tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
+    assert found == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
 
 
 def test_outputs_by_the_head_are_those_of_a_model_that_has_it(outputs: tuple[Outputs, Outputs]) -> None:
@@ -165,3 +166,26 @@ def test_evaluate_sets_up_what_scores_by_a_head(toy: nn.Module, normalised: Call
     with pytest.raises(BadInput, match="LogitNorm reads the images: missing"):
         made.score(forward(toy, normalised(24, 1)).features)
     assert len(made.score(forward(toy, normalised(24, 1)).features, inputs=inputs)) == 24
+
+
+def test_what_a_composition_is_set_up_on_is_what_its_scorer_needs() -> None:
+    alone, composed = create_detector("logitnorm"), create_detector("logitnorm", scored_by="react")
+    assert alone.reads_to_set_up == {"images", "labels"}
+    assert composed.reads_to_set_up == {"images", "labels", "features"}
+    assert (alone.set_up_on, composed.set_up_on) == ("train+", "memory")
+    assert (alone.fewest, create_detector("logitnorm", scored_by="nnguide").fewest) == (1, 100)
+
+
+def test_a_model_with_the_head_keeps_its_maps(outputs: tuple[Outputs, Outputs], toy: Any) -> None:
+    setup, test = outputs
+    toy.maps, toy.last_stage = (lambda images: [images]), (lambda maps: maps)
+    inputs = tuned(setup).by_head(test).inputs
+    assert (inputs.model.maps, inputs.model.last_stage) == (toy.maps, toy.last_stage)
+
+
+@pytest.mark.parametrize("tasks", [[1, 1, 2], [1]])
+def test_tasks_of_fewer_classes_than_there_are_labels_are_refused(
+    tasks: list[int], outputs: tuple[Outputs, Outputs]
+) -> None:
+    with pytest.raises(BadInput, match=f"tasks are of {len(tasks)} classes: labels reach 3"):
+        create_detector("logitnorm").fit(outputs[0], tasks=torch.tensor(tasks))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from opencil.data.digits import Noise
 from opencil.data.images import ImageSet
@@ -226,6 +227,35 @@ def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:
         }
 
 
+def test_views_follow_from_the_seed_and_the_chosen_images_alone(images: ImageSet) -> None:
+    def views(inputs: Inputs, labels: Tensor, **seed: Any) -> list[Tensor]:
+        source = ViewSource(inputs, labels, **seed)
+        return [v.images for number in range(4) for (v,) in source.epoch(number, 1)]
+
+    one = ImageSet("one", images.images[7:8], images.labels[7:8])
+    expected = views(Inputs(Reader(), one, TRANSFORM), one.labels)
+    same = views(Inputs(Reader(), images, TRANSFORM, torch.tensor([7])), one.labels, seed=(0,))
+    assert all(map(torch.equal, same, expected))
+    other = views(Inputs(Reader(), one, TRANSFORM), one.labels, seed=(1,))
+    assert not all(map(torch.equal, other, expected))
+
+
+def test_images_of_a_dataset_are_served_as_those_of_a_tensor() -> None:
+    images, labels = torch.rand(5, 3, 2, 2), torch.tensor([0, 1, 1, 2, 0])
+    served = [
+        [v.tensors for (v,) in ViewSource(Inputs(Reader(), given), labels).epoch(0, 2)]
+        for given in (images, TensorDataset(images))
+    ]
+    assert all(
+        torch.equal(a, b) for one, other in zip(*served, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_images_of_one_value_have_a_range_too() -> None:
+    scale = ViewSource(Inputs(Reader(), torch.full((5, 3, 2, 2), 0.3)), torch.zeros(5).long()).scale
+    assert scale.std == pytest.approx((1e6,) * 3)
+
+
 @pytest.mark.parametrize("chunk", [1, 10, 17, 10**6])
 def test_how_many_views_are_computed_together_changes_nothing(
     images: ImageSet, monkeypatch: pytest.MonkeyPatch, chunk: int
@@ -415,6 +445,15 @@ def test_a_head_says_how_large_it_is(kind: str) -> None:
         head = HEADS[kind]()
     assert head_size(head) == (5, 6)
     assert head(torch.ones(3, 6)).shape == (3, 5)
+
+
+def test_a_head_that_does_not_say_is_as_large_as_its_first_matrix() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.rows = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5, 6))
+
+    assert head_size(Own()) == (5, 6)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "distances", "random features"])
