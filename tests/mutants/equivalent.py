@@ -340,4 +340,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "1 is 0",
         "nothing is cropped by it; without the other 1 tests fail",
     ),
+    (
+        "detectors/finetune/tuner.py",
+        "with cpu_threads(1):",
+        "1 is 0",
+        "how many threads there are changes no draw",
+    ),
 ]

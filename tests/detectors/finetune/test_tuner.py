@@ -563,7 +563,11 @@ def test_the_models_own_head_sets_margins_and_is_never_trained(digits: ImageSet)
 def test_numbers_drawn_on_the_device_are_others_in_every_epoch_and_for_every_tuner(
     digits: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds: list[int] = []
+    seeds, of_draws = list[int](), list[int]()
+
+    def draw(self: Tuner, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[()]:
+        of_draws.append(numbers.initial_seed())
+        return ()
 
     def loss(self: Tuner, extra: Extra, batch: Batch) -> Tensor:
         assert batch.generator is not None
@@ -572,9 +576,11 @@ def test_numbers_drawn_on_the_device_are_others_in_every_epoch_and_for_every_tun
 
     for tuner in (LogitNorm, T2FNorm):
         monkeypatch.setattr(tuner, "loss", loss)
+        monkeypatch.setattr(tuner, "draw", draw)
         tuned(tuner(schedule=Schedule(epochs=2, lr=0.001), batch_size=100), source_of(digits))
     names = ("logitnorm", "t2fnorm")
-    assert seeds == [derive(0, "tune", 2, name, "device", epoch) for name in names for epoch in (0, 1)]
+    for found, use in ((seeds, "device"), (of_draws, "draw")):
+        assert found == [derive(0, "tune", 2, name, use, epoch) for name in names for epoch in (0, 1)]
 
 
 def test_what_is_rarely_said_is_said_by_name() -> None:

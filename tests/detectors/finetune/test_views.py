@@ -28,7 +28,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, evaluating
 from opencil.engine.ranks import Ranks, among
 from opencil.engine.schedule import Schedule
-from opencil.engine.seeding import seeded
+from opencil.engine.seeding import generator, seeded
 from opencil.errors import BadInput
 from opencil.nets.cosine import CosineHead
 from opencil.nets.distances import DistanceHead
@@ -188,6 +188,49 @@ def test_each_rank_decodes_its_rows_of_a_chunk() -> None:
     assert found[1] == [([13, 14], [3, 2]), ([17], [2, 1])]
 
 
+def first_of(size: int) -> Ranks:
+    """The first of some ranks, which has nothing of the others."""
+    ranks = Ranks.__new__(Ranks)
+    ranks.rank, ranks.size, ranks.working = 0, size, True
+    ranks.gathered = lambda rows, counts, what: rows  # type: ignore[method-assign, assignment]
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("count", "decodes", "read"), [(4, True, [0]), (6, True, [0]), (5, True, [0, 1]), (4, False, [0, 1])]
+)
+def test_ranks_share_what_is_decoded_where_every_chunk_has_a_row_for_each(
+    count: int, decodes: bool, read: list[int]
+) -> None:
+    streamed = Streamed()
+    streamed.decodes = decodes
+    with among(first_of(2)):
+        reader = views_module._ChunkReader(streamed, torch.arange(count), 2)  # type: ignore[arg-type]
+        assert reader.read(0).tolist() == read
+
+
+def test_ranks_share_the_features_of_views() -> None:
+    source = numbered([False] * 5)
+    for size, own in ((2, 3), (6, 5)):  # too few for six
+        with among(first_of(size)):
+            assert len(source.features(torch.zeros(5, 3, 2, 2))) == own
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_chunk_that_could_not_be_decoded_can_be_asked_for_again(first: int) -> None:
+    class Failing(Streamed):
+        def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+            for part in super().batches(indices, size):
+                if self.begun == 1:
+                    raise OSError("a file is gone")
+                yield part
+
+    reader = views_module._ChunkReader(Failing(), torch.tensor([7, 2]), 1)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="a file is gone"):
+        reader.read(first)
+    assert reader.read(first).tolist() == [[7, 2][first]]
+
+
 @pytest.fixture
 def images() -> ImageSet:
     return replace(Noise(count=12).load("train", 8, None), labels=torch.arange(12) % 4)
@@ -238,6 +281,8 @@ def test_views_follow_from_the_seed_and_the_chosen_images_alone(images: ImageSet
     assert all(map(torch.equal, same, expected))
     other = views(Inputs(Reader(), one, TRANSFORM), one.labels, seed=(1,))
     assert not all(map(torch.equal, other, expected))
+    draw = TRANSFORM.draw(1, 8, generator(0, "current", "augment", 3))
+    assert torch.equal(TRANSFORM.train(one.images, draw), expected[3]), "stored runs can be made again"
 
 
 def test_images_of_a_dataset_are_served_as_those_of_a_tensor() -> None:
@@ -334,9 +379,11 @@ def test_every_view_passes_the_backbone_once_for_all_feature_tuners(
     assert sum(len(images) for images in toy.asked) == 3 * 2 * 12
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 2)], ids=["alike", "of two sizes"])
+@pytest.mark.parametrize(
+    "sizes", [(4, 4), (4, 2), (4, 2, 8) * 2], ids=["alike", "of two sizes", "two of each of three"]
+)
 def test_tuners_of_other_batches_do_not_take_each_others_views_away(
-    toy: Any, normalised: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+    toy: Any, normalised: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(views_module, "CHUNK", 16)
     labels = torch.tensor([2, 3] * 8 + [0, 1] * 3)
