@@ -166,6 +166,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
         "seconds": {"training": time.monotonic() - started},
         "bytes": bytes_kept(task.model, memory, setting.images),
         "images": run.stream.train.fingerprint,
+        "before": before.weights if before else None,
         "precision": setting.arithmetic.on(setting.images.device),
         "computed_with": decides_bits(setting.images.device),
         "made": {"": run.made()},

@@ -184,6 +184,10 @@ def _incomplete(folder: RunFolder) -> Iterator[Remark]:
         yield Remark(folder.path, f"the steps in {folder.path} differ in how many there are", True)
     for number, info in known.items():
         path = numbers[number].path
+        earlier = known.get(number - 1, {}).get("weights_sha256")
+        if earlier and info.get("before", earlier) != earlier:  # it was not noted once
+            said = f"{path} was trained after another model than that of step {number - 1}: one of them is of"
+            yield Remark(path, f"{said} another run, or was computed anew with other bits", True)
         if number > info["steps"]:
             yield Remark(path, f"{path} is of no use: there are {info['steps']} steps", True)
 

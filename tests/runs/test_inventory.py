@@ -135,6 +135,22 @@ def test_missing_and_misplaced_steps_are_wrong(run: RunFolder) -> None:
     assert f"the steps in {run.path} differ in how many there are" in told
 
 
+def test_a_step_of_the_same_run_under_other_values_is_wrong(
+    run: RunFolder, tmp_path: Path, tiny: Make, run_all: Callable[[Config], list[Event]]
+) -> None:
+    other = tmp_path / "other"
+    assert isinstance(run_all(tiny(other, "cil.icarl.first.lr=0.01", detector="msp"))[-1], Finished)
+    for number, told in {1: [2], 2: [2, 3], 4: [4]}.items():
+        own, kept = run.step(number).path, tmp_path / "kept"
+        own.rename(kept)
+        shutil.copytree(RunFolder(other / RUN).step(number).path, own)
+        wrong = [text for text in bad(run) if "was trained after another model" in text]
+        assert [text.split(" was ")[0] for text in wrong] == [str(run.step(n).path) for n in told]
+        shutil.rmtree(own)
+        kept.rename(own)
+    assert bad(run) == []
+
+
 def test_a_last_step_that_lost_its_notes_is_wrong(run: RunFolder) -> None:
     (run.step(4).path / "step.json").unlink()
     (wrong,) = bad(run)
