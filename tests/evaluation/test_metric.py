@@ -12,7 +12,7 @@ from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
 from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
 from opencil.evaluation.protocol import measure, measure_model
-from opencil.evaluation.reading import READABLE
+from opencil.evaluation.reading import READABLE, Samples, joined
 from opencil.registry import METRICS, registered_by
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
@@ -126,6 +126,12 @@ def test_shifted_images_by_hand() -> None:
         ("one", "accuracy_shifted"): 0.5,
         ("other", "accuracy_shifted"): 1.0,
     }
+
+
+def test_one_set_joined_is_itself_and_none_are_nothing() -> None:
+    samples = Samples(LOGITS)
+    assert joined([samples]) is samples
+    assert joined([]) is None
 
 
 def test_without_shifted_images_there_are_no_rows_of_them() -> None:

@@ -346,4 +346,10 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
         "1 is 0",
         "how many threads there are changes no draw",
     ),
+    (
+        "engine/checkpoint.py",
+        'position = tensors.get("position", torch.empty(0))',
+        "0 is 1",
+        "no number and one number are alike no position, which has two",
+    ),
 ]

@@ -79,3 +79,14 @@ def test_damaged_tensors_are_named(tmp_path: Path, content: bytes | None) -> Non
     with pytest.raises(OpenCILError, match="delete the folder") as raised:
         file_formats.read_tensors(path)
     assert str(path) in str(raised.value)
+
+
+def test_every_damaged_file_is_kept_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "data.json"
+    for content in ("a", "b", "c"):
+        path.write_text(content)
+        file_formats.set_aside(path, "it is cut off")
+    kept = {"data.json.damaged": "a", "data.json2.damaged": "b", "data.json3.damaged": "c"}
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == kept
+    told = "data.json cannot be used (it is cut off): it is computed again, and kept as "
+    assert [record.getMessage().split("/")[-1] for record in caplog.records] == [told + to for to in kept]

@@ -127,6 +127,10 @@ def test_plugins_are_those_of_what_made_the_rows(
     data = [name for kind, name in of_model if kind == "dataset"]
     assert data == [spec.benchmark.id, *spec.benchmark.ood]
     assert [name for kind, name in of_model if kind == "metric"] == ["accuracy"]
+    assert ("backbone", "resnet8") in of_model
+    with_values = replace(spec.benchmark, backbone={"name": "resnet8", "freeze": True})
+    replace(spec, benchmark=with_values).plugins()
+    assert asked == of_model, "a backbone is known by its name, whatever its values"
     spec.plugins("msp")
     assert ("detector", "msp") in asked
     assert [name for kind, name in asked if kind == "metric"] == ["accuracy", "auc"]
@@ -150,3 +154,10 @@ def test_a_record_of_before_says_what_was_so_then() -> None:
     }
     assert today({"setup": "new"})["detector"]["react@mine"] == {"setup": "new"}
     assert today("junk")["detector"]["react@mine"] == "junk"
+
+
+def test_what_stands_for_a_method_is_no_part_of_a_run(tiny: Callable[..., Config]) -> None:
+    (spec,) = plan(tiny(Path("r")))
+    given = replace(spec, foreign=opencil.create_learner("icarl"))
+    assert given == spec
+    assert repr(given) == repr(spec)

@@ -49,6 +49,18 @@ def test_a_steps_note_in_another_steps_place_is_refused(tmp_path: Path) -> None:
         step.info()
 
 
+def test_a_steps_note_of_another_run_is_refused(tmp_path: Path) -> None:
+    step, run = RunFolder(tmp_path).step(2), ("digits", 2, "icarl", 0)
+    step.path.mkdir()
+    for noted_run in ({}, {"run": "digits/k2/icarl/seed0"}):  # once it was not noted
+        seals.write_json(step.path / "step.json", {"step": 2, "steps": 4, **noted_run})
+        assert step.info(run)["steps"] == 4
+    seals.write_json(step.path / "step.json", {"step": 2, "steps": 4, "run": "digits/k2/icarl/seed1"})
+    assert step.info()["steps"] == 4
+    with pytest.raises(OpenCILError, match=r"cannot be used \(it is of run digits/k2/icarl/seed1\)"):
+        step.info(run)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -349,9 +349,17 @@ class Skipping(Network):
         return super().last_stage(maps) + 1
 
 
+class Late(Network):
+    """Whose eighth image, the last that is looked at, is the first that comes out otherwise."""
+
+    def last_stage(self, maps: Tensor) -> Tensor:
+        return super().last_stage(maps) + (torch.arange(len(maps)) > 6)[:, None]
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (Late, "needs a last stage that makes the features of the maps before it alone"),
         (Untold, r"Untold has no last stage that runs by itself: a method last_stage\(maps\) gives"),
         (OneStage, "RankFeat needs maps of two stages: this model has one"),
         (Skipping, "needs a last stage that makes the features of the maps before it alone"),
