@@ -161,3 +161,5 @@ def test_what_stands_for_a_method_is_no_part_of_a_run(tiny: Callable[..., Config
     given = replace(spec, foreign=opencil.create_learner("icarl"))
     assert given == spec
     assert repr(given) == repr(spec)
+    assert given.learner() is given.foreign
+    assert spec.learner() == opencil.create_learner("icarl", **spec.values)
