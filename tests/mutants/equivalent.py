@@ -282,12 +282,6 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
     ),
     (
         "detectors/finetune/mixing.py",
-        "return dirichlet(concentration, (*shape, 2), numbers)[..., 0]",
-        "0 is 1",
-        "of two shares that add up to 1, either is such a draw",
-    ),
-    (
-        "detectors/finetune/mixing.py",
         "count = other.sum(dim=1)",
         "1 is 0",
         "who is of another class than whom is symmetric",

@@ -18,7 +18,7 @@ from opencil.detectors.finetune.augmix_operations import AugMixDraw, Rule, augmi
 from opencil.detectors.finetune.ber import BER
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.logitnorm import LogitNorm
-from opencil.detectors.finetune.mixing import other_class
+from opencil.detectors.finetune.mixing import beta, dirichlet, other_class
 from opencil.detectors.finetune.more import MORE, TaskHead
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.oe import OE
@@ -509,6 +509,12 @@ def test_a_batch_of_a_single_class_has_no_mixtures(make_batch: MakeBatch, memory
 labelled = st.lists(
     st.tuples(st.integers(0, 3), st.floats(0, 1, exclude_max=True, width=32)), min_size=1, max_size=20
 )
+
+
+def test_a_share_is_the_first_part_of_what_is_drawn() -> None:
+    """A seed's runs stay what they were: the second part would be as good a draw."""
+    drawn = dirichlet(0.5, (4, 2), torch.Generator().manual_seed(3))
+    assert torch.equal(beta(0.5, (4,), torch.Generator().manual_seed(3)), drawn[:, 0])
 
 
 @settings(max_examples=200)
