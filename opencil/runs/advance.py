@@ -36,6 +36,7 @@ from opencil.runs.following import training_followed, tuning_followed
 from opencil.runs.outputs_cache import OutputsCache
 from opencil.runs.provenance import decides_bits
 from opencil.runs.run import Run, TrainedStep
+from opencil.runs.store import trained_under
 from opencil.runs.tuning import tune
 from opencil.runs.weights import Stock
 from opencil.study.records import name_of
@@ -160,6 +161,7 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
     memory, measured, computed = _remembered_and_measured(run, task)
     info: dict[str, Any] = {
         "run": name_of(*run.spec.identity),
+        "config": trained_under(run.spec.record()),
         "step": step.number,
         "steps": step.steps,
         "classes": step.seen,

@@ -130,7 +130,7 @@ def _understood(run: RunRecord) -> RunRecord:
 def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
     config, left_out = folder.stored(), _Lost(folder)
     named = folder.identity(config) if config else None
-    steps = _steps(folder, named, left_out)
+    steps = _steps(folder, named, config, left_out)
     infos = list(steps.values())
     tables = [table for step, info in steps.items() for table in step.placed(step.tables(), named, info)]
     rows = _rows(tables, left_out)
@@ -195,12 +195,14 @@ class _Lost:
             return {}
 
 
-def _steps(folder: RunFolder, run: Identity | None, left_out: _Lost) -> dict[StepFolder, dict[str, Any]]:
+def _steps(
+    folder: RunFolder, run: Identity | None, config: dict[str, Any], left_out: _Lost
+) -> dict[StepFolder, dict[str, Any]]:
     """The trained steps with what is noted of each; a step that has lost its notes is left out."""
     trained: dict[StepFolder, dict[str, Any]] = {}
     for step in folder.trained():
         try:
-            trained[step] = step.info(run)
+            trained[step] = step.info(run, config)
         except (OpenCILError, OSError) as error:
             left_out.note(step.path / "step.json", error)
     for step in folder.lost():

@@ -34,10 +34,10 @@ from opencil.runs.foreign import Foreign, foreign_learner
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec, Seeds
 from opencil.runs.provenance import made_now
-from opencil.runs.store import ENVIRONMENT, RunFolder, StepFolder, decides_training, read_rows
+from opencil.runs.store import ENVIRONMENT, RunFolder, StepFolder, read_rows, trained_under
 from opencil.runs.tuning import read_head
 from opencil.runs.weights import Stock
-from opencil.validation import build, flat
+from opencil.validation import build
 
 
 def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
@@ -138,7 +138,7 @@ class Run:
     def info(self, number: int) -> dict[str, Any]:
         """What is noted of a stored step: see ``StepFolder.info``."""
         if number not in self._infos:
-            self._infos[number] = self._stored(number).info(self.spec.identity)
+            self._infos[number] = self._stored(number).info(self.spec.identity, self.spec.record())
         return self._infos[number]
 
     def check_images(self, number: int) -> None:
@@ -209,7 +209,7 @@ class Run:
 
     def training_identity(self, step: Step, before: TrainedStep | None) -> str:
         """A digest of all that decides a step's training, for its checkpoints."""
-        record = {key: value for key, value in flat(self.spec.record()).items() if decides_training(key)}
+        record = trained_under(self.spec.record())
         parts = [record, step.number, self.stream.train.fingerprint, before.weights if before else ""]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -23,7 +23,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -65,10 +65,10 @@ class StepFolder:
         """Whether the step's model is stored."""
         return (self.path / "step.json").exists()
 
-    def info(self, run: Identity | None = None) -> dict[str, Any]:
+    def info(self, run: Identity | None = None, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What is noted of a stored step: number, steps, seconds by kind of work, digest of the weights.
 
-        It must be the step of its place, and of the run, if that is named.
+        It must be the step of its place, and of the run and of its config, if these are named.
         """
         path = self.path / "step.json"
         info = file_formats.read_json(path)
@@ -78,6 +78,11 @@ class StepFolder:
             raise file_formats.damaged(path, f"it is of step {info['step']}")
         if run and info.get("run", name_of(*run)) != name_of(*run):  # it was not noted once
             raise file_formats.damaged(path, f"it is of run {info['run']}")
+        said = trained_under(config or {})
+        noted = info.get("config")  # steps of earlier versions have none
+        for key, value in noted.items() if isinstance(noted, dict) else ():
+            if said.get(key, value) != value:
+                raise file_formats.damaged(path, f"it was trained with {key} = {value}, not {said[key]}")
         return info
 
     @property
@@ -221,7 +226,7 @@ class StepFolder:
     def unmeasured(self, spec: RunSpec, info: dict[str, Any] | None = None) -> list[str]:
         """Those of a run's detectors, and '' for the model, whose rows are not all there and usable."""
         tables = {name: self.detector_rows(name) for name in spec.detectors} | {"": self.model_rows}
-        placed = self.placed(tables.values(), spec.identity, info or self.info(spec.identity))
+        placed = self.placed(tables.values(), spec.identity, info or self.info(spec.identity, spec.record()))
         asked = {self.model_rows: spec.metrics_of_model}
         return [
             name
@@ -513,14 +518,22 @@ class RunFolder:
         config = self.stored()
         run = self.identity(config) if config else None
         tables = [
-            table for step in self.trained() for table in step.placed(step.tables(), run, step.info(run))
+            table
+            for step in self.trained()
+            for table in step.placed(step.tables(), run, step.info(run, config))
         ]
         return read_tables(tables, file_formats.damaged)
 
 
-def decides_training(key: str) -> bool:
-    """Whether a value of a run's record, by its flat key, decides what is trained."""
-    return key not in _PLACES and key.partition(".")[0] != "detector"
+def trained_under(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run's record that decide what is trained, by flat keys, as JSON has them."""
+    decisive = {
+        key: value
+        for key, value in flat(record).items()
+        if key not in _PLACES and key.partition(".")[0] not in ("detector", "plugins")
+    }
+    found: dict[str, Any] = json.loads(json.dumps(decisive, default=str))
+    return found
 
 
 def find_runs(root: Path) -> list[RunFolder]:

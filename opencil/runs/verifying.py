@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from opencil.disk import DiskError
 from opencil.errors import OpenCILError
@@ -42,16 +42,18 @@ def readers(folder: RunFolder) -> Iterator[tuple[Path, Callable[[], object]]]:
 
     What should be there and is not has a reader too. A step whose notes are damaged has that of the notes.
     """
-    config, run = folder.path / "config.yml", None
-    yield config, lambda: folder.identity(folder.stored())
+    config: dict[str, Any] = {}
+    run = None
+    yield folder.config, lambda: folder.identity(folder.stored())
     with suppress(OpenCILError):
-        run = folder.identity(folder.stored())
+        config = folder.stored()
+        run = folder.identity(config)
     for name in (ENVIRONMENT, DATA):
         if _there(folder.path / name):
             yield folder.path / name, partial(folder.record, name, run)
     for step in folder.steps():
         if os.access(step.path, os.R_OK | os.X_OK):
-            yield from _of_step(step, run)
+            yield from _of_step(step, run, config)
         else:
             yield step.path, partial(_refuse, step.path)
 
@@ -72,7 +74,9 @@ def _refuse(path: Path) -> None:
     raise DiskError(f"{path} cannot be looked into: its permissions do not allow it")
 
 
-def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Callable[[], object]]]:
+def _of_step(
+    step: StepFolder, run: Identity | None, config: dict[str, Any]
+) -> Iterator[tuple[Path, Callable[[], object]]]:
     heads = sorted((step.path / "heads").glob("*.safetensors"))
     middles = [path for path in heads if path.name.endswith(".checkpoint.safetensors")]
     for path in (step.checkpoint, *middles):
@@ -80,9 +84,9 @@ def _of_step(step: StepFolder, run: Identity | None) -> Iterator[tuple[Path, Cal
             yield path, partial(file_formats.read_checked, path)
     if not _there(step.path / "step.json"):
         return
-    yield step.path / "step.json", partial(step.info, run)
+    yield step.path / "step.json", partial(step.info, run, config)
     try:
-        info = step.info(run)
+        info = step.info(run, config)
     except OpenCILError:
         return
     model = str(info.get("weights_sha256"))

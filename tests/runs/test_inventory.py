@@ -14,8 +14,9 @@ from opencil.config import Config
 from opencil.disk import DiskError
 from opencil.locks import Lock
 from opencil.runs import file_formats, inventory
-from opencil.runs.events import Event, Finished
+from opencil.runs.events import Event, Failed, Finished
 from opencil.runs.inventory import age, entry, held, is_held, leftovers, remarks, runs_below, useless_outputs
+from opencil.runs.reading import read_study
 from opencil.runs.store import RunFolder, read_rows
 from opencil.seals import read_json, write_json
 
@@ -138,17 +139,32 @@ def test_missing_and_misplaced_steps_are_wrong(run: RunFolder) -> None:
 def test_a_step_of_the_same_run_under_other_values_is_wrong(
     run: RunFolder, tmp_path: Path, tiny: Make, run_all: Callable[[Config], list[Event]]
 ) -> None:
-    other = tmp_path / "other"
-    assert isinstance(run_all(tiny(other, "cil.icarl.first.lr=0.01", detector="msp"))[-1], Finished)
+    other, gentle = tmp_path / "other", "cil.icarl.first.lr=0.01"
+    assert isinstance(run_all(tiny(other, gentle, detector="msp"))[-1], Finished)
+    reason = "step.json cannot be used (it was trained with cil.icarl.first.lr = 0.01, not 0.1)"
+
+    def reported() -> list[str]:
+        return [name for name, why in read_study(run.path).runs[0]["left_out"].items() if "lr = " in why]
+
     for number, told in {1: [2], 2: [2, 3], 4: [4]}.items():
         own, kept = run.step(number).path, tmp_path / "kept"
         own.rename(kept)
         shutil.copytree(RunFolder(other / RUN).step(number).path, own)
         wrong = [text for text in bad(run) if "was trained after another model" in text]
         assert [text.split(" was ")[0] for text in wrong] == [str(run.step(n).path) for n in told]
+        assert [text for text in bad(run) if reason in text]
+        assert reported() == [f"step{number:02}/step.json"]
+        failed = run_all(tiny(run.path.parents[3], detector="msp"))[-1]
+        assert isinstance(failed, Failed)
+        assert reason in str(failed.error)
         shutil.rmtree(own)
         kept.rename(own)
     assert bad(run) == []
+    shutil.copy(other / RUN / "config.yml", run.config)
+    assert reported() == [f"step{number:02}/step.json" for number in (1, 2, 3, 4)]
+    failed = run_all(tiny(run.path.parents[3], gentle, detector="msp"))[-1]
+    assert isinstance(failed, Failed)
+    assert "it was trained with cil.icarl.first.lr = 0.1, not 0.01" in str(failed.error)
 
 
 def test_a_last_step_that_lost_its_notes_is_wrong(run: RunFolder) -> None:
