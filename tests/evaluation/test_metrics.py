@@ -236,10 +236,11 @@ def test_scores_are_not_changed() -> None:
         (torch.empty(0), r"have shape \[0\]: a vector of at least one score is needed"),
         (torch.zeros(2, 1), r"have shape \[2, 1\]: a vector"),
         (torch.tensor(1.0), r"have shape \[\]: a vector"),
+        (torch.tensor([True, False]), "are bool: numbers that put samples in an order are needed"),
     ],
-    ids=["empty", "matrix", "number"],
+    ids=["empty", "matrix", "number", "truths"],
 )
-def test_scores_that_are_no_vector_are_refused(bad: Tensor, sentence: str) -> None:
+def test_scores_that_are_no_vector_of_numbers_are_refused(bad: Tensor, sentence: str) -> None:
     with pytest.raises(BadInput, match=f"^ID scores {sentence}"):
         ood_metrics(bad, torch.ones(2))
     with pytest.raises(BadInput, match=f"^OOD scores {sentence}"):

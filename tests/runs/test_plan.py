@@ -11,7 +11,8 @@ import yaml
 import opencil
 from opencil.config import Config, dump_yaml
 from opencil.data.own_dataset import OwnDataset
-from opencil.data.stream import Step
+from opencil.data.stream import Step, ood_subset
+from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 from opencil.registry import Registry
 from opencil.runs.plan import Seeds, defaults, in_todays_terms, plan
@@ -80,6 +81,9 @@ def test_every_ood_set_has_an_order_of_its_own(tiny: Callable[..., Config]) -> N
     assert len(set(draws)) == 4
     assert draws[0] < frozenset(first.ood_seen("letters", 100, steps[1]).tolist()), "steps are nested"
     assert draws[0] == frozenset(first.ood_seen("letters", 100, steps[0]).tolist())
+    # Of no other draw with the name of an OOD set: what stored runs have seen stays what it was.
+    seed = derive(first.seeds.ood_subset, "ood", "letters")
+    assert draws[0] == frozenset(ood_subset(100, 1, 4, "permutation", seed).tolist())
 
 
 def test_metrics_are_of_the_model_or_of_detectors(tiny: Callable[..., Config]) -> None:

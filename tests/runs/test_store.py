@@ -66,6 +66,7 @@ def test_a_steps_note_of_another_run_is_refused(tmp_path: Path) -> None:
     [
         ("the loss is nan\nin stage 'train'\n", "the loss is nan"),  # foreseen: a sentence
         ("Traceback (most recent call last):\n  File x\nValueError: no\n", "ValueError: no"),
+        ("Traceback (most recent call last):\n  File x\n", "an error"),  # cut off
     ],
 )
 def test_what_the_last_error_said(tmp_path: Path, text: str, said: str) -> None:
@@ -116,7 +117,8 @@ def test_rows_of_one_run_and_of_several(finished: Path) -> None:
     one = len(opencil.read_rows(str(finished / RUN)))
     shutil.copytree(finished / RUN, finished / "digits/k2/icarl/seed1")
     assert len(opencil.read_rows(str(finished / RUN))) == one
-    assert len(opencil.read_rows(finished)) == 2 * one
+    both = opencil.read_rows(finished)
+    assert list(both.index) == list(range(2 * one))
 
 
 def test_rows_of_nothing(tmp_path: Path) -> None:
@@ -124,6 +126,15 @@ def test_rows_of_nothing(tmp_path: Path) -> None:
         opencil.read_rows(tmp_path)
     with pytest.raises(BadInput, match="no folder"):
         opencil.read_rows(tmp_path / "absent")
+
+
+def test_a_run_is_where_its_config_and_environment_are(tmp_path: Path) -> None:
+    for name in ("environment.json", "config.yml"):
+        assert store.find_runs(tmp_path) == []
+        (tmp_path / name).touch()
+    assert store.find_runs(tmp_path) == [RunFolder(tmp_path)]
+    (tmp_path / "step03").touch()
+    assert RunFolder(tmp_path).steps() == [], "a file is no step"
 
 
 def test_steps_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -327,6 +338,11 @@ def test_what_is_no_way_is_not_advised(finished: Path, tiny: Make) -> None:
         assert [way for way in (label, as_it_is) if way in str(raised.value)] == ways
 
 
+def test_a_value_that_is_gone_is_no_part_of_what_is_kept_by_a_label(tmp_path: Path) -> None:
+    ways = list(RunFolder(tmp_path)._ways({"cil.icarl.old": (1, "absent"), "cil.icarl.lr": (0.1, 0.2)}))
+    assert ways[0] == "keep both by a label, --cil icarl@mine --set cil.icarl@mine.lr=0.2"
+
+
 def test_values_are_advised_as_they_are_typed() -> None:
     values = {"cil.mine.rule": "linear", "cil.mine.sizes": [1, 2], "cil.mine.on": True}
     typed = "--set cil.mine.rule=linear --set 'cil.mine.sizes=[1, 2]' --set cil.mine.on=true"
@@ -337,7 +353,8 @@ def test_a_config_says_which_run_it_is_of(tmp_path: Path) -> None:
     folder, benchmark = RunFolder(tmp_path), {"name": "digits", "classes_per_step": [2]}
     config: dict[str, Any] = {"benchmark": benchmark, "cil": {"icarl": {}}, "seed": {"run": 0}}
     assert folder.identity(config) == ("digits", 2, "icarl", 0)
-    for less in (*({section: {}} for section in config), {"benchmark": benchmark | {"classes_per_step": []}}):
+    unusable = [{"benchmark": benchmark | {"classes_per_step": steps}} for steps in ([], [0])]
+    for less in (*({section: {}} for section in config), *unusable, {"seed": {"run": "none"}}):
         with pytest.raises(OpenCILError, match="it does not say which run it is of"):
             folder.identity(config | less)
 
