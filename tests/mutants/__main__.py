@@ -38,8 +38,7 @@ TESTS = {
     "detectors/posthoc/*.py": "detectors/test_values.py detectors/posthoc detectors/test_detector.py",
     "runs/plan.py": "runs/test_plan.py",
     "runs/file_formats.py": "runs/test_file_formats.py runs/test_store.py",
-    "runs/store.py": "runs/test_store.py runs/test_run.py runs/test_checkpoints.py runs/test_damage.py "
-    "runs/test_foreign.py runs/test_inventory.py runs/test_tuning.py test_plugins.py",
+    "runs/store.py": "runs/test_store.py runs/test_run.py runs/test_checkpoints.py",
     "runs/weights.py": "runs/test_weights.py",
 }
 #: Imported before the forks: whatever takes long and is not ours.
