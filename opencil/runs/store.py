@@ -78,11 +78,10 @@ class StepFolder:
             raise file_formats.damaged(path, f"it is of step {info['step']}")
         if run and info.get("run", name_of(*run)) != name_of(*run):  # it was not noted once
             raise file_formats.damaged(path, f"it is of run {info['run']}")
-        said = trained_under(config or {})
-        noted = info.get("config")  # steps of earlier versions have none
-        for key, value in noted.items() if isinstance(noted, dict) else ():
-            if said.get(key, value) != value:
-                raise file_formats.damaged(path, f"it was trained with {key} = {value}, not {said[key]}")
+        if config and isinstance(noted := info.get("config"), dict):  # steps of earlier versions have none
+            for key, value in trained_under(config).items():
+                if noted.get(key, value) != value:
+                    raise file_formats.damaged(path, f"it was trained with {key} = {noted[key]}, not {value}")
         return info
 
     @property
