@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import opencil
+from opencil.nets import fused
+from opencil.nets.resnet import resnet32
 from tests import forks
 
 SCRIPTS = Path(__file__).parents[2] / "experiments"
@@ -160,3 +163,21 @@ def test_choosing_margins(runs: Path, tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "found.csv")
     assert len(found["choice"].unique()) == 24, "Energy and 23 choices"
     assert set(found["step"]) == {1}, "the last step has no later classes"
+
+
+def test_the_network_by_torch_is_the_same_but_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the one runs in kernels of ours and the other does not; their weights are drawn alike."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(opencil, "register_backbone", lambda name: lambda make: make)
+    script = importlib.import_module("by_torch")
+    networks = []
+    for make in (resnet32, script.resnet32_by_torch):
+        torch.manual_seed(0)
+        networks.append(make())
+    ours, by_torch = networks
+    assert ours.state_dict().keys() == by_torch.state_dict().keys()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours(images), by_torch(images))
+    monkeypatch.setattr(fused, "works_on", lambda device: True)
+    assert ours.has_kernels_for(images)
+    assert not by_torch.has_kernels_for(images)
