@@ -1,8 +1,12 @@
-"""What the page says of the field's learners, beside the paper's four."""
+"""What the page says of the field's learners, beside the paper's four, and of all detectors on six models."""
 
+from functools import cache
 from typing import Any
 
-from results.measured import POSTHOC, accuracy, auc, record, survey, table
+import pandas as pd
+
+from opencil.registry import DETECTORS
+from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, record, study, survey, table
 
 #: The field's learners, beside the four: names as their papers write them.
 LEARNERS = {
@@ -42,3 +46,62 @@ def learners_table() -> str:
         )
     head = ["", "accuracy", "survey", "", "last step", *(POSTHOC[d] for d in LEARNERS_DETECTORS)]
     return table([*head, "model, MB", "memory, MB"], lines)
+
+
+#: Those that every detector is run on, k = 10, seed 0: the paper's four, and two that grow.
+SIX = CIL | {name: LEARNERS[name] for name in ("der", "memo")}
+#: How detectors beside the paper's sixteen are written, where that is not their registered name in capitals.
+WRITTEN = {
+    "entropy": "Entropy",
+    "fdbd": "fDBD",
+    "gradnorm": "GradNorm",
+    "gram": "Gram",
+    "logitgap": "LogitGap",
+    "mahalanobis": "Mahalanobis",
+    "more": "MORE",
+    "openmax": "OpenMax",
+    "pnml": "pNML",
+    "rankfeat": "RankFeat",
+    "relative-mahalanobis": "relative Mahalanobis",
+    "residual": "Residual",
+    "tempscale": "TempScale",
+    "vim": "ViM",
+}
+
+
+def written(detector: str) -> str:
+    return SIXTEEN.get(detector) or WRITTEN.get(detector, detector.upper())
+
+
+@cache
+def on_six_models() -> pd.DataFrame:
+    """AUC, mean over steps and OOD sets: detectors that are done on all of the six × models, near and far."""
+    runs = [run for run in study("study").runs if (run["k"], run["seed"]) == (10, 0) and run["cil"] in SIX]
+    done = [{name for name, steps in run["detectors"].items() if steps == run["steps"]} for run in runs]
+    every = set.intersection(*done) if len(runs) == len(SIX) else set()
+    rows = study("study").rows
+    asked = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["metric"] == "auc") & (rows["task"] == 0)
+    rows = rows[asked & rows["cil"].isin(SIX) & rows["detector"].isin(every)]
+    values = 100 * rows.pivot_table("value", "detector", "cil").reindex(columns=list(SIX))
+    splits = 100 * rows.pivot_table("value", "detector", "distance").reindex(columns=["near", "far"])
+    return values.assign(mean=values.mean(axis=1)).join(splits)
+
+
+def six_models() -> str:
+    """Every detector on the six, family by family, the best first, and what those on train+ come to."""
+    values = on_six_models()
+    by_family: dict[str, list[str]] = {}
+    for detector in values["mean"].sort_values(ascending=False).index:
+        if "@" not in detector:
+            by_family.setdefault(DETECTORS.entry(detector).make.family, []).append(detector)
+    if len(by_family) < 3:  # the paper's sixteen are of two
+        return "Not run yet."
+    lines = []
+    for family, detectors in by_family.items():
+        lines.append([f"*{family}*", *[""] * (len(SIX) + 4)])
+        for name in detectors:
+            stated = DETECTORS.entry(name).make.named.get("stated", {})
+            on_train = stated.get("setup") == "train+" and f"{name}@stated" in values.index
+            beside = f"{values['mean'][f'{name}@stated']:.1f}" if on_train else ""
+            lines.append([written(name), *(f"{value:.1f}" for value in values.loc[name]), beside])
+    return table(["", *SIX.values(), "mean", "near", "far", "on train+"], lines)

@@ -13,7 +13,7 @@ from opencil import BadInput, Study, read_study
 from opencil.report.statistics import signed_rank
 from opencil.study.records import RunRecord
 from opencil.study.study import write_study
-from results import add_rows, make_readme, measured, study_page
+from results import add_rows, learners_page, make_readme, measured, study_page
 
 ROOT = Path(__file__).parents[2]
 STUDY = read_study(ROOT / "results" / "study")
@@ -22,7 +22,7 @@ METRICS = ("auc", "auc_old", "auc_new", "ood_as_new", "fpr", "ap", "accuracy", "
 
 def forget() -> None:
     """Nothing of what was computed from other rows."""
-    for module in (measured, study_page):
+    for module in (learners_page, measured, study_page):
         for thing in vars(module).values():
             if hasattr(thing, "cache_clear"):
                 thing.cache_clear()
@@ -87,6 +87,58 @@ def test_the_page_follows_the_rows(whole_study: Path) -> None:
         assert f"over the 12 trainings of k = {k}" in text
     assert "Mean of iCaRL, BiC, WA and FOSTER: | | AUC |" in text
     assert "Best on it: NNGuide" in text, "it has the rows of WA"
+
+
+def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not shown while one of the six lacks; then family by family, the best first, train+ in a column."""
+    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0)]
+    rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["seed"] == 0) & (STUDY.rows["metric"] == "auc")]
+    less = {"knn": 0.03, "knn@stated": 0.05, "energy@mine": 0.06, "tpl": 0.02, "scale": 0.01}
+    energy = rows[rows["detector"] == "energy"]
+    rows = pd.concat(
+        [rows, *(energy.assign(detector=name, value=energy["value"] - by) for name, by in less.items())]
+    )
+    runs = [{**run, "detectors": {**run["detectors"], **dict.fromkeys(less, 10)}} for run in runs]
+    assert {run["cil"] for run in runs} >= set(measured.CIL)
+    runs = [run for run in runs if run["cil"] in measured.CIL]
+    grown = [
+        relabelled(Study(rows[rows["cil"] == "wa"], [run for run in runs if run["cil"] == "wa"]), cil=cil)
+        for cil in ("der", "memo")
+    ]
+
+    def shown(parts: list[Study]) -> list[str]:
+        folder = tmp_path / f"{len(parts)} more" / "study"
+        for part in (Study(rows[rows["cil"].isin(measured.CIL)], runs), *parts):
+            add_rows.add(part, folder)
+        forget()
+        monkeypatch.setattr(measured, "HERE", folder.parent)
+        return learners_page.six_models().splitlines()
+
+    try:
+        assert shown(grown[:1]) == ["Not run yet."]
+        head, _, *lines = shown(grown)
+    finally:
+        monkeypatch.undo()
+        forget()
+    assert head == "| | iCaRL | BiC | WA | FOSTER | DER | MEMO | mean | near | far | on train+ |"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    by_name = {line[0]: line[1:] for line in cells}
+    assert len(lines) == len(by_name) == 16 + 3 + 3, "sixteen, three more, three families"
+    names = list(by_name)
+    assert names.index("SCALE") < names.index("KNN")
+    families = {
+        name: [n for n in names[: names.index(name)] if n.startswith("*")][-1] for name in ("KNN", "TPL")
+    }
+    assert families == {"KNN": "*post-hoc*", "TPL": "*continual*"}
+    assert by_name["KNN"][4] == by_name["KNN"][5] == by_name["KNN"][2] != by_name["KNN"][3]
+    at = {
+        cil: rows[(rows["detector"] == "energy") & (rows["cil"] == cil)]["value"].mean()
+        for cil in measured.CIL
+    }
+    mean = 100 * (sum(at.values()) + 2 * at["wa"]) / 6
+    assert by_name["KNN"][6] == f"{mean - 3:.1f}"
+    assert by_name["KNN"][-1] == f"{mean - 5:.1f}"
+    assert by_name["SCALE"][-1] == by_name["BER"][-1] == "", "nothing to set up; '@stated' is not run"
 
 
 def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
