@@ -30,13 +30,17 @@ class PNML(SetUpDetector):
     equation: ClassVar[str] = (
         r"S(x) = -\log_C \sum_c \frac{p_c}{p_c + (1 - p_c) p_c^{\kappa}}, \quad "
         r"p = \text{softmax} \, h(\hat{\varphi}) \\ "
-        r"\kappa = \frac{q}{1 + q}, \quad q = \hat{\varphi}^\top "
+        r"\kappa = \max \left( \frac{q}{1 + q}, \| \hat{\varphi}_\perp \|^2 \right), \quad "
+        r"q = \hat{\varphi}^\top "
         r"\left( \textstyle\sum_j \hat{\varphi}_j \hat{\varphi}_j^\top \right)^{+} \hat{\varphi}, "
-        r"\quad \hat{\varphi} = \tfrac{\varphi}{\|\varphi\|}"
+        r"\quad \hat{\varphi} = \tfrac{\varphi}{\|\varphi\|} \\ "
+        r"\hat{\varphi}_\perp = \text{the part of } \hat{\varphi} \text{ that set-up features do not span}"
     )
     differs: ClassVar[str] = (
         "As in the authors' code, probabilities are those that the head gives to features of length 1, not "
-        "those of the model's logits."
+        "those of the model's logits. Of a feature that set-up features do not span, versions of that code "
+        "have κ = 1, the maximum above, or an inverse of what has none. The maximum is the one that still "
+        "orders samples when there are fewer set-up images than features."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
@@ -51,10 +55,14 @@ class PNML(SetUpDetector):
         unit = F.normalize(outputs.features, dim=1)
         found = []
         for rows, logits in in_chunks(unit, outputs.classify(unit).float()):
-            q = (rows @ self._whitening).square().sum(dim=1, keepdim=True)
+            along = (rows @ self._whitening).square()
+            q = along.sum(dim=1, keepdim=True)
+            inside = (along / self._whitening.square().sum(dim=0)).sum(dim=1, keepdim=True)
             log_p = logits.double().log_softmax(dim=1)
-            # p / (p + (1 − p) p^κ) is the sigmoid of log p^(1 − κ) − log(1 − p), and 1 − κ is 1 / (1 + q).
+            # p / (p + (1 − p) p^κ) is the sigmoid of log p^(1 − κ) − log(1 − p), and 1 − κ the smaller of
+            # 1 / (1 + q) and what lies inside the span, 0 for a feature of 0.
             log_rest = torch.log(-torch.expm1(log_p))
-            found.append(torch.sigmoid(log_p / (1 + q) - log_rest).sum(dim=1).log())
+            rest = torch.minimum(1 / (1 + q), inside)
+            found.append(torch.sigmoid(rest * log_p - log_rest).sum(dim=1).log())
         regret = placed(torch.cat(found), unit.device)
         return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)

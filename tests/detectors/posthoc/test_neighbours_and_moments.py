@@ -184,6 +184,29 @@ def test_pnml(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
     close(create_detector("pnml").fit(setup.features).score(test.features, classify=head), expected)
 
 
+def test_pnml_of_what_the_setup_does_not_span(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
+    """Three features are 0 in the set-up: what a sample has of them counts against it."""
+    dead = torch.arange(WIDTH) < 3
+    x, unit = normalize(wide(setup.features * ~dead)), normalize(wide(test.features))
+    inverse = np.linalg.pinv(x) @ np.linalg.pinv(x).T
+    weight, bias = wide(head.weight), wide(head.bias)
+    expected, by_span = [], []
+    for f in unit:
+        p, q, outside = softmax(weight @ f + bias), f @ inverse @ f, (f[:3] ** 2).sum()
+        kappa = max(q / (1 + q), outside)
+        by_span.append(outside > q / (1 + q))
+        expected.append(-np.log(np.sum(p / (p + (1 - p) * p**kappa))) / np.log(CLASSES))
+    assert 0 < sum(by_span) < len(unit)
+    detector = create_detector("pnml").fit(setup.features * ~dead, classify=head)
+    close(detector.score(test.features), expected)
+
+
+def test_pnml_of_a_feature_without_direction_is_as_of_one_outside(setup: Outputs, head: nn.Linear) -> None:
+    p = softmax(wide(head.bias))
+    expected = -np.log(np.sum(1 / (2 - p))) / np.log(CLASSES)  # κ = 1
+    close(create_detector("pnml").fit(setup.features).score(torch.zeros(1, WIDTH), classify=head), [expected])
+
+
 def test_pnml_of_a_single_class_is_0(setup: Outputs) -> None:
     detector = create_detector("pnml").fit(setup.features, classify=lambda f: f[:, :1])
     assert detector.score(setup.features).tolist() == [0.0] * len(setup)
