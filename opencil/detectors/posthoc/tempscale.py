@@ -48,9 +48,9 @@ class TempScale(SetUpDetector):
 
     @staticmethod
     def _slope(logits: Tensor, labels: Tensor, inverse: float) -> float:
-        """Derivative of Σ CE by 1 / T: Σ (⟨p, z⟩ − z_y)."""
+        """Derivative of Σ CE by 1 / T: Σ ⟨p, z − z_y⟩; as a difference of two sums it would round to 0."""
         return sum(
-            float(((inverse * z).softmax(dim=1) * z).sum() - z.gather(1, y[:, None]).sum())
+            float(((inverse * z).softmax(dim=1) * (z - z.gather(1, y[:, None]))).sum())
             for z, y in in_chunks(logits, labels)
         )
 

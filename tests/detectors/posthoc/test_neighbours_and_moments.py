@@ -262,6 +262,12 @@ def test_tempscale_looks_between_a_tenth_and_ten(wrong: bool, temperature: float
     torch.testing.assert_close(detector.score(logits=logits), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_tempscale_is_a_tenth_however_sure_the_setup_is() -> None:
+    logits = torch.eye(4)
+    detector = create_detector("tempscale").fit(logits=50 * logits, labels=torch.arange(4))
+    close(detector.score(logits=logits), log_softmax(wide(logits) / 0.1, axis=1).max(axis=1))
+
+
 def test_tempscale_of_logits_that_say_nothing_is_the_least_sure() -> None:
     detector = create_detector("tempscale").fit(logits=torch.zeros(4, 3), labels=torch.tensor([0, 1, 2, 0]))
     sure = torch.tensor([[5.0, 0.0, 0.0]])
