@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from opencil.detectors.detector import Reads, SetUpDetector
@@ -19,17 +19,17 @@ _LOWEST, _HIGHEST = 0.1, 10.0
 @register_detector("tempscale", paper=Paper("On Calibration of Modern Neural Networks", 2017, "1706.04599"))
 @dataclass
 class TempScale(SetUpDetector):
-    """Largest log softmax(z / T), at the temperature under which the set-up's labels are likeliest."""
+    """Log-odds of the largest softmax(z / T), at the temperature under which set-up labels are likeliest."""
 
     equation: ClassVar[str] = (
-        r"S(x) = \max_c \log \, \text{softmax}(z / T)_c \\ "
+        r"S(x) = \max_c \log \frac{p_c}{1 - p_c}, \quad p = \text{softmax}(z / T) \\ "
         r"T = \text{argmin} \sum_j \text{CE}(z_j / T, y_j), \quad 0.1 \le T \le 10"
     )
     differs: ClassVar[str] = (
         "The paper fits T to images that were held out. Here there are none: the set-up's were learned "
         "from, so T is too low, the more so the surer the model is of them. It is the optimum, where "
-        "OpenOOD takes 50 iterations from 1.5. A logarithm orders samples as the probability does, and does "
-        "not round to 1."
+        "OpenOOD takes 50 iterations from 1.5. Log-odds order samples as the probability does, which at a "
+        "low temperature rounds to 1, and its logarithm to 0."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
@@ -55,6 +55,7 @@ class TempScale(SetUpDetector):
         )
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """max log softmax(z / T) = −log(1 + Σ of the others over the largest), [N]."""
-        scaled = self._inverse * outputs.logits.sort(dim=1, descending=True).values
-        return -F.softplus((scaled[:, 1:] - scaled[:, :1]).logsumexp(dim=1))
+        """log p / (1 − p) = −log Σ of the others over the largest, [N]; 0 where there is a single class."""
+        ordered = outputs.logits.sort(dim=1, descending=True).values
+        others = self._inverse * (ordered[:, 1:] - ordered[:, :1])
+        return -others.logsumexp(dim=1) if others.shape[1] else torch.zeros_like(ordered[:, 0])
