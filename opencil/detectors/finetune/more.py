@@ -35,7 +35,9 @@ class MORE(Tuner):
     differs: ClassVar[str] = (
         "Adapted: the authors of MORE, and of ROW after it, train a backbone with masks for every task; here "
         "all tasks share the model's, and rows of classes begin as the model's own. They score by the "
-        "largest probability of a class, `@class`, times a coefficient of Mahalanobis distances."
+        "largest probability of a class, `@class`, times a coefficient of Mahalanobis distances. They train "
+        "a task's head on as many images of the task as of others; here tasks share the batches, in which "
+        "few images are of an old one."
     )
 
     scored: Literal["task", "class"] = "task"  #: by 1 − p of other, or by p of a class

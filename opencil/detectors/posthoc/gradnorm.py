@@ -27,7 +27,8 @@ class GradNorm(Detector):
     )
     differs: ClassVar[str] = (
         "The paper's code and OpenOOD go backward for one sample after the other; of a linear head the "
-        "gradient is a product of two vectors, so its norm is one of two sums."
+        "gradient is a product of two vectors, so its norm is one of two sums. Of other heads, as cosine "
+        "ones, the score is that product too, and no gradient's norm."
     )
 
     temperature: Positive = 1.0

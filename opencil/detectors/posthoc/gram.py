@@ -39,7 +39,8 @@ class Gram(SetUpDetector):
     )
     differs: ClassVar[str] = (
         "The authors have powers 1 to 10 of every convolution and activation, OpenOOD 1 to 5, as here; maps "
-        "here are those after each stage. Means of δ are over set-up images that are held out for it, as in "
+        "here are those after each stage. Ranges are of images by predicted class, as the authors', where "
+        "OpenOOD goes by labels. Means of δ are over set-up images that are held out for it, as in "
         "OpenOOD, not over test images. A class that nothing is predicted as has the range of all."
     )
 
