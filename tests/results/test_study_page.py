@@ -1,5 +1,6 @@
 """The study's page: what it computes, and that it stays right as rows of further grids come in."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from itertools import product
@@ -61,7 +62,10 @@ def whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     add_rows.add(relabelled(Study(one.rows[one.rows["cil"] == "wa"], joint), cil="joint"), tmp_path / "study")
     auc = one.rows[one.rows["metric"] == "auc"]
     shifted = [auc.assign(metric=metric) for metric in ("auc_full", "fpr_full")]
-    shifted.append(auc[auc["ood"] == "tin"].assign(metric="fpr_shifted", ood="corrupted", distance="shifted"))
+    of_shifted = {"ood": "corrupted", "distance": "shifted"}
+    shifted.append(auc[auc["ood"] == "tin"].assign(metric="fpr_shifted", **of_shifted))
+    accuracy = one.rows[(one.rows["metric"] == "accuracy") & (one.rows["detector"] == "")]
+    shifted.append(accuracy.assign(metric="accuracy_shifted", value=0.25, **of_shifted))
     add_rows.add(Study(pd.concat([one.rows, *shifted]), runs), tmp_path / "study")
     shutil.copy(ROOT / "results" / "study" / "calls.csv", tmp_path / "study")
     forget()
@@ -85,7 +89,7 @@ def test_the_page_follows_the_rows(whole_study: Path) -> None:
     for k in study_page.KS:
         assert f"At k = {k}, over 72 cells" in text
         assert f"over the 12 trainings of k = {k}" in text
-    assert "Mean of iCaRL, BiC, WA and FOSTER: | | AUC |" in text
+    assert re.search(r"Mean of the four models, seed 0; accuracy falls from \d\d\.\d to 25\.0: \| ", text)
     assert "Best on it: NNGuide" in text, "it has the rows of WA"
 
 
@@ -154,6 +158,22 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     assert study_page.seeds(20) == [0, 2]
     assert study_page.not_there() == "k = 20, seed 1 (but for FOSTER and iCaRL)"
     assert "At k = 20, over 48 cells" in study_page.ranks()
+
+
+def test_the_joint_model_and_shifted_sets_count_when_they_are_whole(whole_study: Path) -> None:
+    assert study_page.not_there() == ""
+    place = whole_study / "study" / "k10-seed0"
+    part = read_study(place)
+    lost = (part.rows["cil"] == "bic") & part.rows["metric"].str.endswith("shifted")
+    runs: list[RunRecord] = [
+        {**run, "detectors": run["detectors"] | {"ber": 4}} if run["cil"] == "joint" else run
+        for run in part.runs
+    ]
+    write_study(Study(part.rows[~lost], runs), place)
+    forget()
+    assert study_page.not_there() == "`joint`; `corrupted` on all four models"
+    assert study_page.joint() == "Not run yet."
+    assert study_page.shifted().startswith("Not run yet on all four models ([iCaRL and WA](")
 
 
 def test_cells_are_means_over_steps() -> None:
