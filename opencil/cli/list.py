@@ -23,6 +23,7 @@ from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
 if TYPE_CHECKING:
+    from opencil.cil.learner import Learner
     from opencil.detectors.detector import Detector
 
 Line = dict[str, str]
@@ -106,6 +107,20 @@ def _labels(named: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(told)
 
 
+def _of_learner(learner: "Learner") -> Line:
+    """The default values of a CIL method; of its schedules, what is not every schedule's."""
+    from opencil.engine.schedule import Schedule
+    from opencil.validation import flat, plain
+
+    usual = plain(Schedule(epochs=1))
+    told = [
+        f"{key} = {value}"
+        for key, value in flat(plain(learner)).items()
+        if "." not in key or key.endswith((".epochs", ".lr")) or usual.get(key.rpartition(".")[2]) != value
+    ]
+    return {"values": ", ".join(told)}
+
+
 def _of_detector(detector: "Detector") -> Line:
     """What a detector reads, to score and in its set-up, and the default values that are its own."""
     from opencil.validation import plain
@@ -132,7 +147,7 @@ def _metrics(asked: _Asked) -> Iterator[Line]:
 #: What can be listed: lines of the names that are asked for.
 KINDS: dict[str, Callable[[_Asked], Iterator[Line]]] = {
     "benchmarks": _benchmarks,
-    "cil": partial(_registered, LEARNERS),
+    "cil": partial(_registered, LEARNERS, details=_of_learner),
     "detectors": partial(_registered, DETECTORS, details=_of_detector),
     "datasets": partial(_registered, DATASETS),
     "backbones": partial(_registered, BACKBONES),

@@ -71,6 +71,9 @@ def test_one_name_is_told_with_all_there_is_of_it() -> None:
     assert "percentile = 65.0" in told["values"]
     assert "@openood: variant = b" in told["labels"]
     assert told["paper"].endswith(" 2023 https://arxiv.org/abs/2209.09858"), "whole, however narrow it is"
+    icarl = call("list", "cil", "icarl").stdout
+    assert "values      first.epochs = 200, first.lr = 0.1, first.milestones = " in icarl
+    assert ", later.weight_decay = 0.0002, temperature = 2.0\n" in icarl, "without what every schedule has"
     assert "reads" in call("list", "metrics", "auc").stdout
     assert "arxiv" not in call("list", "detectors", "as?").stdout
 
