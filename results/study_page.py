@@ -539,6 +539,19 @@ def ber_places(k: int) -> str:
     return f"k = {k}: {', '.join(said)}"
 
 
+def near_and_far(k: int) -> str:
+    """AUC on near sets less that on far ones, mean of the sixteen: the paper's, and ours where it is run."""
+    papers = fmean(paper("auc", d, k=k, split="near") - paper("auc", d, k=k, split="far") for d in SIXTEEN)
+    if not seeds(k):
+        return f"k = {k}: paper {papers:+.1f}, ours {NOT_YET}"
+    near, far = (
+        _of_split(cells(k), split).mean(axis=1).groupby(["cil", "seed"]) for split in ("near", "far")
+    )
+    test = paired(near.mean() - far.mean())
+    above = f"above 0 in {test.above} of {test.trainings} trainings, p = {test.p:.2g}"
+    return f"k = {k}: paper {papers:+.1f}, ours {test.mean:+.1f}, {above}"
+
+
 def accuracy_and_auc(k: int) -> str:
     """How accuracy and mean AUC go together over trainings."""
     auc = cells(k).mean(axis=1).groupby(["cil", "seed"]).mean()

@@ -196,6 +196,15 @@ def test_differences_from_the_paper_by_hand() -> None:
     assert f"| Energy | {cell} |" in study_page.auc_table()
 
 
+def test_near_against_far_by_hand() -> None:
+    rows = STUDY.rows[(STUDY.rows["metric"] == "auc") & (STUDY.rows["k"] == 10) & (STUDY.rows["task"] == 0)]
+    rows = rows[rows["cil"].isin(measured.CIL) & rows["detector"].isin(measured.SIXTEEN)]
+    means = 100 * rows.groupby(["cil", "seed", "distance"])["value"].mean().unstack()
+    apart = means["near"] - means["far"]
+    said = study_page.near_and_far(10)
+    assert f"ours {apart.mean():+.1f}, above 0 in {(apart > 0).sum()} of {len(apart)} trainings" in said
+
+
 def test_flagged_figures_do_not_count() -> None:
     """Sixteen detectors, four models, three splits, less the one figure that the paper contradicts."""
     (line,) = (line for line in study_page.distance_table().splitlines() if line.startswith("| 10 |"))
