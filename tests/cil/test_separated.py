@@ -36,18 +36,23 @@ def ce(logits: Tensor, label: int) -> float:
 def test_ssils_loss_equals_its_definition(third: Task, batch_of: Batch) -> None:
     """Tasks of 2 and 2 classes before one of 1; 12 images of the memory, 8 new ones."""
     (images, labels), model = batch_of(third), third.model.eval()
+    with torch.no_grad():  # as long as it answers as the teacher does, nothing is distilled
+        model.head.weight.mul_(1.5)
     logits, before = model(images).detach(), third.previous.eval()(images).detach().double()
     assert labels.bincount().tolist() == [3, 3, 3, 3, 8]
-    total = 0.0
+    total = distilled = 0.0
     for z, old, label in zip(logits, before, labels.tolist(), strict=True):
         each = ce(z[:4], label) if label < 4 else ce(z[4:], label - 4)
+        share = 0.2 / 12 if label < 4 else 0.8 / 8
         for task in (slice(0, 2), slice(2, 4)):
             p, q = torch.softmax(old[task] / 3, 0), torch.softmax(z[task].double() / 3, 0)
-            each += 9 * float((p * (p / q).log()).sum())
+            apart = 9 * float((p * (p / q).log()).sum())
+            each, distilled = each + apart, distilled + share * apart
         # A fifth of the loss is the memory's, as if 4 new images had come with each of its own.
-        total += each * (0.2 / 12 if label < 4 else 0.8 / 8)
+        total += each * share
     found = loss_of(SSIL(temperature=3.0), third, images, labels)
     assert found.item() == pytest.approx(total, rel=1e-4)
+    assert distilled > 0.02 * total, "enough of it to see its weight"
 
 
 def test_eraces_loss_equals_its_definition(second: Task, batch_of: Batch) -> None:
