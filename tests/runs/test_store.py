@@ -437,6 +437,22 @@ def test_a_finished_run_answers_at_once(
     ]
 
 
+def test_a_finished_run_is_held_only_to_delete_what_is_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Path] = []
+    acquire = Lock.acquire
+    monkeypatch.setattr(Lock, "acquire", lambda lock: (held.append(lock.path), acquire(lock)))
+    folder, left = RunFolder(tmp_path), tmp_path / "step01" / "model.safetensors.1a2b.part"
+    left.parent.mkdir()
+    folder.tidy()
+    assert not held, "who only looks disturbs nobody who writes"
+    left.write_bytes(b"half")
+    folder.tidy()
+    assert held == [tmp_path / ".held"]
+    assert not left.exists()
+
+
 def test_a_new_detector_trains_nothing_and_changes_nothing(
     finished: Path, tiny: Make, contents: Contents, run_all: RunAll, tmp_path: Path
 ) -> None:
