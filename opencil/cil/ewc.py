@@ -37,7 +37,10 @@ class EWC(Learner):
     differs: ClassVar[str] = (
         "As in PyCIL, g is a batch's gradient of CE, network in training mode, and no F is above c = 1e-4: "
         "not the Fisher information, which is of single images and drawn labels. There is one F for all "
-        "steps, by shares of classes, where the paper adds a penalty a task."
+        "steps, by shares of classes, where the paper adds a penalty a task. Here every batch is full. In "
+        "PyCIL the rest of an epoch is a batch too, 8 of CIFAR-100's 5,000 images, and on its four GPUs "
+        "batch norm sees a quarter of each batch: there gradients are larger in the mean, and so is F. A "
+        "higher `weight` comes nearer to that."
     )
 
     remembers: ClassVar[bool] = False
