@@ -37,8 +37,11 @@ class PODNet(Rebalanced):
         "The paper's NCA has a margin and a hinge. In its code, as in PyCIL's copy, the margin cancels, and "
         "there is no hinge: so here. (With them a learned $`\\sigma`$ may shrink to 0, and does on digits.) "
         "The code also clips gradients, and has $`-\\|a - b\\|^2`$ for cosines, which doubles them. Its "
-        "backbone has no ReLU at its end: `signed: true` in `benchmark.backbone`. `@pycil`: the values of "
-        "PyCIL's copy."
+        "backbone has no ReLU at the end of any block, and four maps; here it is the benchmark's, with one "
+        "map a stage, and `signed: true` in `benchmark.backbone` leaves the last ReLU out. While its head is "
+        "tuned, its batch norm goes on following the balanced images; here the backbone is in eval mode. "
+        "`@pycil`: the values of PyCIL's copy, which has no imprinting, and tunes on as many images of a "
+        "class as there were before the step."
     )
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "pycil": {"spatial": 5.0, "tunes": "all", "balance": {"lr": 0.005, "decay": "cosine"}}
