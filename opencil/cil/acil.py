@@ -26,7 +26,7 @@ class ACIL(Analytic):
     differs: ClassVar[str] = (
         "Its authors keep an inverse matrix and W, and update both; here it is the sums from which they "
         "follow: the same to rounding. Their 8,192 random features (`@published`) take 512 MiB of every "
-        "step's file."
+        "step's file. Step 1 has PyCIL's schedule; theirs is 300 epochs of batches of 256 from a rate of 0.5."
     )
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": {"width": 8192}}
 

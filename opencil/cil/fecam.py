@@ -39,7 +39,9 @@ class FeCAM(SimpleCIL):
     )
     differs: ClassVar[str] = (
         "As in its authors' code, covariances are shrunk twice, and the mean is taken before the power. "
-        "There step 1 is scored by the nearest row of its head; here by distances as later ones are. "
+        "There step 1 trains on images that are augmented more strongly (AutoAugment, brightness), and is "
+        "scored by the nearest row of its head; here it has the benchmark's transform, and is scored by "
+        "distances as later ones are. "
         "$`\\varphi^{\\beta}`$ keeps the sign, for backbones whose features may be negative."
     )
 

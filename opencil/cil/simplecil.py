@@ -34,8 +34,9 @@ class SimpleCIL(TrainedOnce):
     )
     differs: ClassVar[str] = (
         "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
-        "`freeze: true`. One that is not frozen is trained at step 1 first, as PyCIL's copy trains it. What "
-        "$`\\sigma`$ that leaves stays; on a frozen backbone it is 1."
+        "`freeze: true`. One that is not frozen is trained at step 1 first, as PyCIL's copy trains it, whose "
+        "network has no ReLU at its end (`signed: true`). What $`\\sigma`$ that leaves stays; on a frozen "
+        "backbone it is 1."
     )
 
     linear: ClassVar[bool] = False
