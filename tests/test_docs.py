@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from torch.distributed.run import parse_args
 from typer.testing import CliRunner
 
 from opencil.cli import app
@@ -129,6 +130,15 @@ def understood(words: list[str]) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_machines_are_told_how_they_find_each_other() -> None:
+    """What torchrun does by itself needs a number for each of them."""
+    shown = [found for page in PAGES for found in re.findall(r"`(torchrun --nnodes[^`]*)`", page.read_text())]
+    assert shown
+    for command in shown:
+        asked = parse_args(shlex.split(command.replace("…", "-m opencil"))[1:])
+        assert asked.rdzv_backend == "c10d", command
 
 
 def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
