@@ -7,6 +7,7 @@ there tells the others, so that an error of one is one of all; where a rank is l
 
 import hashlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -236,20 +237,31 @@ class Ranks:
 
 
 def _begin(rank: int, size: int, seconds: float) -> None:
-    """Have all ranks know each other. They are waited for here: who waits inside torch hears no signal."""
-    limit, coming = timedelta(seconds=seconds), [f"rank {number}" for number in range(size)]
+    """Have all ranks know each other. They are waited for here: who waits inside torch hears no signal.
+
+    With --max-restarts torchrun keeps its store, and in it what the ranks of earlier attempts have said; how
+    often it has restarted is not the same on all machines. So each rank has a name that none had before, and
+    rank 0 gives its own to whoever is there: under that all meet.
+    """
+    limit, name = timedelta(seconds=seconds), secrets.token_hex(8)
     whole, *_ = next(rendezvous("env://", timeout=limit))
-    # With --max-restarts torchrun keeps its store, and in it where the ranks of earlier attempts were.
-    store = dist.distributed_c10d.PrefixStore(
-        f"opencil/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", whole
-    )
-    store.set(coming[rank], "is here")
-    give_up = time.monotonic() + seconds
-    while not store.check(coming):
+    store = dist.distributed_c10d.PrefixStore("opencil", whole)
+    places = [f"rank {number}" for number in range(size)]
+    store.set(places[rank], name)
+    attempt, give_up = "", time.monotonic() + seconds
+    while not (attempt and store.check([f"{attempt}/{place}" for place in places])):
+        if rank == 0:
+            for place in places:
+                if store.check([place]):
+                    store.set(store.get(place).decode(), name)
+        if not attempt and store.check([name]):
+            attempt = store.get(name).decode()
+            store.set(f"{attempt}/{places[rank]}", "is here")
         if time.monotonic() > give_up:
             raise TimeoutError("not all have come")
         time.sleep(_LOOK)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    own = dist.distributed_c10d.PrefixStore(attempt, store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=limit)
 
 
 def _store() -> Any:

@@ -82,7 +82,7 @@ def test_who_waits_for_ranks_that_do_not_come_can_be_interrupted(on_ranks: OnRan
             store = dist.TCPStore(
                 "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
             )
-            store.wait(["opencil/attempt 0/rank 1", "process"])
+            store.wait(["opencil/rank 1", "process"])
             os.kill(int(store.get("process")), signal.SIGINT)
             store.wait(["end"])
             return ""
@@ -99,16 +99,16 @@ def test_who_waits_for_ranks_that_do_not_come_can_be_interrupted(on_ranks: OnRan
     assert on_ranks(call) == ["", "interrupted"]
 
 
-def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks) -> None:
     """Though they were there before torchrun has started all of them again."""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
 
     def call() -> str:
         if os.environ["RANK"] == "0":
             store = dist.TCPStore(
                 "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False
             )
-            store.set("opencil/attempt 0/rank 0", "is here")
+            for said in ("rank 0", "rank 1", "earlier/rank 0", "earlier/rank 1"):
+                store.set(f"opencil/{said}", "earlier")
             store.set("ready", "")
             store.wait(["end"])
             return ""
@@ -121,6 +121,24 @@ def test_ranks_that_do_not_come_are_lost(on_ranks: OnRanks, monkeypatch: pytest.
 
     told = "a rank of 2 is lost, or was silent for 0.5 s (not all have come)"
     assert on_ranks(call) == ["", told]
+
+
+def test_ranks_that_are_started_again_meet_in_the_store_that_was_kept(on_ranks: OnRanks) -> None:
+    """Of two machines only that counts a restart on which a rank was lost."""
+
+    def call() -> list[float]:
+        kept, found = [], []
+        for attempt in range(2):
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt * int(os.environ["RANK"]))
+            module._joined = None
+            ranks = here(seconds=5)
+            kept.append(module._store())  # rank 0 serves it
+            found.append(float(ranks.sum_(torch.ones(1))))
+            ranks.meet("the end")
+            dist.destroy_process_group()
+        return found
+
+    assert on_ranks(call) == [[2.0, 2.0]] * 2
 
 
 def test_all_ranks_have_sums_and_rows_of_all_in_order(on_ranks: OnRanks) -> None:
