@@ -105,7 +105,10 @@ class _Found:
     def may_be_dead(self, folder: Path) -> bool:
         """Whether nobody holds it, as far as one look tells."""
         lives = self.holder and self.holder.lives
-        return not lives if lives is not None else _server_time(folder) - self.touched > STALE
+        if lives is not None:
+            return not lives
+        # A heartbeat that is yet to come is from before the server's clock was set back, and as old.
+        return abs(_server_time(folder) - self.touched) > STALE
 
     def is_dead(self, path: Path) -> bool:
         """Whether nobody holds it. That of another machine is watched for a while."""

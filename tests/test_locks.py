@@ -144,6 +144,15 @@ def test_a_file_server_whose_clock_is_wrong(
         pass
 
 
+def test_a_file_server_whose_clock_was_set_back(path: Path) -> None:
+    """A heartbeat from a day to come is no sign of life for a day."""
+    left(path, age=-DAY, machine="elsewhere")
+    with Lock(path):
+        pass
+    left(path, age=30 - locks.STALE, machine="elsewhere")
+    assert seems_held(path)
+
+
 def test_what_time_it_is_is_asked_of_the_file_system(path: Path) -> None:
     written = path.parent / "now"
     written.touch()
