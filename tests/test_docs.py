@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import textwrap
 import types
@@ -139,6 +141,25 @@ def test_machines_are_told_how_they_find_each_other() -> None:
     for command in shown:
         asked = parse_args(shlex.split(command.replace("…", "-m opencil"))[1:])
         assert asked.rdzv_backend == "c10d", command
+
+
+#: In place of what a job's script calls: a signal comes while bash waits, and the command ends just then.
+STUBS = """
+mkfifo ends
+opencil() { read < ends; exit 75; }
+wait() { if kill -0 $1 2> /dev/null; then echo > ends; builtin wait $1; return 138; fi; builtin wait $1; }
+scontrol() { echo "$@"; }
+srun() { :; }
+sleep() { :; }
+SLURM_JOB_ID=5 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1 SLURM_NNODES=2
+"""
+
+
+@pytest.mark.parametrize("block", [b for b in blocks() if "#SBATCH" in b.text], ids=str)
+def test_a_job_that_was_stopped_queues_itself_again(block: Block, tmp_path: Path) -> None:
+    script = [shutil.which("bash") or "bash", "-c", STUBS + block.text]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1:] in (["requeue 7_1"], ["requeue 5"]), done
 
 
 def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
