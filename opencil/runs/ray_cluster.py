@@ -39,7 +39,7 @@ def connected(place: PlaceConfig) -> Any:
                     # Where nobody listens Ray would go on trying for minutes.
                     socket.create_connection((named[1].strip("[]"), int(named[2])), timeout=10).close()
                 # What workers print they pass on themselves: Ray would have it among a command's results.
-                ray.init(address=place.address, logging_level=logging.WARNING, log_to_driver=False)
+                ray.init(address=place.address or None, logging_level=logging.WARNING, log_to_driver=False)
             except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise BadInput(_unreachable(address, place, error)) from None
     return ray

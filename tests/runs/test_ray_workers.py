@@ -200,6 +200,20 @@ def test_an_address_where_nobody_listens_is_refused_at_once(
         ray_places(PlaceConfig(launcher="ray", address=None if by_variable else address))
 
 
+def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As --address "$HEAD" is where nobody has set HEAD: Ray itself would not understand it."""
+    asked: list[Any] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda address, **_: asked.append(address),
+        cluster_resources=lambda: {"CPU": 3.0},
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert len(ray_places(PlaceConfig(launcher="ray", address=""))) == 3
+    assert asked == [None]
+
+
 def test_a_folder_that_a_node_does_not_see_is_refused(tmp_path: Path) -> None:
     _require_shared(tmp_path)
     with pytest.raises(BadInput, match="on a file system that all of them see"):
