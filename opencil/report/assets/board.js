@@ -10,6 +10,7 @@ function lines(view) {
     const accuracy = accuracyOf(view, c);
     for (const d of view.detectors) {
       const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy };
+      line.kept = keptBy(group, line.cil);
       line.key = JSON.stringify([line.cil, line.detector]);
       for (const metric of view.columns) line[`metric:${metric}`] = averageOf(view, metric, c, d);
       line.value = line[`metric:${view.metric}`];
@@ -22,6 +23,13 @@ function lines(view) {
   const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
   for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
   return sorted(found.filter(({ c, d }) => view.found(c, d)), view);
+}
+// MB of the model and its exemplars after the last step; all seeds of a method keep as much.
+function keptBy(group, cil) {
+  const whole = data.runs.filter((run) => run.trained === run.steps);
+  const own = whole.filter((run) => run.cil === cil && run.benchmark === group.benchmark && run.k === group.k);
+  const of = own.map(kept).find(Boolean);
+  return of ? (of.model + of.memory) / 1e6 : null;
 }
 function sorted(found, view) {
   const all = columns(view);
@@ -56,7 +64,14 @@ const columns = (view) => [
     of: (line) => line.accuracy.mean,
     show: (line) => cell(line.accuracy, false), saved: (line) => line.accuracy,
   },
+  ...(view.cils.some((c) => keptBy(view.group, view.group.cils[c].name) !== null) ? [keeps] : []),
 ];
+const keeps = {
+  key: "kept", text: "MB↓", up: true,
+  tip: "Millions of bytes that are kept after the last step: the model's tensors and the exemplars' pixels.",
+  of: (line) => line.kept,
+  show: (line) => [line.kept?.toFixed(1) ?? "–"], saved: (line) => line.kept?.toFixed(1) ?? "–",
+};
 
 function basis(view) {
   const many = view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "";

@@ -355,6 +355,30 @@ def test_what_a_run_keeps_is_shown(show: Callable[..., Any], rows: pd.DataFrame,
     assert browser.evaluate(cells) == ["1.90 + 6.14 MB", "–"]
 
 
+def test_the_leaderboard_has_what_a_method_keeps(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    """After the last step, model and exemplars: what grows by a backbone a step must not look free."""
+    models = ("der", "icarl", "wa")
+    rows = pd.concat([made_up(cil=cil, seeds=(0,), entropy=i) for i, cil in enumerate(models)])
+    other_k = [record(cil="icarl", k=4, bytes=[{"model": 1, "memory": 1}])]
+    runs = [record(cil="der", bytes=[{"model": 1e6 * t, "memory": 6_100_000} for t in range(1, 5)])]
+    runs += [record(cil="icarl", bytes=[{"model": 1_900_000, "memory": 6_100_000}]), record(cil="wa")]
+    heads = "[...document.querySelectorAll('#board thead th')].map(h => h.innerText.trim())"
+    browser = show(rows, [*other_k, *runs])
+    assert browser.evaluate(heads)[-1] == "MB↓"
+    assert {(line[1], line[-1]) for line in browser.board()} == {
+        ("der", "10.1"), ("icarl", "8.0"), ("wa", "–"),
+    }  # fmt: skip
+    browser.evaluate("document.querySelector('th[data-key=kept] button').click()")
+    assert [line[1] for line in browser.board()] == ["icarl"] * 2 + ["der"] * 2 + ["wa"] * 2
+    browser = show(rows, [record(cil=cil) for cil in models])
+    assert "MB↓" not in browser.evaluate(heads), "runs that noted nothing have no such column"
+    half = record(cil="der", trained=2, bytes=[{"model": 1, "memory": 1}] * 2)
+    browser = show(rows, [half, *(record(cil=cil) for cil in models[1:])])
+    assert "MB↓" not in browser.evaluate(heads), "nor those that are not trained to the end"
+
+
 def test_a_box_shows_at_which_edges_there_is_more(
     show: Callable[..., Any], made_up: Rows, record: Record
 ) -> None:
