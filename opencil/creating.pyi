@@ -495,7 +495,7 @@ def create_detector(
     by_task: bool = False,
     setup: Literal["train+", "memory"] = "memory",
 ) -> TempScale:
-    """Largest log softmax(z / T), at the temperature under which the set-up's labels are likeliest."""
+    """Log-odds of the largest softmax(z / T), at the temperature under which set-up labels are likeliest."""
 
 @overload
 def create_detector(
