@@ -3,6 +3,13 @@
 #: The module, the line as it is written, the change, and why nobody can see it.
 EQUIVALENT: list[tuple[str, str, str, str]] = [
     (
+        "evaluation/reading.py",
+        "return Samples(torch.cat([samples.logits for samples in sets]), "
+        'of("labels"), of("scores"), sets[0].tasks)',
+        "0 is 1",
+        "sets of one step have the tasks of its classes, all the same ones",
+    ),
+    (
         "evaluation/protocol.py",
         "of_test, chosen = _samples(test, tasks), [metric for metric in _chosen(names) if metric.of_model]",
         "without if metric.of_model",
