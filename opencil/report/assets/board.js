@@ -8,9 +8,9 @@ function lines(view) {
   const found = [];
   for (const c of view.cils) {
     const accuracy = accuracyOf(view, c);
+    const megabytes = keptBy(group, group.cils[c].name);
     for (const d of view.detectors) {
-      const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy };
-      line.kept = keptBy(group, line.cil);
+      const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy, megabytes };
       line.key = JSON.stringify([line.cil, line.detector]);
       for (const metric of view.columns) line[`metric:${metric}`] = averageOf(view, metric, c, d);
       line.value = line[`metric:${view.metric}`];
@@ -69,8 +69,8 @@ const columns = (view) => [
 const keeps = {
   key: "kept", text: "MB↓", up: true,
   tip: "Millions of bytes that are kept after the last step: the model's tensors and the exemplars' pixels.",
-  of: (line) => line.kept,
-  show: (line) => [line.kept?.toFixed(1) ?? "–"], saved: (line) => line.kept?.toFixed(1) ?? "–",
+  of: (line) => line.megabytes,
+  show: (line) => [line.megabytes?.toFixed(1) ?? "–"], saved: (line) => line.megabytes?.toFixed(1) ?? "–",
 };
 
 function basis(view) {
