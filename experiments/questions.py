@@ -8,7 +8,7 @@ from statistics import correlation, fmean
 from typing import Any
 
 import pandas as pd
-from scipy.stats import wilcoxon
+from scipy.stats import ttest_1samp, wilcoxon
 
 from opencil.published import in_percent, published_ablation
 from opencil.report.compare import Agreement, agreement
@@ -303,6 +303,30 @@ def both_kernels() -> dict[tuple[str, int], tuple[float, float]]:
 def lost_by_kernels(*, without: tuple[str, int] | None = None) -> list[float]:
     """Accuracy with kernels of our own less that with torch's, of each pair of trainings."""
     return [ours - torchs for pair, (ours, torchs) in both_kernels().items() if pair != without]
+
+
+def by_torch() -> pd.DataFrame:
+    """Accuracies of single trainings of all classes, by seed, with kernels of our own and with torch's."""
+    of_all = {
+        k: study(f"by_torch/{k}").rows.query("metric == 'accuracy' and task == 0") for k in ("ours", "torch")
+    }
+    return pd.DataFrame({kind: 100 * rows.set_index("seed")["value"] for kind, rows in of_all.items()})
+
+
+def gained_by_kernels() -> tuple[float, float, float]:
+    """Accuracy of these with kernels of our own less that with torch's: mean, and its 95 % interval."""
+    differences = by_torch()["ours"] - by_torch()["torch"]
+    interval = ttest_1samp(differences, 0).confidence_interval()
+    return float(differences.mean()), float(interval.low), float(interval.high)
+
+
+def by_torch_table() -> str:
+    """These accuracies: a line of each kind, a column of each seed."""
+    lines = [
+        [name, *(f"{value:.2f}" for value in [*by_torch()[kind], by_torch()[kind].mean()])]
+        for kind, name in (("ours", "kernels of our own"), ("torch", "torch's"))
+    ]
+    return table(["accuracy", *(f"seed {seed}" for seed in by_torch().index), "mean"], lines)
 
 
 def two_seeds_accuracy_table() -> str:

@@ -1,5 +1,6 @@
 """The results that come with the code: rows are whole, and make the published tables and pages."""
 
+import copy
 import json
 import re
 import subprocess
@@ -193,6 +194,20 @@ def test_the_commands_of_todays_defaults_made_their_results(
         else:
             asked[key]["detector"] = {name: asked[key]["detector"][name] for name in values}
     assert stored == (asked if whole else {key: asked[key] for key in stored})
+
+
+def test_trainings_with_either_kernels_differ_in_nothing_else() -> None:
+    """Seeds, images and values are the same; the backbone is the plugin's, and compiled."""
+    ours, torchs = (read_study(EXPERIMENTS / "rows/by_torch" / kind).runs for kind in ("ours", "torch"))
+    assert [run["seed"] for run in ours] == [run["seed"] for run in torchs] == list(range(6))
+    for own, other in zip(ours, torchs, strict=True):
+        assert own["environment"]["source"] == other["environment"]["source"]
+        assert own["data"] == other["data"]
+        wanted = copy.deepcopy(own["config"])
+        wanted["benchmark"]["backbone"], wanted["training"]["compile"] = "resnet32_by_torch", True
+        (plugin,) = other["config"].pop("plugins")
+        assert "resnet32_by_torch" in (EXPERIMENTS / Path(plugin).name).read_text(encoding="utf-8")
+        assert other["config"] == wanted
 
 
 def test_the_readmes_commands_made_the_results() -> None:
