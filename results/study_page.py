@@ -15,6 +15,7 @@ import pandas as pd
 
 from opencil.published import SURVEY_ACCURACY
 from opencil.report.compare import agreement
+from opencil.report.order import method
 from opencil.report.statistics import Ranking, rank_detectors, signed_rank
 from results.measured import (
     CIL,
@@ -34,6 +35,8 @@ KS, SEEDS = (10, 20, 5), (0, 1, 2)
 #: More than so many points from the paper's AUC is far off.
 FAR_OFF = 3
 NOT_YET = "not run yet"
+#: Values with a name that run beside the defaults.
+NAMED = (*(f"{d}@stated" for d in ("relation", "klm", "react", "nnguide")), "augmix@original", "ber@chosen")
 #: What is known of detectors that are far off in some cell.
 WHY = {
     "relation": "what it is [set up on](../experiments/set_up.md), where tried; BiC's is unexplained",
@@ -222,6 +225,25 @@ def parts_table() -> str:
         lines.append([name, *shown])
     head = [text for k in run_ks() for text in (f"k = {k}: near", "far", "old / new classes")]
     return table(["", *head], lines)
+
+
+def named_table(k: int = 10) -> str:
+    """AUC under named values, over the seeds that have them, and what is gained over the defaults."""
+    rows = study("study").rows
+    rows = rows[(rows["k"] == k) & (rows["metric"] == "auc") & (rows["task"] == 0)]
+    rows = rows[rows["cil"].isin(CIL) & rows["seed"].isin(seeds(k))]
+    means = 100 * rows.groupby(["detector", "cil", "seed"])["value"].mean()
+    lines = []
+    for name in NAMED:
+        if name not in means.index.levels[0]:
+            continue
+        of_seeds = means[name].unstack("cil")[list(CIL)].dropna()
+        gain = of_seeds - means[method(name)].unstack("cil").loc[of_seeds.index, list(CIL)]
+        shown = [f"{spread(of_seeds[cil], 1)} ({gain[cil].mean():+.1f})" for cil in CIL]
+        lines.append(
+            [f"`{name}`", *shown, f"{of_seeds.mean(axis=1).mean():.1f} ({gain.mean(axis=1).mean():+.1f})"]
+        )
+    return table(["", *CIL.values(), "mean"], lines)
 
 
 def old_and_new() -> str:
