@@ -13,7 +13,8 @@ from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import Figure, figures
 from opencil.report.survey import survey_tables
 from opencil.report.writing import chosen_tables, write_page
-from results.measured import HERE, study
+from results.measured import CIL, HERE, SIXTEEN, study
+from results.study_page import NAMED
 
 #: Metrics under other conventions, or of a threshold alone.
 LEFT_OUT = ("ap_id_positive", "fpr_ood_positive", "fpr_old", "fpr_new", "accuracy_with_rejection")
@@ -22,8 +23,19 @@ DRAWN = ("fig3a", "accuracy-auc", "fig1a", "fig1b-icarl", "fig1c-icarl", "old-ne
 DETECTORS = ("energy", "nnguide", "npos", "ber")
 
 
-def tables(of: Study) -> str:
+def of_all_seeds(of: Study) -> Study:
+    """The paper's models and detectors, and named values of these: ranks are over what all detectors have."""
+    names = {"", *SIXTEEN, *NAMED}
+    rows = of.rows[of.rows["cil"].isin(CIL) & of.rows["detector"].isin(names)]
+    runs = [run.copy() for run in of.runs if run["cil"] in CIL]
+    for run in runs:
+        run["detectors"] = {name: steps for name, steps in run["detectors"].items() if name in names}
+    return replace(of, rows=rows, runs=runs)
+
+
+def tables(every: Study) -> str:
     """The paper's tables, ours beside them, statistics, and accuracies beside the survey's, as Markdown."""
+    of = of_all_seeds(every)
     made = chosen_tables(of, ["main", "distance"])
     made += chosen_tables(of, [], compare="paper", statistics=True)
     return "\n".join(one.markdown() for one in [*made, *survey_tables(of)])

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def test_templates() -> None:
 def test_the_published_tables_are_those_that_the_rows_make() -> None:
     text = (RESULTS / "study" / "tables.md").read_text(encoding="utf-8")
     assert text == make_page.tables(STUDY), "python -m results.make_page makes them"
+
+
+def test_models_and_detectors_of_one_seed_take_nothing_from_the_others() -> None:
+    """Ranks are over cells that all detectors have: one of a single seed would leave that seed's alone."""
+    first = STUDY.rows[STUDY.rows["seed"] == 0]
+    more = [first[first["detector"] == "energy"].assign(detector="knn"), first.assign(cil="der")]
+    runs = [run | {"cil": "der"} for run in STUDY.runs if (run["cil"], run["seed"]) == ("wa", 0)]
+    runs += [
+        run | {"detectors": run["detectors"] | {"knn": run["steps"]}} if run["seed"] == 0 else run
+        for run in STUDY.runs
+    ]
+    further = replace(STUDY, rows=pd.concat([STUDY.rows, *more], ignore_index=True), runs=runs)
+    kept, before = make_page.of_all_seeds(further), make_page.of_all_seeds(STUDY)
+    pd.testing.assert_frame_equal(kept.rows, before.rows, check_index_type=False)
+    assert [run["detectors"] for run in kept.runs] == [run["detectors"] for run in before.runs]
+    assert {run["cil"] for run in kept.runs} == set(make_page.CIL) < {run["cil"] for run in further.runs}
+    assert any("knn" in run["detectors"] for run in further.runs)
 
 
 def test_the_published_page_is_of_the_studys_runs() -> None:
