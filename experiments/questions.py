@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from scipy.stats import ttest_1samp, wilcoxon
 
+from opencil.evaluation.metric import shares
 from opencil.published import in_percent, published_ablation
 from opencil.report.compare import Agreement, agreement
 from results.measured import (
@@ -119,7 +120,7 @@ def same_models() -> bool:
     keys = ["cil", "step", "task", "metric"]
     then, now = (
         part.loc[(part["detector"] == "") & (part["ood"] == "") & (part["k"] == 10), [*keys, "value"]]
-        for part in (study("first_grid").rows, study("defaults").rows)
+        for part in (shares(study("first_grid").rows), shares(study("defaults").rows))
     )
     both = now.merge(then, on=keys)
     return len(both) == len(now) and bool((both["value_x"] == both["value_y"]).all())
@@ -128,7 +129,7 @@ def same_models() -> bool:
 @cache
 def shared_first_step() -> pd.DataFrame:
     """Rows of step 1 that iCaRL and WA have in common, whose first training is the same."""
-    every = study("study").rows
+    every = shares(study("study").rows)
     every = every[(every["k"] == 10) & (every["seed"] == 0)]
     first = every[every["step"] == 1].drop(columns=["cil", "step"])
     keys = [name for name in first.columns if name != "value"]

@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 
 from opencil.registry import DETECTORS
-from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, record, study, survey, table
+from opencil.report.results import results
+from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, study, survey, table
 
 #: The field's learners, beside the four: names as their papers write them.
 LEARNERS = {
@@ -32,15 +33,21 @@ def learner_accuracy(cil: str, **where: Any) -> float:
     return accuracy(cil, folder="learners", **where)
 
 
+@cache
+def learners_keep() -> dict[str, tuple[float, float]]:
+    """MB of the last model and of its exemplars, by learner."""
+    (outcome,) = results(study("learners"))
+    return outcome.kept
+
+
 def learners_table() -> str:
-    """Accuracy beside the survey's, AUC of four detectors, MB of the last model and of its exemplars."""
+    """Accuracy beside the survey's, AUC of four detectors, what is kept."""
     lines = []
     for cil, name in LEARNERS.items():
         ours, theirs = learner_accuracy(cil), survey(cil)
         beside = ["", ""] if theirs is None else [f"{theirs:.2f}", f"{ours - theirs:+.1f}"]
         aucs = [f"{auc(d, cil=cil, folder='learners'):.2f}" for d in LEARNERS_DETECTORS]
-        size = record(cil, folder="learners")["bytes"][-1]
-        megabytes = [f"{size[part] / 1e6:.1f}" for part in ("model", "memory")]
+        megabytes = [f"{of:.1f}" for of in learners_keep()[cil]]
         lines.append(
             [name, f"{ours:.2f}", *beside, f"{learner_accuracy(cil, step=10):.2f}", *aucs, *megabytes]
         )

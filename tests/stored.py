@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+from opencil.evaluation.metric import KEPT
+from opencil.runs import file_formats
+from opencil.runs.store import StepFolder
+from opencil.study.rows import Table, measured_metrics, noted, read_tables, write_rows
+
 _FAILED = "error.txt"
 _MEASURED = {"step.json", "environment.json"}
 #: What of these says when, how long and by which command; the seal is of all of it.
@@ -31,6 +36,21 @@ def differences(found: dict[str, object], expected: dict[str, object], kept: boo
     """
     names = found.keys() | {name for name in expected if kept or not name.startswith(".outputs/")}
     return sorted(name for name in names if found.get(name, ...) != expected.get(name, ...))
+
+
+def as_before(run: Path, *, bytes_noted: bool) -> None:
+    """Make a run's steps what they were when bytes stood in step.json, or, earlier still, nowhere."""
+    names = [kept.name for kept in KEPT]
+    for step in (StepFolder(path.parent) for path in run.glob("step*/step.json")):
+        table, info = Table(step.model_rows), step.info()
+        rows = read_tables([table], file_formats.damaged)
+        metrics = measured_metrics(table, file_formats.damaged)
+        values = rows.set_index("metric")["value"]
+        rows = rows[~rows["metric"].isin(names)]
+        write_rows(table.path, noted(rows, metrics - set(names), info["weights_sha256"]))
+        if bytes_noted:
+            info["bytes"] = {name.removesuffix("_bytes"): int(values[name]) for name in names}
+        step.save_info(info)
 
 
 def _files(folder: Path) -> dict[str, Path]:

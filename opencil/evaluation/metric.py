@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -11,6 +11,9 @@ from opencil.arrays import listed
 from opencil.errors import BadInput, nearest, unknown
 from opencil.evaluation.reading import READABLE, Reading
 from opencil.registry import METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: A number; None where it has no value; numbers by task, counted from 1.
@@ -31,6 +34,7 @@ class Metric:
     ``definition`` is a sentence without its subject: "area under the ROC curve." ``short`` is what heads a
     narrow column, ``standard`` says that it is measured without being asked for. Metrics that are not
     registered here, of a plugin that is not installed or of a method's own predictions, have no function.
+    Values are shares, which reports show in percent, unless they are ``in_bytes``.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Metric:
     short: str = ""
     standard: bool = False
     function: Callable[..., Value] | None = field(default=None, repr=False)
+    in_bytes: bool = False
 
     @property
     def column(self) -> str:
@@ -84,6 +89,11 @@ class Metric:
         return self.function(**values)
 
 
+#: What a method keeps after a step: every step has rows of both, which nobody asks for, in this order.
+KEPT = (
+    Metric("model_bytes", "Model bytes", "of its tensors.", lower_is_better=True, in_bytes=True),
+    Metric("memory_bytes", "Memory bytes", "of exemplars' pixels.", lower_is_better=True, in_bytes=True),
+)
 _records: dict[str, Metric] = {}
 
 
@@ -109,6 +119,8 @@ def register_metric(
                     f"metric {name!r} reads {parameter!r}, which is unknown: allowed are "
                     f"{', '.join(READABLE)}{nearest(parameter, READABLE)}"
                 )
+        if any(name == kept.name for kept in KEPT):
+            raise BadInput(f"metric {name!r} is taken: rows have what a method keeps under it")
         METRICS.register(name)(function)
         _records[name] = Metric(name, label, definition, lower_is_better, short, standard, function)
         return function
@@ -144,7 +156,7 @@ def metric_of(name: str) -> Metric:
     ``accuracy_NAME`` is the accuracy of a method's other predictions; of anything else only the name is
     known, and that more of it is better.
     """
-    if (known := metrics().get(name)) is not None:
+    if (known := (metrics() | {kept.name: kept for kept in KEPT}).get(name)) is not None:
         return known
     if name.startswith("accuracy_"):
         what = name.removeprefix("accuracy_").replace("_", " ")
@@ -152,3 +164,9 @@ def metric_of(name: str) -> Metric:
             name, f"Accuracy ({what})", f"share of test images of seen classes that the {what} gets right."
         )
     return Metric(name, name)
+
+
+def shares(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """The rows whose values are shares: all but those of bytes, which no average in percent may take in."""
+    counts = [name for name in rows["metric"].unique() if metric_of(name).in_bytes]
+    return rows[~rows["metric"].isin(counts)] if counts else rows

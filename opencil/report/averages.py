@@ -4,6 +4,7 @@ import pandas as pd
 import torch
 
 from opencil.data.roles import ALL, SHIFTED
+from opencil.evaluation.metric import KEPT, shares
 from opencil.evaluation.metrics import backward_transfer, forgetting
 
 #: What tells one run from another.
@@ -34,6 +35,7 @@ def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
     So is the detector of what is of the model itself, such as its accuracy.
     """
+    rows = shares(rows)
     of_id = (rows["detector"] == "") | (rows["ood"] == "") | (rows["distance"] == SHIFTED)
     inside = rows[of_id & (rows["task"] == 0)].assign(split="")
     table = pd.concat([per_step(rows), inside[[*RUN, "step", "detector", "split", "metric", "value"]]])
@@ -55,13 +57,20 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     return spread(over_steps(rows), [*_METHOD, "split", "metric"])
 
 
+def megabytes(rows: pd.DataFrame) -> pd.DataFrame:
+    """What runs keep after each step, in columns ``model`` and ``memory``; only of steps that have both."""
+    names = [kept.name for kept in KEPT]
+    table = rows[rows["metric"].isin(names)].pivot_table("value", [*RUN, "step"], "metric")
+    return (table.reindex(columns=names).dropna() / 1e6).set_axis(["model", "memory"], axis=1).reset_index()
+
+
 def continual(rows: pd.DataFrame) -> pd.DataFrame:
     """What the CIL models themselves do, mean and deviation over seeds.
 
     Every accuracy of the rows averaged over steps (``average ...``) and after the last step (``last ...``);
     forgetting and backward transfer after the last step, from the matrix of accuracies per step and task.
     """
-    models = rows[rows["detector"] == ""]
+    models = shares(rows[rows["detector"] == ""])
     lines = []
     for run, part in models.groupby(RUN):
         steps = part["step"].nunique()

@@ -17,10 +17,14 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+import pandas as pd
+
 from opencil._version import __version__
 from opencil.config import dump_yaml
+from opencil.evaluation.metric import shares
 from opencil.published import OOD
 from opencil.registry import DETECTORS, LEARNERS, Paper, Registry
+from opencil.report.averages import megabytes
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
 from opencil.report.figures.parts import DARK
@@ -28,7 +32,7 @@ from opencil.report.layout import LATEX, Cell, Table
 from opencil.report.order import method
 from opencil.report.page_values import SCALE, group_of, metrics_of
 from opencil.report.results import Outcome, count, results
-from opencil.study.records import RunRecord
+from opencil.study.records import Identity, RunRecord, identity
 from opencil.study.study import Study
 
 #: The script's parts, in the order in which they need each other.
@@ -66,7 +70,7 @@ def page(
     ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
     paper's; with ``refresh`` the page loads itself anew every so many seconds.
     """
-    rows, runs = study.rows, study.runs
+    rows, runs, kept = shares(study.rows), study.runs, _latest(megabytes(study.rows))
     counted: dict[Any, Outcome] = {
         (outcome.benchmark, outcome.k): outcome for outcome in results(study, metrics=["auc"])
     }
@@ -83,7 +87,7 @@ def page(
         "figures": [_figure(figure) for figure in figures],
         "dark": DARK,
         "latex": LATEX,
-        "runs": [_record(run, i) for i, run in enumerate(runs)],
+        "runs": [_record(run, i) | kept.get(identity(run), {}) for i, run in enumerate(runs)],
         "problems": study.problems,
         "configs": [dump_yaml(run["config"]) for run in runs],
         "differences": list(differences),
@@ -137,8 +141,13 @@ def _json(data: object) -> str:
 
 def _record(run: RunRecord, config: int) -> dict[str, Any]:
     shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment"}
-    shown |= {"bytes", "failed", "left_out"}
+    shown |= {"failed", "left_out"}
     return {key: value for key, value in run.items() if key in shown} | {"config": config}
+
+
+def _latest(kept: pd.DataFrame) -> dict[Identity, dict[str, list[float]]]:
+    """Megabytes of model and memory after the latest step of each run that has them."""
+    return {(b, k, c, s): {"kept": [*of]} for b, k, c, s, _, *of in kept.itertuples(index=False, name=None)}
 
 
 def _methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:

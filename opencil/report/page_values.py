@@ -43,7 +43,8 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     or None where it has none. Shifted sets stand behind the OOD sets, and only their own metrics have values
     there. ``accuracy`` has a list over steps for each CIL model × seed. ``planned`` is how many steps there
     will be, ``needed`` how many of them have a metric: some begin at step 2. Averages are over the sets that
-    are ``shared``; a method that is a ``variant`` of another has no rank.
+    are ``shared``; a method that is a ``variant`` of another has no rank. What is ``kept`` at last is in
+    megabytes.
     """
     detected = of_datasets(rows)
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
@@ -72,11 +73,14 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
     planned = counted.steps if counted else int(rows["step"].max())
     first = detected.groupby("metric")["step"].min()
-    partial = counted.partial if counted else {}
+    partial, kept = (counted.partial, counted.kept) if counted else ({}, {})
     return {
         "benchmark": benchmark,
         "k": plain_k(rows["k"].iloc[0]),
-        "cils": [{"name": name, "variant": labelled(name)} for name in cils],
+        "cils": [
+            {"name": name, "variant": labelled(name), "kept": sum(kept[name]) if name in kept else None}
+            for name in cils
+        ],
         "detectors": [
             {"name": name, "family": group, "variant": labelled(name)} for name, group in family.items()
         ],

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 import pandas as pd
 
 from opencil.data.roles import OOD_ROLES
-from opencil.report.averages import datasets_over_steps, of_datasets, over_steps, spread
+from opencil.report.averages import datasets_over_steps, megabytes, of_datasets, over_steps, spread
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord, setting_of
 from opencil.study.rows import settings_of
@@ -65,6 +65,7 @@ class Outcome:
     partial: dict[str, list[str]]  #: the others, with the finished runs that have them
     averages: dict[tuple[str, str, str, str], Average]  #: by CIL method, detector, metric, place
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
+    kept: dict[str, tuple[float, float]]  #: MB of model and memory after the last step, by CIL method
     behind: list[Behind]
     runs: list[RunRecord]
     unread: list[str]  #: runs of it, or perhaps of it, of which nothing could be read
@@ -86,16 +87,6 @@ class Outcome:
     def accuracy(self, cil: str) -> Average | None:
         """The average incremental accuracy of a CIL method."""
         return self.of(cil, "", "accuracy", "")
-
-    def megabytes(self, cil: str) -> tuple[float, float] | None:
-        """Of a CIL method's model and of its memory after the last step; None where no run noted them."""
-        of_runs = [
-            run["bytes"][-1]
-            for run in self.runs
-            if run["cil"] == cil and run["trained"] == self.steps and run.get("bytes")
-        ]
-        known = [(b["model"] / 1e6, b["memory"] / 1e6) for b in of_runs if {"model", "memory"} <= b.keys()]
-        return (fmean(m for m, _ in known), fmean(e for _, e in known)) if known else None
 
     def mean_over(self, detectors: Iterable[str], cil: str, metric: str, place: str) -> Average | None:
         """Mean over detectors, if each has a value; its deviation is over the seeds that all have."""
@@ -226,12 +217,13 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Outcome]:
     would look better than it is.
     """
     rows = study.rows
-    shown = rows[rows["metric"].isin(["accuracy", *metrics])]
+    shown, kept = rows[rows["metric"].isin(["accuracy", *metrics])], megabytes(rows)
     return [
         _results(
             name,
             k,
             shown[(shown["benchmark"] == name) & (shown["k"] == k)],
+            kept[(kept["benchmark"] == name) & (kept["k"] == k)],
             [run for run in study.runs if (run["benchmark"], run["k"]) == (name, k)],
             [run for run in study.left_out if setting_of(run) in (None, (name, k))],
         )
@@ -240,7 +232,12 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Outcome]:
 
 
 def _results(
-    benchmark: str, k: int | str, rows: pd.DataFrame, runs: list[RunRecord], unread: list[str]
+    benchmark: str,
+    k: int | str,
+    rows: pd.DataFrame,
+    kept: pd.DataFrame,
+    runs: list[RunRecord],
+    unread: list[str],
 ) -> Outcome:
     measured = of_datasets(rows)
     distances = measured[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
@@ -265,6 +262,7 @@ def _results(
             ["cil", "detector", "metric", "place", "mean", "std", "seeds"]
         ].itertuples(index=False, name=None)
     }
+    last = kept[kept["step"] == steps].groupby("cil")[["model", "memory"]].mean()
     return Outcome(
         benchmark=benchmark,
         k=k,
@@ -277,6 +275,7 @@ def _results(
         partial={name: partial[name] for name in datasets if name in partial},
         averages=averages,
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
+        kept={cil: (model, memory) for cil, model, memory in last.itertuples(name=None)},
         behind=behind,
         runs=runs,
         unread=unread,

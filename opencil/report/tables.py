@@ -42,6 +42,7 @@ _KEPT = (
     "MB: millions of bytes that are kept after the last step, of the model's tensors and of the exemplars' "
     "pixels; a dash where a run did not note them."
 )
+_UNKNOWN = (None, None)
 _LABELLED = (
     "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
     "the best."
@@ -209,12 +210,11 @@ def _accuracy_line(outcome: Outcome, columns: dict[Column, Key]) -> list[Cell]:
 
 def _kept_lines(outcome: Outcome, columns: dict[Column, Key]) -> list[list[Cell]]:
     """What each CIL method keeps after the last step, where any run noted that."""
-    kept = {cil: outcome.megabytes(cil) or (None, None) for cil in outcome.cil}
-    if not any(map(outcome.megabytes, outcome.cil)):
+    if not outcome.kept:
         return []
     return [
-        _over_groups("model MB", columns, lambda cil: Cell(kept[cil][0])),
-        _over_groups("memory MB", columns, lambda cil: Cell(kept[cil][1])),
+        _over_groups("model MB", columns, lambda cil: Cell(outcome.kept.get(cil, _UNKNOWN)[0])),
+        _over_groups("memory MB", columns, lambda cil: Cell(outcome.kept.get(cil, _UNKNOWN)[1])),
     ]
 
 
@@ -307,12 +307,11 @@ def _models(name: str, title: str, averages: pd.DataFrame, outcome: Outcome) -> 
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
-    kept = {cil: outcome.megabytes(cil) for cil in sort_cil(averages["cil"])}
-    noted = any(kept.values())
+    noted = bool(outcome.kept)
     lines = [
         [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)]
-        + [Cell(megabytes) for megabytes in of_cil or (None, None)] * noted
-        for cil, of_cil in kept.items()
+        + [Cell(megabytes) for megabytes in outcome.kept.get(cil, _UNKNOWN)] * noted
+        for cil in sort_cil(averages["cil"])
     ]
     records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}

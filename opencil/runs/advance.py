@@ -23,7 +23,7 @@ from opencil.engine.device import wait_for
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.loop import Diverged
 from opencil.errors import BadInput, OpenCILError
-from opencil.evaluation.metric import chosen_metrics
+from opencil.evaluation.metric import KEPT, chosen_metrics
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.nets.model import Model
@@ -166,7 +166,6 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
         "steps": step.steps,
         "classes": step.seen,
         "seconds": {"training": time.monotonic() - started},
-        "bytes": bytes_kept(task.model, memory, setting.images),
         "images": run.stream.train.fingerprint,
         "before": before.weights if before else None,
         "precision": setting.arithmetic.on(setting.images.device),
@@ -185,10 +184,11 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
     run.remember(step, memory)
 
 
-def bytes_kept(model: Model, memory: Memory, images: Images) -> dict[str, int]:
+def bytes_kept(model: Model, memory: Memory, images: Images) -> list[Measurement]:
     """What a method keeps after a step: its model's tensors, and the exemplars' pixels, three bytes each."""
     tensors = {t.data_ptr(): t.numel() * t.element_size() for t in model.state_dict().values()}
-    return {"model": sum(tensors.values()), "memory": len(memory.indices) * 3 * images.side**2}
+    counts = sum(tensors.values()), len(memory.indices) * 3 * images.side**2
+    return [Measurement("", kept.name, count) for kept, count in zip(KEPT, counts, strict=True)]
 
 
 def _remembered_and_measured(
@@ -212,6 +212,7 @@ def _remembered_and_measured(
     # Those of the test images are there already, by task.
     more = measure_model(test, shifted, _tasks(test, step), chosen_metrics(run.spec.metrics))
     found += [measured for measured in more if (measured.ood, measured.metric) != ("", "accuracy")]
+    found += bytes_kept(task.model, memory, setting.images)
     return memory, found, [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
 
 

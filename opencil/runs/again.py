@@ -13,6 +13,7 @@ from opencil.config import PlaceConfig
 from opencil.engine.determinism import only_deterministic
 from opencil.engine.device import cpu_threads, resolve_device
 from opencil.errors import BadInput
+from opencil.evaluation.metric import shares
 from opencil.runs import file_formats
 from opencil.runs.advance import train_step
 from opencil.runs.events import Event
@@ -133,7 +134,8 @@ def _differences(run: Run, again: Run, number: int) -> Iterator[str]:
     yield from _of_tensors("model", _weights(run, number), _weights(again, number))
     memories = [one.memory(number).tensors() for one in (run, again)]
     yield from _of_tensors("memory", *memories)
-    stored, new = (_rows(one.folder.step(number)) for one in (run, again))
+    # Bytes are those of model and memory, and steps of before have no rows of them.
+    stored, new = (shares(_rows(one.folder.step(number))) for one in (run, again))
     key = [column for column in COLUMNS if column != "value"]
     # Metrics may have been added to the stored rows.
     beside = new.merge(stored, on=key, how="left", suffixes=("", "_stored"), indicator=True)

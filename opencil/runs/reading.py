@@ -15,9 +15,9 @@ from opencil.registry import DATASETS
 from opencil.runs import file_formats
 from opencil.runs.failures import in_words
 from opencil.runs.plan import in_todays_terms
-from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below
+from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below, noted_bytes
 from opencil.study.records import IDENTITY, Identity, Made, RunRecord, one_line, setting_of, trouble
-from opencil.study.rows import Table, plain_k, read_tables
+from opencil.study.rows import Table, plain_k, read_tables, with_kept
 from opencil.study.study import (
     ROWS,
     RUNS,
@@ -161,15 +161,13 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         made=_made(list(steps), infos),
         data=data.get("datasets", []),
     )
-    if any("bytes" in info for info in infos):
-        record["bytes"] = [info.get("bytes", {}) for info in infos]
     if failed := folder.failed():
         record["failed"] = _seen_from(folder.path, failed)
     if left_out.why:
         record["left_out"] = left_out.why
     if problem := trouble(record):
         raise unusable(folder.path, problem)
-    return record, showable_rows(rows, folder.path)
+    return record, showable_rows(with_kept(rows, noted_bytes(run, steps)), folder.path)
 
 
 class _Lost:

@@ -39,7 +39,6 @@ class RunRecord(TypedDict):
     steps: int | None  #: in all; None where no step is finished and the number of classes is not known
     trained: int  #: steps whose models are stored
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    bytes: NotRequired[list[dict[str, int]]]  #: of model and memory after each; empty where it is not noted
     detectors: dict[str, int]  #: steps that each detector has been evaluated on; 0 where it is still to come
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
@@ -145,7 +144,7 @@ USABLE: dict[str, Callable[[Any], bool]] = {
     "steps": lambda value: value is None or _whole(value, 1),
     "trained": _whole,
     "seconds": lambda value: _list(value, lambda of_step: _mapping(of_step, _number)),
-    "bytes": lambda value: value is ... or _list(value, lambda of_step: _mapping(of_step, _whole)),
+    "bytes": lambda value: value is ... or _list(value, lambda of_step: _mapping(of_step, _whole)),  # once
     "detectors": lambda value: _mapping(value, _whole),
     "config": lambda value: _mapping(value) and _mapping(value.get("detector", {}), _mapping),
     "environment": _environment,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +11,14 @@ from torch import Tensor
 import opencil
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
-from opencil.evaluation.metric import chosen_metrics, metric_of, metrics, register_metric, standard_metrics
+from opencil.evaluation.metric import (
+    chosen_metrics,
+    metric_of,
+    metrics,
+    register_metric,
+    shares,
+    standard_metrics,
+)
 from opencil.evaluation.protocol import measure, measure_model
 from opencil.evaluation.reading import READABLE, Samples, joined
 from opencil.registry import METRICS, registered_by
@@ -145,6 +153,8 @@ def test_bad_registrations_are_refused() -> None:
         register_metric("gap", label="Gap", definition="x.")(lambda id_score: 0.0)
     with pytest.raises(BadInput, match="already registered"):
         register_metric("auc", label="AUC", definition="x.")(lambda id_scores: 0.0)
+    with pytest.raises(BadInput, match="metric 'model_bytes' is taken"):
+        register_metric("model_bytes", label="MB", definition="x.")(lambda id_scores: 0.0)
     with pytest.raises(BadInput, match=r"metric 'acu' is unknown.*did you mean 'auc'"):
         chosen_metrics(["acu"])
     for odd in (3, ["auc"]):
@@ -178,6 +188,24 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     assert stranger.reads == (), "it has no function"
     assert not nearest_mean.standard
     assert not stranger.standard
+
+
+def test_bytes_are_described_and_not_asked_for() -> None:
+    for name, what in (("model_bytes", "tensors"), ("memory_bytes", "pixels")):
+        metric = metric_of(name)
+        assert (metric.name, metric.lower_is_better, metric.in_bytes) == (name, True, True)
+        assert what in metric.sentence
+        assert name not in metrics()
+        with pytest.raises(BadInput, match=f"metric '{name}' is unknown"):
+            chosen_metrics([name])
+    assert not any(metric.in_bytes for metric in metrics().values())
+
+
+def test_shares_are_all_rows_but_those_of_bytes() -> None:
+    names = ["accuracy", "model_bytes", "auc", "memory_bytes", "accuracy_nearest_mean", "of-a-plugin"]
+    rows = pd.DataFrame({"metric": names, "value": range(6)})
+    assert shares(rows)["value"].tolist() == [0, 2, 4, 5]
+    assert shares(rows[:1]).equals(rows[:1])
 
 
 def test_which_metrics_need_a_shifted_set() -> None:

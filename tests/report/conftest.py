@@ -89,6 +89,19 @@ def with_shifted() -> Callable[[pd.DataFrame], pd.DataFrame]:
     return make
 
 
+@pytest.fixture(scope="session")
+def keeping() -> Callable[..., pd.DataFrame]:
+    """Rows of what a run keeps, bytes of model and memory step by step: ``keeping((1, 2), (3, 4))``."""
+
+    def make(*steps: tuple[float, float], cil: str = "icarl", k: int = 2, seed: int = 0) -> pd.DataFrame:
+        heads = [("b", k, cil, seed, step, "", "", "", 0) for step in range(1, len(steps) + 1)]
+        named = [zip(("model_bytes", "memory_bytes"), of, strict=True) for of in steps]
+        rows = [(*head, *pair) for head, pairs in zip(heads, named, strict=True) for pair in pairs]
+        return pd.DataFrame(rows, columns=COLUMNS)
+
+    return make
+
+
 @pytest.fixture
 def families() -> None:
     """The paper's fine-tuning detectors are registered as such, by stand-ins where they are not there."""

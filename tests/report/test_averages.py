@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from opencil.report.averages import continual, over_seeds, over_steps, per_step
+from opencil.report.averages import continual, megabytes, over_seeds, over_steps, per_step
 
 Rows = Callable[..., pd.DataFrame]
 SPLITS = {"near": ("n1",), "far": ("f1", "f2", "f3"), "all": ("n1", "f1", "f2", "f3")}
@@ -47,6 +47,21 @@ def naive_run(rows: dict[Place, float], seed: int, row: dict[str, Any]) -> float
         return mean([naive_step(rows, seed, t, *place) for t in steps])
     assert (row["split"], row["metric"]) == ("", "accuracy")
     return mean([rows[seed, t, "", "", 0, "accuracy"] for t in steps])
+
+
+def test_bytes_are_in_no_average_of_shares(made_up: Rows, keeping: Rows) -> None:
+    plain = made_up()
+    rows = pd.concat([plain, *(keeping(*[(10**t, t) for t in range(1, 5)], seed=s) for s in (0, 1, 2))])
+    for average in (per_step, over_steps, over_seeds, continual):
+        pd.testing.assert_frame_equal(average(rows), average(plain))
+
+
+def test_megabytes(keeping: Rows) -> None:
+    rows = pd.concat([keeping((3e6, 2e6), (4e6, 1e6)), keeping((5e6, 0), (7e6, 8), seed=1)])
+    found = megabytes(rows[~rows["value"].isin([3e6, 8])])  # of two steps the model alone, or the memory
+    assert list(found.columns) == ["benchmark", "k", "cil", "seed", "step", "model", "memory"]
+    assert found.to_numpy().tolist() == [["b", 2, "icarl", 0, 2, 4.0, 1.0], ["b", 2, "icarl", 1, 1, 5.0, 0.0]]
+    assert megabytes(rows[:0]).empty
 
 
 def test_per_step(made_up: Rows) -> None:

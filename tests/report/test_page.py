@@ -148,6 +148,19 @@ def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> Non
     }  # fmt: skip
 
 
+def test_bytes_are_kept_and_no_metric(made_up: Rows, keeping: Rows) -> None:
+    plain = made_up(k=4, seeds=(0, 1))
+    rows = pd.concat([plain, keeping((1e6, 2e6), (3e6, 2e6), k=4), keeping(*[(5e6, 1e6)] * 4, k=4, seed=1)])
+    runs = [run(k=4), run(k=4, seed=1), run(k=4, seed=2)]
+    without, found = content(page(Study(plain, runs))), content(page(Study(rows, runs)))
+    assert found["metrics"] == without["metrics"]
+    assert [of.get("kept") for of in found["runs"]] == [[3.0, 2.0], [5.0, 1.0], None]
+    (group,), (before,) = found.pop("groups"), without.pop("groups")
+    assert [of.pop("kept") for of in group["cils"]] == [6.0], "of the seed that has all four steps"
+    assert [of.pop("kept") for of in before["cils"]] == [None]
+    assert group == before
+
+
 def test_the_page_opens_with_a_metric_of_detectors(made_up: Rows) -> None:
     rows = made_up()
     model = rows[(rows["detector"] == "") & (rows["task"] == 0)]

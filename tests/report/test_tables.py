@@ -10,8 +10,10 @@ import pytest
 import opencil
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import continual, over_seeds
+from opencil.report.figures.drawing import figures
 from opencil.report.layout import Table
-from opencil.report.tables import summaries, tables
+from opencil.report.statistics import statistics_tables
+from opencil.report.tables import KINDS, summaries, tables
 from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
@@ -540,17 +542,35 @@ def test_the_accuracy_table_has_a_line_for_each_method(made_up: Rows) -> None:
         assert word in table.notes[0]
 
 
-def test_what_a_method_keeps_stands_beside_its_accuracy(made_up: Rows, record: Record) -> None:
+def test_bytes_have_no_say_in_what_is_in_percent(made_up: Rows, record: Record, keeping: Rows) -> None:
+    plain = made_up(seeds=(0, 1), steps=2, detectors=("msp", "ber", "ber@nter"))
+    more = [keeping((10**t, 7), (10**t, 9), seed=seed) for t, seed in ((6, 0), (8, 1))]
+    detectors = dict.fromkeys(("msp", "ber", "ber@nter"), 2)
+    runs = [record(seed=seed, steps=2, trained=2, detectors=detectors) for seed in (0, 1)]
+    studies = [Study(rows, runs) for rows in (plain, pd.concat([plain, *more]))]  # type: ignore[arg-type]
+    without, found = ([table for kind in KINDS for table in tables(kind, study)] for study in studies)
+    names = [table.file for table in without]
+    assert [table.file for table in found] == names
+    for before, after in zip(without, found, strict=True):
+        extra = 2 if before.file.startswith("accuracy") else 0
+        assert headings(after) == [*headings(before), *["model MB", "memory MB"][:extra]]
+        lines = [cells for cells in texts(after) if not cells[0].endswith(" MB")]
+        assert [cells[: len(cells) - extra] for cells in lines] == texts(before)
+    ranked, again = (statistics_tables(study) for study in studies)
+    assert ranked
+    assert again == ranked
+    drawn, redrawn = ([figure.svg for figure in figures(study)] for study in studies)
+    assert drawn
+    assert redrawn == drawn
+
+
+def test_what_a_method_keeps_stands_beside_its_accuracy(made_up: Rows, record: Record, keeping: Rows) -> None:
     """Of runs that are finished, after the last step, mean over seeds; a dash for those that noted none."""
     rows = pd.concat([made_up(entropy=1), made_up(cil="wa", entropy=2), made_up(cil="bic", entropy=3)])
-    grown = [{"model": 1_000_000 * t, "memory": 3_072 * t} for t in (1, 2, 3, 4)]
-    runs = [
-        record(bytes=grown),
-        record(seed=1, bytes=[{"model": 5_000_000, "memory": 12_288}] * 4),
-        record(cil="wa", bytes=grown[:2], trained=2),
-        record(cil="bic"),
-    ]
-    study = Study(rows, runs)  # type: ignore[arg-type]
+    grown = [(1_000_000 * t, 3_072 * t) for t in (1, 2, 3, 4)]
+    more = [keeping(*grown), keeping(*[(5_000_000, 12_288)] * 4, seed=1), keeping(*grown[:2], cil="wa")]
+    runs = [record(), record(seed=1), record(cil="wa", trained=2), record(cil="bic")]
+    study = Study(pd.concat([rows, *more]), runs)  # type: ignore[arg-type]
     table = summaries(study)[0]
     assert headings(table)[-2:] == ["model MB", "memory MB"]
     assert {cells[0]: cells[-2:] for cells in texts(table)} == {

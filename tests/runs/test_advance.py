@@ -20,6 +20,7 @@ from opencil.nets.resnet import ResNet
 from opencil.runs import file_formats
 from opencil.runs.events import Event, Finished
 from opencil.runs.store import RunFolder
+from tests.stored import as_before
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
@@ -271,6 +272,36 @@ def test_evaluating_again_from_the_cache_gives_the_same_rows(
     run_all(tiny(finished))
     pd.testing.assert_frame_equal(opencil.read_rows(finished), before)
     assert images_seen() == 0
+
+
+@pytest.mark.parametrize("bytes_noted", [True, False])
+def test_a_run_of_before_bytes_were_rows_is_whole(
+    finished: Path,
+    tiny: Make,
+    run_all: RunAll,
+    images_seen: Callable[[], int],
+    contents: Callable[[Path], dict[str, bytes]],
+    bytes_noted: bool,
+) -> None:
+    as_before(finished / RUN, bytes_noted=bytes_noted)
+    before = contents(finished / RUN)
+    run_all(tiny(finished))
+    assert images_seen() == 0
+    after = contents(finished / RUN)
+    assert {name for name in before if after[name] != before[name]} <= {"environment.json"}
+
+
+def test_a_run_of_before_bytes_were_rows_is_gone_on_with(finished: Path, tiny: Make, run_all: RunAll) -> None:
+    """Steps that are added have rows of them, and so has one whose rows were lost: once."""
+    expected = opencil.read_rows(finished)
+    as_before(finished / RUN, bytes_noted=True)
+    for t in (3, 4):
+        shutil.rmtree(finished / RUN / f"step0{t}")
+    (finished / RUN / "step02/accuracy.parquet").unlink()
+    run_all(tiny(finished))
+    place = [column for column in expected.columns if column != "value"]
+    found = opencil.read_rows(finished).sort_values(place, ignore_index=True)
+    pd.testing.assert_frame_equal(found, expected.sort_values(place, ignore_index=True))
 
 
 def evaluate_twice(config: Config, run_all: RunAll) -> None:

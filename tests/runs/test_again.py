@@ -13,6 +13,7 @@ from opencil.runs import again as module
 from opencil.runs.again import Again, place_for, trial
 from opencil.runs.events import Event, Training
 from opencil.runs.store import RunFolder
+from tests.stored import as_before
 
 RUN = "digits/k2/icarl/seed0"
 CPU = PlaceConfig(device="cpu")
@@ -38,6 +39,15 @@ def test_a_step_comes_out_with_the_same_bits(
     assert again == Again(one.run.spec, number or 4, [])
     assert all(isinstance(event, Training) and event.step == again.step for event in events)
     assert contents(finished) == before
+
+
+@pytest.mark.parametrize("bytes_noted", [True, False])
+def test_a_step_of_before_bytes_were_rows_comes_out_with_the_same_bits(
+    finished: Path, bytes_noted: bool
+) -> None:
+    as_before(finished / RUN, bytes_noted=bytes_noted)
+    _, again = carried_out(trial(finished / RUN, CPU, 2).carry_out())
+    assert again.differences == []
 
 
 def test_what_differs_is_told(finished: Path) -> None:

@@ -102,6 +102,20 @@ def test_only_what_is_new_is_written_and_the_models_are_whole(
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
+def test_rows_have_the_bytes_of_all_that_has_grown(finished_once: dict[str, Path]) -> None:
+    rows = opencil.read_rows(finished_once["shared"] / GROWN)
+    for step in STEPS:
+        tensors = load_file(model_file(finished_once["whole"] / GROWN, step)).values()
+        exemplars = len(open_run(finished_once["shared"] / GROWN).memory(step).indices)
+        naive = {
+            "model_bytes": sum(len(tensor.numpy().tobytes()) for tensor in tensors),
+            "memory_bytes": exemplars * 3 * 8 * 8,
+        }
+        found = rows[(rows["step"] == step) & rows["metric"].isin(naive)]
+        assert dict(zip(found["metric"], found["value"], strict=True)) == naive
+    assert rows[rows["metric"] == "model_bytes"]["value"].is_monotonic_increasing
+
+
 def test_a_run_of_whole_files_can_be_gone_on_with(
     finished_once: dict[str, Path], tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:

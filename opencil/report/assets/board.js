@@ -8,9 +8,9 @@ function lines(view) {
   const found = [];
   for (const c of view.cils) {
     const accuracy = accuracyOf(view, c);
-    const megabytes = keptBy(group, group.cils[c].name);
+    const { name: cil, kept: megabytes } = group.cils[c]; // after the last step
     for (const d of view.detectors) {
-      const line = { c, d, cil: group.cils[c].name, detector: group.detectors[d].name, accuracy, megabytes };
+      const line = { c, d, cil, detector: group.detectors[d].name, accuracy, megabytes };
       line.key = JSON.stringify([line.cil, line.detector]);
       for (const metric of view.columns) line[`metric:${metric}`] = averageOf(view, metric, c, d);
       line.value = line[`metric:${view.metric}`];
@@ -23,13 +23,6 @@ function lines(view) {
   const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
   for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
   return sorted(found.filter(({ c, d }) => view.found(c, d)), view);
-}
-// MB of the model and its exemplars after the last step; all seeds of a method keep as much.
-function keptBy(group, cil) {
-  const whole = data.runs.filter((run) => run.trained === run.steps);
-  const own = whole.filter((run) => run.cil === cil && run.benchmark === group.benchmark && run.k === group.k);
-  const of = own.map(kept).find(Boolean);
-  return of ? (of.model + of.memory) / 1e6 : null;
 }
 function sorted(found, view) {
   const all = columns(view);
@@ -64,7 +57,7 @@ const columns = (view) => [
     of: (line) => line.accuracy.mean,
     show: (line) => cell(line.accuracy, false), saved: (line) => line.accuracy,
   },
-  ...(view.cils.some((c) => keptBy(view.group, view.group.cils[c].name) !== null) ? [keeps] : []),
+  ...(view.cils.some((c) => view.group.cils[c].kept !== null) ? [keeps] : []),
 ];
 const keeps = {
   key: "kept", text: "MB↓", up: true,

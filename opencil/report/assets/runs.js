@@ -23,9 +23,8 @@ function duration(seconds) {
   if (seconds < 90) return `${seconds.toFixed(0)} s`;
   return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
-// What is kept after the latest step that noted it: nothing is shown of runs that did not.
-const kept = (run) => (run.bytes ?? []).filter((of) => "model" in of).at(-1);
-const megabytes = (of) => (of ? `${(of.model / 1e6).toFixed(2)} + ${(of.memory / 1e6).toFixed(2)} MB` : "–");
+// What is kept after the latest step that has rows of it.
+const megabytes = ({ kept }) => (kept ? `${kept.map((of) => of.toFixed(2)).join(" + ")} MB` : "–");
 const total = (of) => data.runs.reduce((sum, run) => sum + of(run), 0);
 
 const FEW = 6; // detectors that are named of those a run still lacks
@@ -62,7 +61,7 @@ function showRuns() {
       el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
       el("td", { class: "free" }, lacks(run, left) || "–"),
       el("td", { class: "number", title: spent || null }, seconds ? duration(seconds) : "–"),
-      el("td", { class: "number" }, megabytes(kept(run))),
+      el("td", { class: "number" }, megabytes(run)),
       el("td", {}, String(run.environment.device ?? "–")),
     );
   });

@@ -347,35 +347,40 @@ def test_the_time_of_a_run_is_that_of_all_its_work(
     assert browser.evaluate(f"{cell}.title") == "training 60 s, tuning 7 s"
 
 
-def test_what_a_run_keeps_is_shown(show: Callable[..., Any], rows: pd.DataFrame, record: Record) -> None:
-    kept = [{}, {"model": 1_900_000, "memory": 6_144_000}]
-    browser = show(rows, [record(bytes=kept), record(seed=1)])
+def test_what_a_run_keeps_is_shown(
+    show: Callable[..., Any], rows: pd.DataFrame, record: Record, keeping: Rows
+) -> None:
+    kept = keeping((1_800_000, 6_144_000), (1_900_000, 6_144_000))
+    browser = show(pd.concat([rows, kept]), [record(), record(seed=1)])
     at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Model + memory')"
     cells = f"[...document.querySelectorAll('#progress tbody tr')].map(row => row.cells[{at}].innerText)"
     assert browser.evaluate(cells) == ["1.90 + 6.14 MB", "–"]
 
 
 def test_the_leaderboard_has_what_a_method_keeps(
-    show: Callable[..., Any], made_up: Rows, record: Record
+    show: Callable[..., Any], made_up: Rows, record: Record, keeping: Rows
 ) -> None:
     """After the last step, model and exemplars: what grows by a backbone a step must not look free."""
     models = ("der", "icarl", "wa")
     rows = pd.concat([made_up(cil=cil, seeds=(0,), entropy=i) for i, cil in enumerate(models)])
-    other_k = [record(cil="icarl", k=4, bytes=[{"model": 1, "memory": 1}])]
-    runs = [record(cil="der", bytes=[{"model": 1e6 * t, "memory": 6_100_000} for t in range(1, 5)])]
-    runs += [record(cil="icarl", bytes=[{"model": 1_900_000, "memory": 6_100_000}]), record(cil="wa")]
+    more = [keeping(*[(1, 1)] * 4, k=4), keeping(*[(1e6 * t, 6_100_000) for t in range(1, 5)], cil="der")]
+    more += [keeping(*[(1_900_000, 6_100_000)] * 4)]
+    runs = [record(cil=cil) for cil in models]
     heads = "[...document.querySelectorAll('#board thead th')].map(h => h.innerText.trim())"
-    browser = show(rows, [*other_k, *runs])
+    browser = show(pd.concat([rows, *more]), [record(cil="icarl", k=4), *runs])
     assert browser.evaluate(heads)[-1] == "MB↓"
     assert {(line[1], line[-1]) for line in browser.board()} == {
         ("der", "10.1"), ("icarl", "8.0"), ("wa", "–"),
     }  # fmt: skip
     browser.evaluate("document.querySelector('th[data-key=kept] button').click()")
     assert [line[1] for line in browser.board()] == ["icarl"] * 2 + ["der"] * 2 + ["wa"] * 2
-    browser = show(rows, [record(cil=cil) for cil in models])
+    offered = "[...document.querySelectorAll('option')].map(o => `${o.value} ${o.innerText}`.toLowerCase())"
+    assert any("auc" in option for option in browser.evaluate(offered))
+    assert not any("bytes" in option for option in browser.evaluate(offered))
+    browser = show(rows, runs)
     assert "MB↓" not in browser.evaluate(heads), "runs that noted nothing have no such column"
-    half = record(cil="der", trained=2, bytes=[{"model": 1, "memory": 1}] * 2)
-    browser = show(rows, [half, *(record(cil=cil) for cil in models[1:])])
+    half = keeping((1, 1), (1, 1), cil="der")
+    browser = show(pd.concat([rows, half]), [record(cil="der", trained=2), *runs[1:]])
     assert "MB↓" not in browser.evaluate(heads), "nor those that are not trained to the end"
 
 
