@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil.cil.learner import Task
 from opencil.data.images import Images
@@ -185,10 +185,15 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
 
 
 def bytes_kept(model: Model, memory: Memory, images: Images) -> list[Measurement]:
-    """What a method keeps after a step: its model's tensors, and the exemplars' pixels, three bytes each."""
-    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in model.state_dict().values()}
-    counts = sum(tensors.values()), len(memory.indices) * 3 * images.side**2
-    return [Measurement("", kept.name, count) for kept, count in zip(KEPT, counts, strict=True)]
+    """What a method keeps after a step: its model's tensors, and the exemplars' pixels, three bytes each.
+
+    Of a model from elsewhere the tensors that it has, though a run stores none; of a function none are known.
+    """
+    tensors = [t for t in nn.Module.state_dict(model).values() if isinstance(t, Tensor)]
+    of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+    counts = of_model if tensors else None, len(memory.indices) * 3 * images.side**2
+    named = zip(KEPT, counts, strict=True)
+    return [Measurement("", kept.name, count) for kept, count in named if count is not None]
 
 
 def _remembered_and_measured(

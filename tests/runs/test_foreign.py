@@ -388,6 +388,9 @@ def test_functions_serve_detectors_that_read_logits(evaluate: Evaluate) -> None:
     found = evaluate(model, detector=["msp", "energy"], memory="none")
     assert set(found.rows["detector"]) == {"", "msp", "energy"}
     assert set(found.rows["step"]) == {1, 2, 3, 4}
+    of_model = set(found.rows.query("detector == ''")["metric"])
+    assert "memory_bytes" in of_model
+    assert "model_bytes" not in of_model, "what a function is made of is not known"
     assert values(evaluate(model, detector=["msp", "energy"], memory="none").rows) == values(found.rows)
     with pytest.raises(BadInput, match="step 1 is another"):
         evaluate(lambda step: lambda images: images.flatten(1)[:, : step.seen], detector="msp", memory="none")
