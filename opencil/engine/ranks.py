@@ -5,6 +5,7 @@ they wait for work that it hands out, and do that work ``together`` with it, eac
 there tells the others, so that an error of one is one of all; where a rank is lost the command ends.
 """
 
+import ctypes
 import hashlib
 import os
 import secrets
@@ -161,6 +162,7 @@ class Ranks:
         except LostRank:
             with suppress(Exception):
                 _store().set(_LAST_WORDS, f"rank {self.rank}: {why}")
+            _never_freed(self._host)
             raise LostRank(f"rank {self.rank} has failed, and cannot go on: {why}") from error
 
     def _meet(self, place: int, code: int = 0, why: str = "", patience: timedelta | None = None) -> None:
@@ -266,6 +268,11 @@ def _begin(rank: int, size: int, seconds: float) -> None:
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
+
+
+def _never_freed(group: Any) -> None:
+    """Let the process end while something is under way in a group of Gloo's: who frees one waits for that."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -3,6 +3,9 @@
 import copy
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -141,6 +144,44 @@ def test_a_lost_rank_ends_the_command_and_the_next_goes_on(
     assert 0 < len(rest) < len(one) / 3  # the last epoch of step 2
     assert rest == pytest.approx(one[-len(rest) :], rel=1e-6)
     assert same(rows(tmp_path / "two"), rows(tmp_path / "one"))
+
+
+def test_a_rank_that_has_failed_ends_its_process(tmp_path: Path) -> None:
+    """As Python ends one, which frees what it has: the meeting that nobody comes to is not waited for."""
+    plugin = tmp_path / "fails.py"
+    plugin.write_text(
+        """
+from opencil.engine import ranks
+ranks._GRACE = 0.5
+def sum_(self, tensor, usual=ranks.Ranks.sum_):
+    if self.rank == 1:
+        raise RuntimeError("a bug of one rank")
+    return usual(self, tensor)
+ranks.Ranks.sum_ = sum_
+"""
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    asked = ["run", "--plugin", plugin, "--benchmark", "digits", "--cil", "icarl", "--detector", "msp"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "opencil", *asked, "--device", "cpu", "--runs", tmp_path / "runs"],
+            env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        lead, failed = (process.communicate(timeout=60)[1] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    assert "rank 1 has failed, and cannot go on: RuntimeError: a bug of one rank" in failed
+    assert "(rank 1: RuntimeError: a bug of one rank)" in lead
+    assert [process.wait() for process in processes] == [1, 1]
 
 
 def test_the_command_shows_one_run_and_goes_on_after_one_that_fails(
