@@ -38,6 +38,7 @@ class Interrupts:
     seen: signal.Signals | None = None
     _ours: Callable[[], None] = staticmethod(lambda: None)  #: handles them inside the block
     _taken_back = 0.0
+    _leaving = False  #: what has happened is being told
 
     def take_back(self) -> None:
         """Handle them again where a library does so in our place; at most once a second.
@@ -51,7 +52,7 @@ class Interrupts:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Notice them inside the block."""
-        self.seen = None  # of an earlier command in this process
+        self.seen, self._leaving = None, False  # of an earlier command in this process
         queues = getattr(signal, "SIGUSR1", signal.SIGTERM)
         numbers = {signal.SIGINT, signal.SIGTERM, queues}
         usual = {number: signal.getsignal(number) for number in numbers}
@@ -67,7 +68,8 @@ class Interrupts:
 
         def note(number: int, _: FrameType | None) -> None:
             first, self.seen = self.seen is None, self.seen or signal.Signals(number)
-            if first or number == signal.SIGINT:  # a queue may send several, and we are about to leave
+            # A queue may send several, and torchrun one where another rank is lost: we are about to leave.
+            if not self._leaving and (first or number == signal.SIGINT):
                 raise KeyboardInterrupt
 
         def handle() -> None:
@@ -82,6 +84,11 @@ class Interrupts:
             self._ours = before
             for number in ours:
                 signal.signal(number, usual[number])
+
+    def leave(self) -> bool:
+        """From here on they interrupt nothing; whether one has come before."""
+        self._leaving = True
+        return self.seen is not None
 
     @property
     def sentence(self) -> str:
@@ -118,21 +125,21 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def call(*args: Any, **flags: Any) -> None:
-        try:
-            with interrupts.watched():
+        with interrupts.watched():
+            try:
                 for plugin in () if takes_itself else flags.pop("plugin", None) or ():
                     from opencil.plugins import load_plugin  # torch: not for --help
 
                     load_plugin(plugin)
                 command(*args, **flags)
-        except (KeyboardInterrupt, Exception) as error:
-            if isinstance(error, KeyboardInterrupt) or interrupts.seen:
-                say(interrupts.sentence)
-                raise typer.Exit(interrupts.exit_code) from None
-            if not isinstance(error, (OpenCILError, OSError)):
-                raise
-            tell(error)
-            raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
+            except (KeyboardInterrupt, Exception) as error:
+                if interrupts.leave() or isinstance(error, KeyboardInterrupt):
+                    say(interrupts.sentence)
+                    raise typer.Exit(interrupts.exit_code) from None
+                if not isinstance(error, (OpenCILError, OSError)):
+                    raise
+                tell(error)
+                raise typer.Exit(error.exit_code if isinstance(error, OpenCILError) else 1) from None
 
     if not takes_itself:
         plugin = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins)

@@ -85,6 +85,7 @@ class Ranks:
             # Each has connections of its own: a rank may leave one in the middle of another.
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
             self._work = dist.new_group(backend="gloo", timeout=_FOREVER)
+            self._given = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
             backend = self._backend()
             #: The connections by which tensors go.
             self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=seconds))
@@ -201,15 +202,27 @@ class Ranks:
             self.working = False
 
     def hand_out(self, work: object) -> None:
-        """Give the followers something to do, as rank 0; None: there is nothing more."""
+        """Give the followers something to do, as rank 0; None: there is nothing more.
+
+        They wait for a word as long as it takes; that they take it, and what follows, is waited for in vain
+        no longer than for anything else.
+        """
         with self.reachable():
-            dist.broadcast_object_list([work], src=0, group=self._work)
+            word = dist.broadcast(torch.zeros(1), src=0, group=self._work, async_op=True)
+            assert word is not None
+            try:
+                word.wait(timedelta(seconds=self._seconds))
+            except RuntimeError:
+                _never_freed(self._work)
+                raise
+            dist.broadcast_object_list([work], src=0, group=self._given)
 
     def next_work(self) -> Any:
         """What rank 0 hands out next."""
         found: list[Any] = [None]
         with self.reachable():
-            dist.broadcast_object_list(found, src=0, group=self._work)
+            dist.broadcast(torch.zeros(1), src=0, group=self._work)
+            dist.broadcast_object_list(found, src=0, group=self._given)
         return found[0]
 
     def _backend(self) -> str:

@@ -15,6 +15,11 @@ from typing import Any
 from opencil.config import PlaceConfig
 from opencil.errors import BadInput
 
+#: Seconds that whoever listens at an address has to answer.
+_PATIENCE = 10.0
+#: An empty frame of HTTP/2's kind 4, by which both sides begin.
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
 
 def connected(place: PlaceConfig) -> Any:
     """The module ``ray``, connected: as this process already is, or to the cluster of ``place.address``.
@@ -36,13 +41,21 @@ def connected(place: PlaceConfig) -> Any:
             address = place.address or os.environ.get("RAY_ADDRESS", "")
             try:
                 if named := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address):
-                    # Where nobody listens Ray would go on trying for minutes.
-                    socket.create_connection((named[1].strip("[]"), int(named[2])), timeout=10).close()
+                    _knock(named[1].strip("[]"), int(named[2]))
                 # What workers print they pass on themselves: Ray would have it among a command's results.
                 ray.init(address=place.address or None, logging_level=logging.WARNING, log_to_driver=False)
             except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise BadInput(_unreachable(address, place, error)) from None
     return ray
+
+
+def _knock(host: str, port: int) -> None:
+    """Raise where nobody listens, or nobody who speaks gRPC as Ray does: Ray would try for minutes."""
+    with socket.create_connection((host, port), timeout=_PATIENCE) as line:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+            if line.recv(len(_SETTINGS))[3:4] != _SETTINGS[3:4]:
+                raise ConnectionError("what listens there is not Ray")
 
 
 def _unreachable(address: str, place: PlaceConfig, error: Exception) -> str:

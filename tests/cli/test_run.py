@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
+from opencil.cli import app, guard
 from opencil.cli.guard import interrupts
 from opencil.cli.progress import progress
 from opencil.config import Config
@@ -286,6 +286,23 @@ def test_a_queues_signal_counts_where_a_library_has_taken_it(
         patched.setattr("opencil.runs.runner.execute", execute)
         stopped = call("run", *SHORT, "--runs", "r")
     assert stopped.exit_code == 75, stopped.output
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_that_comes_while_an_error_is_told_does_not_silence_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun sends one to all others when a rank is lost, which these are just about to tell."""
+
+    def tell(error: object) -> None:
+        os.kill(os.getpid(), getattr(signal, name))
+        usual(error)
+
+    usual = guard.tell
+    monkeypatch.setattr(guard, "tell", tell)
+    failed = call("report", str(tmp_path / "not there"))
+    assert (failed.exit_code, failed.stderr.startswith("error: ")) == (2, True)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

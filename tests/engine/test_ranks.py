@@ -423,6 +423,22 @@ def test_a_silent_rank_is_waited_for_no_longer_than_is_said(on_ranks: OnRanks) -
     assert "silent for 0.5 s" in on_ranks(call, answers=1)[0]
 
 
+def test_a_follower_that_takes_nothing_is_waited_for_no_longer_than_is_said(on_ranks: OnRanks) -> None:
+    """It is halted, with its connections open."""
+
+    def call() -> str:
+        ranks = here(seconds=2)
+        ranks.meet("begin")
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)
+        with pytest.raises(LostRank) as caught:
+            ranks.hand_out("work")
+        return str(caught.value)
+
+    assert "silent for 2 s" in (on_ranks(call, answers=1)[0] or "no answer")
+
+
 def test_last_words_reach_those_who_wait(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 fails where rank 0 waits for its part of a sum: no meeting comes."""
     monkeypatch.setattr(module, "_GRACE", 0.5)

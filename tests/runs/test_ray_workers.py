@@ -2,8 +2,11 @@
 
 import json
 import re
+import socket
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +201,37 @@ def test_an_address_where_nobody_listens_is_refused_at_once(
         BadInput, match="there is no Ray cluster to be reached at " + re.escape(repr(address))
     ):
         ray_places(PlaceConfig(launcher="ray", address=None if by_variable else address))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "what listens there is not Ray"), (None, "timed out")],
+    ids=["another", "silent"],
+)
+def test_an_address_where_another_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
+) -> None:
+    monkeypatch.setattr("opencil.runs.ray_cluster._PATIENCE", 1.0)
+    never = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
+    )
+    monkeypatch.setitem(sys.modules, "ray", never)  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            line, _ = server.accept()
+            with line, suppress(ConnectionError):
+                line.recv(100)
+                if answer:
+                    line.sendall(answer)
+                line.recv(100)  # until the other side has left
+
+        listening = threading.Thread(target=serve)
+        listening.start()
+        with pytest.raises(BadInput, match=re.escape(f"{address!r}, which place.address says ({why})")):
+            ray_places(PlaceConfig(launcher="ray", address=address))
+        listening.join()
 
 
 def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
