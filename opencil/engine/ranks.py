@@ -83,12 +83,13 @@ class Ranks:
             if not dist.is_initialized():
                 _begin(rank, size, seconds)
             # Each has connections of its own: a rank may leave one in the middle of another.
-            self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-            self._work = dist.new_group(backend="gloo", timeout=_FOREVER)
-            self._given = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+            limit = timedelta(seconds=seconds)
+            self._host = dist.new_group(backend="gloo", timeout=limit)
+            # Followers wait for work as long as it takes; that they take it is not waited for in vain.
+            self._work = dist.new_group(backend="gloo", timeout=limit if self.leads else _FOREVER)
             backend = self._backend()
             #: The connections by which tensors go.
-            self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=seconds))
+            self.group = dist.new_group(backend=backend, timeout=limit)
         #: Whether a CUDA graph can hold what the ranks send each other.
         self.capturable = backend == "nccl"
 
@@ -202,27 +203,15 @@ class Ranks:
             self.working = False
 
     def hand_out(self, work: object) -> None:
-        """Give the followers something to do, as rank 0; None: there is nothing more.
-
-        They wait for a word as long as it takes; that they take it, and what follows, is waited for in vain
-        no longer than for anything else.
-        """
+        """Give the followers something to do, as rank 0; None: there is nothing more."""
         with self.reachable():
-            word = dist.broadcast(torch.zeros(1), src=0, group=self._work, async_op=True)
-            assert word is not None
-            try:
-                word.wait(timedelta(seconds=self._seconds))
-            except RuntimeError:
-                _never_freed(self._work)
-                raise
-            dist.broadcast_object_list([work], src=0, group=self._given)
+            dist.broadcast_object_list([work], src=0, group=self._work)
 
     def next_work(self) -> Any:
         """What rank 0 hands out next."""
         found: list[Any] = [None]
         with self.reachable():
-            dist.broadcast(torch.zeros(1), src=0, group=self._work)
-            dist.broadcast_object_list(found, src=0, group=self._given)
+            dist.broadcast_object_list(found, src=0, group=self._work)
         return found[0]
 
     def _backend(self) -> str:
