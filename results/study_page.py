@@ -240,9 +240,7 @@ def named_table(k: int = 10) -> str:
         of_seeds = means[name].unstack("cil")[list(CIL)].dropna()
         gain = of_seeds - means[method(name)].unstack("cil").loc[of_seeds.index, list(CIL)]
         shown = [f"{spread(of_seeds[cil], 1)} ({gain[cil].mean():+.1f})" for cil in CIL]
-        lines.append(
-            [f"`{name}`", *shown, f"{of_seeds.mean(axis=1).mean():.1f} ({gain.mean(axis=1).mean():+.1f})"]
-        )
+        lines.append([f"`{name}`", *shown, f"{of_seeds.stack().mean():.1f} ({gain.stack().mean():+.1f})"])
     return table(["", *CIL.values(), "mean"], lines)
 
 

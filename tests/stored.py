@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from opencil.evaluation.metric import KEPT
+from opencil.evaluation.metric import KEPT, shares
 from opencil.runs import file_formats
 from opencil.runs.store import StepFolder
 from opencil.study.rows import Table, measured_metrics, noted, read_tables, write_rows
@@ -38,19 +38,13 @@ def differences(found: dict[str, object], expected: dict[str, object], kept: boo
     return sorted(name for name in names if found.get(name, ...) != expected.get(name, ...))
 
 
-def as_before(run: Path, *, bytes_noted: bool) -> None:
-    """Make a run's steps what they were when bytes stood in step.json, or, earlier still, nowhere."""
-    names = [kept.name for kept in KEPT]
+def without_bytes(run: Path) -> None:
+    """Make a run's steps what they were when they did not say how much they keep."""
     for step in (StepFolder(path.parent) for path in run.glob("step*/step.json")):
-        table, info = Table(step.model_rows), step.info()
+        table = Table(step.model_rows)
         rows = read_tables([table], file_formats.damaged)
         metrics = measured_metrics(table, file_formats.damaged)
-        values = rows.set_index("metric")["value"]
-        rows = rows[~rows["metric"].isin(names)]
-        write_rows(table.path, noted(rows, metrics - set(names), info["weights_sha256"]))
-        if bytes_noted:
-            info["bytes"] = {name.removesuffix("_bytes"): int(values[name]) for name in names}
-        step.save_info(info)
+        write_rows(table.path, noted(shares(rows), metrics - set(KEPT), step.info()["weights_sha256"]))
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -34,7 +34,6 @@ class Metric:
     ``definition`` is a sentence without its subject: "area under the ROC curve." ``short`` is what heads a
     narrow column, ``standard`` says that it is measured without being asked for. Metrics that are not
     registered here, of a plugin that is not installed or of a method's own predictions, have no function.
-    Values are shares, which reports show in percent, unless they are ``in_bytes``.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Metric:
     short: str = ""
     standard: bool = False
     function: Callable[..., Value] | None = field(default=None, repr=False)
-    in_bytes: bool = False
 
     @property
     def column(self) -> str:
@@ -89,11 +87,9 @@ class Metric:
         return self.function(**values)
 
 
-#: What a method keeps after a step: every step has rows of both, which nobody asks for, in this order.
-KEPT = (
-    Metric("model_bytes", "Model bytes", "of its tensors.", lower_is_better=True, in_bytes=True),
-    Metric("memory_bytes", "Memory bytes", "of exemplars' pixels.", lower_is_better=True, in_bytes=True),
-)
+#: What a method keeps, of its model's tensors and of exemplars' pixels: every step has rows of both, whose
+#: values are no shares, and which nobody asks for.
+KEPT = ("model_bytes", "memory_bytes")
 _records: dict[str, Metric] = {}
 
 
@@ -119,7 +115,7 @@ def register_metric(
                     f"metric {name!r} reads {parameter!r}, which is unknown: allowed are "
                     f"{', '.join(READABLE)}{nearest(parameter, READABLE)}"
                 )
-        if any(name == kept.name for kept in KEPT):
+        if name in KEPT:
             raise BadInput(f"metric {name!r} is taken: rows have what a method keeps under it")
         METRICS.register(name)(function)
         _records[name] = Metric(name, label, definition, lower_is_better, short, standard, function)
@@ -156,7 +152,7 @@ def metric_of(name: str) -> Metric:
     ``accuracy_NAME`` is the accuracy of a method's other predictions; of anything else only the name is
     known, and that more of it is better.
     """
-    if (known := (metrics() | {kept.name: kept for kept in KEPT}).get(name)) is not None:
+    if (known := metrics().get(name)) is not None:
         return known
     if name.startswith("accuracy_"):
         what = name.removeprefix("accuracy_").replace("_", " ")
@@ -168,5 +164,4 @@ def metric_of(name: str) -> Metric:
 
 def shares(rows: "pd.DataFrame") -> "pd.DataFrame":
     """The rows whose values are shares: all but those of bytes, which no average in percent may take in."""
-    counts = [name for name in rows["metric"].unique() if metric_of(name).in_bytes]
-    return rows[~rows["metric"].isin(counts)] if counts else rows
+    return rows[~rows["metric"].isin(KEPT)]

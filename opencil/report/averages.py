@@ -59,9 +59,10 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
 
 def megabytes(rows: pd.DataFrame) -> pd.DataFrame:
     """What runs keep after each step, in columns ``model`` and ``memory``; only of steps that have both."""
-    names = [kept.name for kept in KEPT]
-    table = rows[rows["metric"].isin(names)].pivot_table("value", [*RUN, "step"], "metric")
-    return (table.reindex(columns=names).dropna() / 1e6).set_axis(["model", "memory"], axis=1).reset_index()
+    table = rows[rows["metric"].isin(KEPT)].pivot_table("value", [*RUN, "step"], "metric")
+    return (
+        (table.reindex(columns=list(KEPT)).dropna() / 1e6).set_axis(["model", "memory"], axis=1).reset_index()
+    )
 
 
 def continual(rows: pd.DataFrame) -> pd.DataFrame:

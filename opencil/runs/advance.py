@@ -193,7 +193,7 @@ def bytes_kept(model: Model, memory: Memory, images: Images) -> list[Measurement
     of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
     counts = of_model if tensors else None, len(memory.indices) * 3 * images.side**2
     named = zip(KEPT, counts, strict=True)
-    return [Measurement("", kept.name, count) for kept, count in named if count is not None]
+    return [Measurement("", name, count) for name, count in named if count is not None]
 
 
 def _remembered_and_measured(

@@ -15,9 +15,9 @@ from opencil.registry import DATASETS
 from opencil.runs import file_formats
 from opencil.runs.failures import in_words
 from opencil.runs.plan import in_todays_terms
-from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below, noted_bytes
+from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below
 from opencil.study.records import IDENTITY, Identity, Made, RunRecord, one_line, setting_of, trouble
-from opencil.study.rows import Table, plain_k, read_tables, with_kept
+from opencil.study.rows import Table, plain_k, read_tables
 from opencil.study.study import (
     ROWS,
     RUNS,
@@ -167,7 +167,7 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         record["left_out"] = left_out.why
     if problem := trouble(record):
         raise unusable(folder.path, problem)
-    return record, showable_rows(with_kept(rows, noted_bytes(run, steps)), folder.path)
+    return record, showable_rows(rows, folder.path)
 
 
 class _Lost:

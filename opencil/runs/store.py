@@ -45,7 +45,7 @@ from opencil.runs.plan import RunSpec, defaults, in_todays_terms
 from opencil.runs.weights import Stock, read_weights, write_weights
 from opencil.seals import BLANK, Damaged, read_sealed, write_json, write_sealed
 from opencil.study.records import IDENTITY, USABLE, Identity, name_of
-from opencil.study.rows import Table, measured_metrics, read_tables, with_kept, write_rows
+from opencil.study.rows import Table, measured_metrics, read_tables, write_rows
 from opencil.validation import flat
 
 #: Values that say where a file lies; its checksum, beside them, says what it is.
@@ -76,8 +76,6 @@ class StepFolder:
             raise file_formats.damaged(path, "it does not say how many steps there are")
         if info.get("step", self.number) != self.number:
             raise file_formats.damaged(path, f"it is of step {info['step']}")
-        if not USABLE["bytes"]([info.get("bytes", {})]):
-            raise file_formats.damaged(path, "its bytes are no whole numbers")
         if run and info.get("run", name_of(*run)) != name_of(*run):  # it was not noted once
             raise file_formats.damaged(path, f"it is of run {info['run']}")
         if config and isinstance(noted := info.get("config"), dict):  # steps of earlier versions have none
@@ -518,14 +516,12 @@ class RunFolder:
         """The rows of all steps that are trained; a file of other rows than those of its place is refused."""
         config = self.stored()
         run = self.identity(config) if config else None
-        steps = {step: step.info(run, config) for step in self.trained()}
-        tables = [table for step, info in steps.items() for table in step.placed(step.tables(), run, info)]
-        return with_kept(read_tables(tables, file_formats.damaged), noted_bytes(run, steps) if run else {})
-
-
-def noted_bytes(run: Identity, steps: Mapping[StepFolder, dict[str, Any]]) -> dict[tuple[Any, ...], Any]:
-    """What steps of before have noted in step.json, by run and step: it stands in rows now."""
-    return {(*run, step.number): info.get("bytes", {}) for step, info in steps.items()}
+        tables = [
+            table
+            for step in self.trained()
+            for table in step.placed(step.tables(), run, step.info(run, config))
+        ]
+        return read_tables(tables, file_formats.damaged)
 
 
 def trained_under(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,6 @@ USABLE: dict[str, Callable[[Any], bool]] = {
     "steps": lambda value: value is None or _whole(value, 1),
     "trained": _whole,
     "seconds": lambda value: _list(value, lambda of_step: _mapping(of_step, _number)),
-    "bytes": lambda value: value is ... or _list(value, lambda of_step: _mapping(of_step, _whole)),  # once
     "detectors": lambda value: _mapping(value, _whole),
     "config": lambda value: _mapping(value) and _mapping(value.get("detector", {}), _mapping),
     "environment": _environment,

@@ -75,20 +75,6 @@ def read_tables(tables: Iterable[Table], damaged: Trouble) -> pd.DataFrame:
     return rows.assign(k=rows["k"].map(labels))
 
 
-def with_kept(rows: pd.DataFrame, noted: Mapping[tuple[Any, ...], Mapping[str, int]]) -> pd.DataFrame:
-    """Rows with those of the bytes that were noted of steps, by run and step: once these stood elsewhere."""
-    if not any(noted.values()):
-        return rows
-    there: dict[Any, Any] = dict(rows[rows["detector"] == ""].groupby(COLUMNS[:5])["metric"].unique())
-    kept = [
-        (*step, "", "", "", 0, name, float(noted[step][part]))
-        for step, metrics in there.items()
-        for part, name in (("model", "model_bytes"), ("memory", "memory_bytes"))
-        if part in noted.get(step, ()) and name not in metrics
-    ]
-    return pd.concat([rows, pd.DataFrame(kept, columns=COLUMNS)], ignore_index=True) if kept else rows
-
-
 def measured_metrics(table: Table, damaged: Trouble) -> set[str]:
     """The metrics of a file's rows, and those that were measured and had no value."""
     rows, notes = _read_table(table, damaged)

@@ -14,7 +14,7 @@ import pandas as pd
 from opencil.errors import BadInput
 from opencil.seals import Damaged, read_json, read_sealed, write_json
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
-from opencil.study.rows import Table, read_tables, with_kept, write_rows
+from opencil.study.rows import Table, read_tables, write_rows
 
 _FORMAT = 1
 #: The two files of a published study.
@@ -104,8 +104,7 @@ def read_published(folder: Path) -> Study:
         raise unusable(
             path, f"the rows have a run {name_of(*min(strange, key=str))} that is not among its runs"
         )
-    noted = {(*identity(run), i): of for run in runs for i, of in enumerate(run.pop("bytes", ()), start=1)}
-    return Study(showable_rows(with_kept(rows, noted), folder / ROWS), runs, left_out)
+    return Study(showable_rows(rows, folder / ROWS), runs, left_out)
 
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:

@@ -190,15 +190,11 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     assert not stranger.standard
 
 
-def test_bytes_are_described_and_not_asked_for() -> None:
-    for name, what in (("model_bytes", "tensors"), ("memory_bytes", "pixels")):
-        metric = metric_of(name)
-        assert (metric.name, metric.lower_is_better, metric.in_bytes) == (name, True, True)
-        assert what in metric.sentence
+def test_bytes_are_no_metrics_that_one_asks_for() -> None:
+    for name in ("model_bytes", "memory_bytes"):
         assert name not in metrics()
         with pytest.raises(BadInput, match=f"metric '{name}' is unknown"):
             chosen_metrics([name])
-    assert not any(metric.in_bytes for metric in metrics().values())
 
 
 def test_shares_are_all_rows_but_those_of_bytes() -> None:

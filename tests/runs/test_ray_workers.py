@@ -27,6 +27,9 @@ from tests import forks
 
 Make = Callable[..., Config]
 SHORT = ["benchmark.classes_per_step=8", "cil.*.epochs=2"]
+TRIES: Any = SimpleNamespace(
+    is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
+)
 
 #: In a process of its own: what Ray leaves behind in one, its threads say, is no matter of other tests.
 ON_TWO_NODES = """
@@ -191,10 +194,7 @@ def test_a_cluster_that_does_not_answer_is_named(
 def test_an_address_where_nobody_listens_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, address: str, by_variable: bool
 ) -> None:
-    never = SimpleNamespace(
-        is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
-    )
-    monkeypatch.setitem(sys.modules, "ray", never)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", TRIES)
     if by_variable:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(
@@ -212,10 +212,7 @@ def test_an_address_where_another_listens_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
     monkeypatch.setattr("opencil.runs.ray_cluster._PATIENCE", 1.0)
-    never = SimpleNamespace(
-        is_initialized=lambda: False, init=lambda **_: pytest.fail("it tries for minutes")
-    )
-    monkeypatch.setitem(sys.modules, "ray", never)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", TRIES)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -19,10 +19,10 @@ from opencil.evaluation.metric import shares
 from opencil.report.tables import tables
 from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study
-from opencil.study.rows import COLUMNS, write_rows
+from opencil.study.rows import write_rows
 from opencil.study.study import Study, write_study
 from tests.siege.damage import unseal
-from tests.stored import as_before
+from tests.stored import without_bytes
 
 RUN = Path("digits/k2/icarl/seed0")
 
@@ -60,63 +60,12 @@ def kept(rows: pd.DataFrame, metric: str) -> list[float]:
     return rows[of_model & (rows["metric"] == metric)].sort_values("step")["value"].tolist()
 
 
-def in_order(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.sort_values(COLUMNS[:-1], ignore_index=True)
-
-
-def test_bytes_that_stood_in_step_json_are_rows(finished: Path) -> None:
-    expected = read_study(finished).rows
-    as_before(finished / RUN, bytes_noted=True)
-    stored = pd.concat(map(pd.read_parquet, finished.rglob("accuracy.parquet")))
-    assert "model_bytes" not in set(stored["metric"])
-    study = read_study(finished)
-    pd.testing.assert_frame_equal(in_order(study.rows), in_order(expected))
-    pd.testing.assert_frame_equal(study.rows, opencil.read_rows(finished))
-    assert "bytes" not in only(study)
-
-
-def test_bytes_that_stood_in_published_records_are_rows(finished: Path, tmp_path: Path) -> None:
-    study = read_study(finished)
-    noted = [
-        {"model": int(model), "memory": int(memory)}
-        for model, memory in zip(*(kept(study.rows, f"{m}_bytes") for m in ("model", "memory")), strict=True)
-    ]
-    records: Any = [{**only(study), "bytes": noted}]
-    for part, rows in (("old", shares(study.rows)), ("both", study.rows)):
-        write_study(Study(rows, records), tmp_path / part)
-        found = read_study(tmp_path / part)
-        pd.testing.assert_frame_equal(in_order(found.rows), in_order(study.rows))
-        assert found.runs == study.runs
-    noted[1:3] = [{}, {"model": 5, "heads": 6}]  # of a step nothing, or not all, and of what nobody knows
-    write_study(Study(shares(study.rows), records), tmp_path / "some")
-    some = read_study(tmp_path / "some").rows
-    assert kept(some, "model_bytes") == [noted[0]["model"], 5, noted[3]["model"]]
-    assert kept(some, "memory_bytes") == [noted[0]["memory"], noted[3]["memory"]]
-    assert len(some) == len(shares(study.rows)) + 5
-
-
-def test_bytes_of_a_step_without_rows_are_left_out(finished: Path) -> None:
-    as_before(finished / RUN, bytes_noted=True)
-    (finished / RUN / "step04/accuracy.parquet").unlink()
-    assert len(kept(read_study(finished).rows, "model_bytes")) == 3
-
-
 def test_a_run_that_did_not_note_bytes_has_none(finished: Path) -> None:
-    as_before(finished / RUN, bytes_noted=False)
+    without_bytes(finished / RUN)
     study = read_study(finished)
     pd.testing.assert_frame_equal(study.rows, shares(study.rows))
     accuracy = tables("summary", study)[0]
     assert not any("MB" in column.name for column in accuracy.columns)
-
-
-@pytest.mark.parametrize("wrong", [3, "x", {"model": "x"}, {"model": -1}, {"memory": None}])
-def test_bytes_that_are_no_numbers_are_damage(finished: Path, wrong: object) -> None:
-    changed(finished / RUN / "step02/step.json", lambda info: info.update(bytes=wrong))
-    with pytest.raises(OpenCILError, match=r"step02.step\.json .*its bytes are no whole numbers"):
-        opencil.read_rows(finished)
-    study = read_study(finished)
-    assert set(study.rows["step"]) == {1, 3, 4}
-    assert "its bytes are no whole numbers" in study.problems[0]
 
 
 def test_a_finished_run(finished: Path) -> None:
@@ -309,7 +258,6 @@ def test_runs_are_preferred_to_what_was_published_beside_them(finished: Path) ->
         (lambda c: c["runs"][0].update(seconds=[1]), "no usable 'seconds'"),
         (lambda c: c["runs"][0].update(seconds=[{"training": "x"}]), "no usable 'seconds'"),
         (lambda c: c["runs"][0].update(seconds=[{"training": float("nan")}]), "no usable 'seconds'"),
-        (lambda c: c["runs"][0].update(bytes=[{"model": "x"}]), "no usable 'bytes'"),
         (lambda c: c["runs"][0].update(detectors={"msp": "x"}), "no usable 'detectors'"),
         (lambda c: c["runs"][0].update(detectors={"msp": None}), "no usable 'detectors'"),
         (lambda c: c["runs"][0].update(config={"detector": ["msp"]}), "no usable 'config'"),
