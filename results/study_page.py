@@ -15,7 +15,7 @@ import pandas as pd
 
 from opencil.published import SURVEY_ACCURACY
 from opencil.report.compare import agreement
-from opencil.report.order import method
+from opencil.report.order import method, sort_cil
 from opencil.report.statistics import Ranking, rank_detectors, signed_rank
 from results.measured import (
     CIL,
@@ -296,25 +296,37 @@ def far_off() -> str:
     return table(["", "more than 3 points off", "why"], lines, texts=(0, 1, 2))
 
 
+def processes() -> pd.DataFrame:
+    """Each process that ran something of the study, with its CIL methods as a list in ``cil``."""
+    found = pd.read_csv(HERE / "study" / "calls.csv")
+    return found.assign(cil=found["cil"].str.split())
+
+
 def cost_table() -> str:
-    """Seconds and memory of each k and seed."""
-    calls = pd.read_csv(HERE / "study" / "calls.csv").groupby(["k", "seed"])["seconds"].sum().to_dict()
-    grids: dict[tuple[Any, int], list[Any]] = {}
+    """Seconds and memory of runs, those together that the same processes made."""
+    every = processes()
+    grids: dict[tuple[Any, int, tuple[int, ...]], list[Any]] = {}
     for run in study("study").runs:
-        grids.setdefault((run["k"], run["seed"]), []).append(run)
+        of = [
+            call.Index
+            for call in every.itertuples()
+            if (call.k, call.seed) == (run["k"], run["seed"]) and run["cil"] in call.cil
+        ]
+        grids.setdefault((run["k"], run["seed"], tuple(of)), []).append(run)
     lines = []
-    for (k, seed), runs in sorted(grids.items(), key=lambda grid: (KS.index(grid[0][0]), grid[0][1])):
+    for (k, seed, of), runs in sorted(grids.items(), key=lambda grid: (KS.index(grid[0][0]), *grid[0][1:])):
         stages = [
             f"{sum(step.get(stage, 0) for run in runs for step in run['seconds']):.0f}"
             for stage in ("training", "tuning", "evaluation")
         ]
         made = [made for run in runs for made in run.get("made", [])]
         days = sorted({m["first"][:10] for m in made} | {m["last"][:10] for m in made})
-        detectors = {len(run["detectors"]) for run in runs}
+        detectors = " or ".join(map(str, sorted({len(run["detectors"]) for run in runs})))
+        names = ", ".join(CIL.get(name, name) for name in sort_cil(run["cil"] for run in runs))
         lines.append(
             [
-                *(str(k), str(seed), f"{len(runs)} × {' or '.join(map(str, sorted(detectors)))}"),
-                f"{calls[k, seed]:,}" if (k, seed) in calls else "",
+                *(str(k), str(seed), f"{names} × {detectors}"),
+                " + ".join(f"{every['seconds'][call]:,}" for call in of),
                 *stages,
                 f"{max(run['environment']['peak_memory_mib'] for run in runs) / 1024:.1f}",
                 listed(sorted({f"{m['device'].removeprefix('NVIDIA ')}, {m['precision']}" for m in made})),
@@ -323,13 +335,13 @@ def cost_table() -> str:
             ]
         )
     head = ["k", "seed", "runs × detectors", "seconds", "training", "tuning", "evaluation", "GiB"]
-    return table([*head, "device", "day", "source"], lines, texts=(0, 1, 8, 9, 10))
+    return table([*head, "device", "day", "source"], lines, texts=(0, 1, 2, 8, 9, 10))
 
 
 def study_minutes() -> float:
-    """Of the first process, which ran four models and sixteen detectors at k = 10."""
-    calls = pd.read_csv(HERE / "study" / "calls.csv").query("k == 10 and seed == 0")
-    return float(calls["seconds"].iloc[0]) / 60
+    """Of the shortest process that ran the four models at k = 10: others ran more beside these."""
+    of = processes()
+    return float(of["seconds"][(of["k"] == 10) & of["cil"].map(lambda names: names == list(CIL))].min()) / 60
 
 
 def ours_and_papers_table() -> str:

@@ -14,7 +14,7 @@ from opencil import BadInput, Study, read_study
 from opencil.report.statistics import signed_rank
 from opencil.study.records import RunRecord
 from opencil.study.study import write_study
-from results import add_rows, learners_page, make_readme, measured, study_page
+from results import add_rows, learners_page, make_page, make_readme, measured, study_page
 
 ROOT = Path(__file__).parents[2]
 STUDY = read_study(ROOT / "results" / "study")
@@ -50,15 +50,14 @@ def whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """Every k with three seeds, the joint model and shifted sets, made of the rows of k = 10, seed 0."""
     rows = STUDY.rows
     kept = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["task"] == 0) & rows["metric"].isin(METRICS)
-    kept &= rows["cil"].isin(measured.CIL)
-    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0) and run["cil"] in measured.CIL]
-    one = Study(rows[kept], runs)
+    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0)]
+    one = make_page.of_all_seeds(Study(rows[kept], runs))
     draw = np.random.default_rng(0)
     for k, seed in product(study_page.KS, study_page.SEEDS):
         part = relabelled(one, k=k, seed=seed)
         moved = part.rows["value"] + draw.normal(0, 0.001, len(part.rows))
         add_rows.add(Study(part.rows.assign(value=moved), part.runs), tmp_path / "study")
-    joint = [run for run in runs if run["cil"] == "wa"]
+    joint = [run for run in one.runs if run["cil"] == "wa"]
     add_rows.add(relabelled(Study(one.rows[one.rows["cil"] == "wa"], joint), cil="joint"), tmp_path / "study")
     auc = one.rows[one.rows["metric"] == "auc"]
     shifted = [auc.assign(metric=metric) for metric in ("auc_full", "fpr_full")]
@@ -66,7 +65,7 @@ def whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     shifted.append(auc[auc["ood"] == "tin"].assign(metric="fpr_shifted", **of_shifted))
     accuracy = one.rows[(one.rows["metric"] == "accuracy") & (one.rows["detector"] == "")]
     shifted.append(accuracy.assign(metric="accuracy_shifted", value=0.25, **of_shifted))
-    add_rows.add(Study(pd.concat([one.rows, *shifted]), runs), tmp_path / "study")
+    add_rows.add(Study(pd.concat([one.rows, *shifted]), one.runs), tmp_path / "study")
     shutil.copy(ROOT / "results" / "study" / "calls.csv", tmp_path / "study")
     forget()
     monkeypatch.setattr(study_page, "HERE", tmp_path)
@@ -93,18 +92,30 @@ def test_the_page_follows_the_rows(whole_study: Path) -> None:
     assert "Best on it: NNGuide" in text, "it has the rows of WA"
 
 
+def test_costs_are_of_the_processes_that_made_a_run(whole_study: Path) -> None:
+    with (whole_study / "study" / "calls.csv").open("a", encoding="utf-8") as file:
+        file.write("10,0,joint,1200,the first half\n10,0,joint,34,the second\n")
+    lines = [line for line in study_page.cost_table().splitlines() if line.startswith("| 10 | 0 |")]
+    four, joint = ([cell.strip() for cell in line.split("|")[3:6]] for line in lines)
+    assert four[0].startswith("iCaRL, BiC, WA, FOSTER × ")
+    assert four[1] == f"{pd.read_csv(whole_study / 'study' / 'calls.csv')['seconds'][0]:,}"
+    assert joint[0].startswith("joint × ")
+    assert joint[1] == "1,200 + 34"
+    assert float(four[2]) > 3 * float(joint[2]) > 0, "of four trainings, and of one"
+
+
 def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not shown while one of the six lacks; then family by family, the best first, train+ in a column."""
-    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0)]
     rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["seed"] == 0) & (STUDY.rows["metric"] == "auc")]
+    rows = rows[rows["cil"].isin(measured.CIL) & rows["detector"].isin(measured.SIXTEEN)]
+    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 0) and run["cil"] in measured.CIL]
     less = {"knn": 0.03, "knn@stated": 0.05, "energy@mine": 0.06, "tpl": 0.02, "scale": 0.01}
     energy = rows[rows["detector"] == "energy"]
     rows = pd.concat(
         [rows, *(energy.assign(detector=name, value=energy["value"] - by) for name, by in less.items())]
     )
-    runs = [{**run, "detectors": {**run["detectors"], **dict.fromkeys(less, 10)}} for run in runs]
-    assert {run["cil"] for run in runs} >= set(measured.CIL)
-    runs = [run for run in runs if run["cil"] in measured.CIL]
+    runs = [{**run, "detectors": dict.fromkeys([*measured.SIXTEEN, *less], 10)} for run in runs]
+    assert {run["cil"] for run in runs} == set(measured.CIL)
     grown = [
         relabelled(Study(rows[rows["cil"] == "wa"], [run for run in runs if run["cil"] == "wa"]), cil=cil)
         for cil in ("der", "memo")
@@ -112,7 +123,7 @@ def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def shown(parts: list[Study]) -> list[str]:
         folder = tmp_path / f"{len(parts)} more" / "study"
-        for part in (Study(rows[rows["cil"].isin(measured.CIL)], runs), *parts):
+        for part in (Study(rows, runs), *parts):
             add_rows.add(part, folder)
         forget()
         monkeypatch.setattr(measured, "HERE", folder.parent)
