@@ -23,10 +23,9 @@ METRICS = ("auc", "auc_old", "auc_new", "ood_as_new", "fpr", "ap", "accuracy", "
 
 def forget() -> None:
     """Nothing of what was computed from other rows."""
-    for module in (learners_page, measured, study_page):
-        for thing in vars(module).values():
-            if hasattr(thing, "cache_clear"):
-                thing.cache_clear()
+    for thing in make_readme.NAMES.values():
+        if hasattr(thing, "cache_clear"):
+            thing.cache_clear()
 
 
 def relabelled(part: Study, **values: int | str) -> Study:
