@@ -120,17 +120,17 @@ def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.Monkey
         for cil in ("der", "memo")
     ]
 
-    def shown(parts: list[Study]) -> list[str]:
+    def shown(parts: list[Study]) -> tuple[list[str], str]:
         folder = tmp_path / f"{len(parts)} more" / "study"
         for part in (Study(rows, runs), *parts):
             add_rows.add(part, folder)
         forget()
         monkeypatch.setattr(measured, "HERE", folder.parent)
-        return learners_page.six_models().splitlines()
+        return learners_page.six_models().splitlines(), learners_page.six_models_in_words()
 
     try:
-        assert shown(grown[:1]) == ["Not run yet."]
-        head, _, *lines = shown(grown)
+        assert shown(grown[:1]) == (["Not run yet."], "")
+        (head, _, *lines), words = shown(grown)
     finally:
         monkeypatch.undo()
         forget()
@@ -153,6 +153,12 @@ def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.Monkey
     assert by_name["KNN"][6] == f"{mean - 3:.1f}"
     assert by_name["KNN"][-1] == f"{mean - 5:.1f}"
     assert by_name["SCALE"][-1] == by_name["BER"][-1] == "", "nothing to set up; '@stated' is not run"
+    first = max(measured.SIXTEEN.values(), key=lambda name: float(by_name[name][6]))
+    assert words.startswith(f"Best in the mean are {first} ({by_name[first][6]}), ")
+    assert f", of the paper's sixteen {first} ({by_name[first][6]}); on near sets " in words
+    assert words.endswith(
+        "set up on all training images too, 1 are better on the memory, by most KNN (+2.0)."
+    )
 
 
 def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
