@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import opencil
 from opencil.nets import fused
 from opencil.nets.resnet import resnet32
+from opencil.study.study import write_study
 from tests import forks
 
 SCRIPTS = Path(__file__).parents[2] / "experiments"
@@ -141,6 +142,21 @@ def test_average_precision(runs: Path, tmp_path: Path) -> None:
     assert found.loc[2, "energy"]["ours"].to_dict() == pytest.approx(expected.to_dict()), (
         "all of a few images"
     )
+
+
+def test_runs_that_are_made_again(runs: Path, tmp_path: Path) -> None:
+    published = opencil.read_study(runs)
+    wrong = published.rows["cil"].eq("bic_released") & published.rows["metric"].eq("accuracy")
+    other = published.rows["value"].where(~wrong, published.rows["value"] + 0.25)
+    write_study(opencil.Study(published.rows.assign(value=other), published.runs), tmp_path / "then")
+    run("again.py", str(tmp_path / "then"), "--again", str(runs), "--csv", str(tmp_path / "found.csv"))
+    found = pd.read_csv(tmp_path / "found.csv").set_index("cil")
+    assert found["rows"].sum() == len(published.rows)
+    assert found["detectors"].to_dict() == dict.fromkeys(found.index, 1)
+    assert (found["rows"] - found["same"]).to_dict() == dict.fromkeys(found.index, 0) | {
+        "bic_released": wrong.sum()
+    }
+    assert found["apart"].to_dict() == pytest.approx(dict.fromkeys(found.index, 0) | {"bic_released": 0.25})
 
 
 @pytest.mark.parametrize(
