@@ -17,6 +17,8 @@ def compared(then: opencil.Study, now: opencil.Study) -> pd.DataFrame:
     """A line for each CIL model that both have."""
     keys = [name for name in then.rows.columns if name != "value"]
     both = then.rows.merge(now.rows, on=keys)
+    if both.empty:
+        raise opencil.BadInput("they have no rows in common")
     apart = (both["value_x"] - both["value_y"]).abs()
     of_model = both.assign(same=both["value_x"] == both["value_y"], apart=apart).groupby("cil", sort=False)
     found = of_model.agg(rows=("same", "size"), same=("same", "sum"), apart=("apart", "max"))
@@ -46,8 +48,6 @@ def main() -> None:
         found = compared(opencil.read_study(*flags.then), opencil.read_study(*flags.again))
     except opencil.OpenCILError as error:
         parser.error(str(error))
-    if found.empty:
-        parser.error("they have no rows in common")
     print(found.to_string(index=False))
     if flags.csv:
         found.to_csv(flags.csv, index=False)

@@ -157,6 +157,10 @@ def test_runs_that_are_made_again(runs: Path, tmp_path: Path) -> None:
         "bic_released": wrong.sum()
     }
     assert found["apart"].to_dict() == pytest.approx(dict.fromkeys(found.index, 0) | {"bic_released": 0.25})
+    others = [{**run, "seed": 1} for run in published.runs]
+    write_study(opencil.Study(published.rows.assign(seed=1), others), tmp_path / "other")
+    with forks.script(SCRIPTS / "again.py", str(tmp_path / "other"), "--again", str(runs)) as started:
+        assert started.communicate()[1].endswith("error: they have no rows in common\n")
 
 
 @pytest.mark.parametrize(
