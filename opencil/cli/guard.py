@@ -93,7 +93,11 @@ class Interrupts:
     @property
     def sentence(self) -> str:
         """What has happened."""
+        from opencil.engine.ranks import started  # torch: not for --help
+
         what = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
+        if self.seen == signal.SIGTERM and started() > 1:
+            what += ", which torchrun sends when a rank is lost too"
         return f"{what}: what was finished is stored, and the same command goes on from there"
 
     @property

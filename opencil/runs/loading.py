@@ -43,7 +43,7 @@ def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
         return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
     place = with_share(place, count)
     if on_cpu:
-        return [replace(place, jobs=1, threads=place.threads or 1)] * count
+        return [replace(place, device=str(devices[0]), jobs=1, threads=place.threads or 1)] * count
     packed = replace(place, jobs=1, pack=max(place.pack, asked))
     return [replace(packed, device=str(device)) for device in devices]
 

@@ -510,3 +510,16 @@ def test_help_names_every_flag() -> None:
 def test_version() -> None:
     result = call("--version")
     assert (result.exit_code, result.stdout) == (0, f"opencil {opencil.__version__}\n")
+
+
+def test_a_rank_that_is_stopped_says_who_sends_that_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = guard.Interrupts()
+    stopped.seen = signal.SIGTERM
+    assert "torchrun" not in stopped.sentence
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    assert stopped.sentence.startswith(
+        "stopped by SIGTERM, which torchrun sends when a rank is lost too: what"
+    )
+    stopped.seen = signal.SIGUSR1
+    assert "torchrun" not in stopped.sentence

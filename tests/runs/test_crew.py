@@ -123,11 +123,24 @@ def test_a_run_that_ends_its_workers_is_given_up(runs: list[Assignment]) -> None
 
 def test_workers_that_never_begin_are_not_replaced_for_ever(runs: list[Assignment]) -> None:
     events, crew = go(runs, lambda *_: iter([Ended("it cannot import torch")]))
-    assert len(crew) == 2
+    assert len(crew) == 4, "each once more"
     assert [event.run for event in events] == [run.spec for run in runs]  # type: ignore[attr-defined]
     for event in events:
         assert isinstance(event, Failed)
         assert "there is no worker for it: it cannot import torch" in str(event.error)
+
+
+def test_a_worker_that_is_lost_before_it_asked_is_told_and_replaced(
+    runs: list[Assignment], caplog: pytest.LogCaptureFixture
+) -> None:
+    def react(worker: Made, spec: RunSpec | None) -> Iterator[Message]:
+        return iter([Ended("the worker on cuda:1 is gone")]) if worker.number == 1 else diligent(worker, spec)
+
+    events, crew = go(runs, react)
+    assert [type(event) for event in events] == [Finished] * 5
+    assert [worker.place.device for worker in crew] == ["cuda:0", "cuda:1", "cuda:1"]
+    assert crew[2].given, "it takes part"
+    assert caplog.messages == ["the worker on cuda:1 is gone, before it had a run"]
 
 
 def test_who_finds_no_room_is_not_waited_for_at_the_end(runs: list[Assignment]) -> None:
