@@ -105,10 +105,9 @@ def spread(runs: Iterable[Assignment], places: Iterable[PlaceConfig], hire: Hire
     crew: dict[Worker, dict[Path, Assignment]] = {}  # each with the runs that it has under way
     hired: set[Worker] = set()  # who has ever asked for a run
     try:
-        # As many may be lost before they asked and be replaced as there are; all of them in vain, it ends.
-        again = len(places := list(places))
         for place in places:
             crew[hire(place, inbox)] = {}
+        spare = len(crew)  # how many that never asked are replaced: others like them may follow
         # One that has not asked for a run yet, for want of room say, is not waited for when none is left.
         while crew and (queue or hired & crew.keys()):
             worker, message = inbox.get()
@@ -133,9 +132,9 @@ def spread(runs: Iterable[Assignment], places: Iterable[PlaceConfig], hire: Hire
                         else:
                             yield Failed(run.spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}"))
                     if reason and not lost:
-                        logging.getLogger("opencil").warning("%s, before it had a run", reason)
-                    if queue and reason and (worker in hired or again):
-                        again -= worker not in hired
+                        logging.getLogger("opencil").warning("%s, while it had no run", reason)
+                    if queue and reason and (worker in hired or spare):
+                        spare -= worker not in hired
                         crew[hire(worker.place, inbox)] = {}
                 case _:
                     if isinstance(message, (Finished, Failed)):
