@@ -132,7 +132,7 @@ def spread(runs: Iterable[Assignment], places: Iterable[PlaceConfig], hire: Hire
                         else:
                             yield Failed(run.spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}"))
                     if reason and not lost:
-                        logging.getLogger("opencil").warning("%s, while it had no run", reason)
+                        logging.getLogger("opencil").warning("%s (it had no run)", reason)
                     if queue and reason and (worker in hired or spare):
                         spare -= worker not in hired
                         crew[hire(worker.place, inbox)] = {}

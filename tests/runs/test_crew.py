@@ -140,7 +140,7 @@ def test_a_worker_that_is_lost_before_it_asked_is_told_and_replaced(
     assert [type(event) for event in events] == [Finished] * 5
     assert [worker.place.device for worker in crew] == ["cuda:0", "cuda:1", "cuda:1"]
     assert crew[2].given, "it takes part"
-    assert caplog.messages == ["the worker on cuda:1 is gone, while it had no run"]
+    assert caplog.messages == ["the worker on cuda:1 is gone (it had no run)"]
 
 
 def test_who_finds_no_room_is_not_waited_for_at_the_end(runs: list[Assignment]) -> None:
