@@ -27,7 +27,8 @@ class MORE(Tuner):
     """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
 
     equation: ClassVar[str] = (
-        r"L = \frac{1}{T} \sum_t \text{CE}(z^t, y^t) \text{ of new images and of memory} \\ "
+        r"L = \frac{1}{T} \sum_t \overline{\text{CE}(z^t, y^t)}_{y \in t} + "
+        r"\overline{\text{CE}(z^t, y^t)}_{y \notin t} \\ "
         r"z^t = \text{logits of the classes of task } t \text{ and of other}, \quad "
         r"y^t = y \text{ in task } t, \text{ else other} \\ "
         r"S(x) = \max_t \log \frac{1 - p^t_{\text{other}}}{p^t_{\text{other}}}"
@@ -36,8 +37,8 @@ class MORE(Tuner):
         "Adapted: the authors of MORE, and of ROW after it, train a backbone with masks for every task; here "
         "all tasks share the model's, and rows of classes begin as the model's own. They score by the "
         "largest probability of a class, `@class`, times a coefficient of Mahalanobis distances. They train "
-        "a task's head on as many images of the task as of others; here tasks share the batches, in which "
-        "few images are of an old one."
+        "a task's head on as many images of the task as of others; here tasks share the batches, and both "
+        "count alike."
     )
 
     scored: Literal["task", "class"] = "task"  #: by 1 − p of other, or by p of a class
@@ -50,16 +51,18 @@ class MORE(Tuner):
         return TaskHead(source.extra_head(), source.tasks)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """Mean over tasks of CE(z^t, y^t), the current images' plus the memory's."""
+        """Mean over tasks of CE(z^t, y^t), the mean over a task's images plus that over all others."""
         head = extra.head
         assert isinstance(head, TaskHead)
-        total = batch.current.features.new_zeros(())
-        for views in batch.parts:
-            z, other, known = head.by_task(views.features)
-            own = head.member[views.labels]
-            target = torch.where(own, z.gather(1, views.labels[:, None]), other)
-            total = total + (torch.logaddexp(known, other) - target).mean()
-        return total
+        features = torch.cat([views.features for views in batch.parts])
+        labels = torch.cat([views.labels for views in batch.parts])
+        z, other, known = head.by_task(features)
+        own = head.member[labels]
+        wrong = torch.logaddexp(known, other) - torch.where(own, z.gather(1, labels[:, None]), other)
+        ours, others = (
+            ((wrong * side).sum(dim=0) / side.sum(dim=0).clamp(min=1)).mean() for side in (own, ~own)
+        )
+        return ours + others
 
     def scores(self, outputs: Outputs) -> Tensor:
         """max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
