@@ -10,34 +10,14 @@ The public names, all here::
     results = opencil.run(benchmark="digits", cil="icarl", detector="all")
     print(results.table())
 
-Importing this costs torch and numpy; what needs more is imported when it is first used.
+Importing this costs next to nothing; torch, and what else a name needs, is imported when it is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from opencil._version import __version__
-from opencil.cil.learner import Learner, Task, distillation
-from opencil.creating import create_detector, create_learner
-from opencil.data.benchmark import OOD, BenchmarkData
-from opencil.data.images import Access, Dataset, Images, ImageSet
-from opencil.data.memory import Memory
-from opencil.data.stream import Step, Stream
-from opencil.data.streamed import StreamedImages
-from opencil.data.transforms import Transform
-from opencil.detectors.detector import Detector, LogitDetector, SetUpDetector
-from opencil.detectors.finetune.tuner import Tuner
-from opencil.engine.forward import Inputs, Outputs, forward
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
-from opencil.evaluation.evaluate import evaluate
-from opencil.evaluation.metric import Metric, register_metric
-from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
-from opencil.nets.adapter import AdaptedBackbone
-from opencil.nets.create import create_backbone
-from opencil.nets.model import Backbone, Model
-from opencil.nets.wrap import WrappedModel, wrap
 from opencil.plugins import load_plugin
 from opencil.registry import (
     BACKBONES,
@@ -53,8 +33,28 @@ from opencil.registry import (
 )
 
 if TYPE_CHECKING:
+    from opencil.cil.learner import Learner, Task, distillation
     from opencil.config import Config, list_benchmarks, resolve
+    from opencil.creating import create_detector, create_learner
+    from opencil.data.benchmark import OOD, BenchmarkData
+    from opencil.data.images import Access, Dataset, Images, ImageSet
+    from opencil.data.memory import Memory
+    from opencil.data.stream import Step, Stream
+    from opencil.data.streamed import StreamedImages
+    from opencil.data.transforms import Transform
+    from opencil.detectors.detector import Detector, LogitDetector, SetUpDetector
+    from opencil.detectors.finetune.tuner import Tuner
+    from opencil.engine.forward import Inputs, Outputs, forward
+    from opencil.engine.loop import Stage
+    from opencil.engine.schedule import Schedule
+    from opencil.evaluation.evaluate import evaluate
+    from opencil.evaluation.metric import Metric, register_metric
+    from opencil.evaluation.metrics import OODMetrics, accuracy, joint_metrics, ood_metrics
     from opencil.front import Results, evaluate_steps, run
+    from opencil.nets.adapter import AdaptedBackbone
+    from opencil.nets.create import create_backbone
+    from opencil.nets.model import Backbone, Model
+    from opencil.nets.wrap import WrappedModel, wrap
     from opencil.openood import Evaluator
     from opencil.published import published_results
     from opencil.runs.loading import benchmark
@@ -69,23 +69,61 @@ create_dataset, list_datasets = DATASETS.create, DATASETS.names
 list_backbones = BACKBONES.names
 list_metrics = METRICS.names
 
-#: Names whose modules need more than torch and numpy.
+#: Names whose modules need more than Python, torch at least.
 _LATER = {
+    "Access": "opencil.data.images",
+    "AdaptedBackbone": "opencil.nets.adapter",
+    "Backbone": "opencil.nets.model",
+    "BenchmarkData": "opencil.data.benchmark",
     "Config": "opencil.config",
+    "Dataset": "opencil.data.images",
+    "Detector": "opencil.detectors.detector",
     "Evaluator": "opencil.openood",
+    "ImageSet": "opencil.data.images",
+    "Images": "opencil.data.images",
+    "Inputs": "opencil.engine.forward",
+    "Learner": "opencil.cil.learner",
+    "LogitDetector": "opencil.detectors.detector",
+    "Memory": "opencil.data.memory",
+    "Metric": "opencil.evaluation.metric",
+    "Model": "opencil.nets.model",
+    "OOD": "opencil.data.benchmark",
+    "OODMetrics": "opencil.evaluation.metrics",
+    "Outputs": "opencil.engine.forward",
     "Results": "opencil.front",
     "Run": "opencil.runs.run",
+    "Schedule": "opencil.engine.schedule",
+    "SetUpDetector": "opencil.detectors.detector",
+    "Stage": "opencil.engine.loop",
+    "Step": "opencil.data.stream",
+    "Stream": "opencil.data.stream",
+    "StreamedImages": "opencil.data.streamed",
+    "Study": "opencil.study.study",
+    "Task": "opencil.cil.learner",
+    "Transform": "opencil.data.transforms",
+    "Tuner": "opencil.detectors.finetune.tuner",
+    "WrappedModel": "opencil.nets.wrap",
+    "accuracy": "opencil.evaluation.metrics",
     "benchmark": "opencil.runs.loading",
+    "create_backbone": "opencil.nets.create",
+    "create_detector": "opencil.creating",
+    "create_learner": "opencil.creating",
+    "distillation": "opencil.cil.learner",
+    "evaluate": "opencil.evaluation.evaluate",
     "evaluate_steps": "opencil.front",
     "execute": "opencil.runs.runner",
+    "forward": "opencil.engine.forward",
+    "joint_metrics": "opencil.evaluation.metrics",
     "list_benchmarks": "opencil.config",
+    "ood_metrics": "opencil.evaluation.metrics",
     "open_run": "opencil.runs.run",
     "published_results": "opencil.published",
-    "Study": "opencil.study.study",
     "read_rows": "opencil.runs.store",
     "read_study": "opencil.runs.reading",
+    "register_metric": "opencil.evaluation.metric",
     "resolve": "opencil.config",
     "run": "opencil.front",
+    "wrap": "opencil.nets.wrap",
 }
 
 

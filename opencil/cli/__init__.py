@@ -1,6 +1,5 @@
 """The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
 
-import gc
 from typing import Annotated
 
 import typer
@@ -53,5 +52,4 @@ def _top(
 
 def main() -> None:
     """Entry point of the ``opencil`` command."""
-    gc.freeze()  # what is imported stays to the end: to go through it again took a tenth of a report
     app()

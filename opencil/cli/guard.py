@@ -4,6 +4,7 @@ Expected errors end them with a sentence and an exit code, Ctrl-C as what it is.
 """
 
 import inspect
+import os
 import signal
 import threading
 import time
@@ -93,10 +94,9 @@ class Interrupts:
     @property
     def sentence(self) -> str:
         """What has happened."""
-        from opencil.engine.ranks import started  # torch: not for --help
-
         what = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
-        if self.seen == signal.SIGTERM and started() > 1:
+        # What has happened may have happened to an import of torch: it is not to be imported here.
+        if self.seen == signal.SIGTERM and os.environ.get("WORLD_SIZE", "1") != "1":
             what += ", which torchrun sends when a rank is lost too"
         return f"{what}: what was finished is stored, and the same command goes on from there"
 

@@ -14,6 +14,7 @@ from opencil.cli.completion import one_of, some_of
 from opencil.cli.flags import names
 from opencil.cli.guard import guarded, problems
 from opencil.errors import BadInput, OpenCILError, unknown
+from opencil.importing import importing
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures.drawing import Figure
@@ -114,11 +115,12 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    from opencil.plugins import missing, told
-    from opencil.report.figures.chosen import Choice
-    from opencil.report.top import ALL, Top
-    from opencil.report.writing import chosen_tables, write_page, write_report
-    from opencil.runs.reading import read_study
+    with importing():
+        from opencil.plugins import missing, told
+        from opencil.report.figures.chosen import Choice
+        from opencil.report.top import ALL, Top
+        from opencil.report.writing import chosen_tables, write_page, write_report
+        from opencil.runs.reading import read_study
 
     folders = runs or [Path("runs")]
     if figure_detectors is not None and not (watch or html or figures or out):

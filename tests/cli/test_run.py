@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -523,3 +524,18 @@ def test_a_rank_that_is_stopped_says_who_sends_that_too(monkeypatch: pytest.Monk
     )
     stopped.seen = signal.SIGUSR1
     assert "torchrun" not in stopped.sentence
+
+
+def test_what_interrupts_an_import_of_torch_is_told_without_it() -> None:
+    """It may be half there: to import it once more then fails in many ways."""
+    code = """
+        import signal, sys
+        from opencil.cli.guard import interrupts
+        interrupts.seen = signal.SIGTERM
+        print(interrupts.sentence, interrupts.exit_code, "torch" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("stopped by SIGTERM: what was finished is stored")
+    assert done.stdout.endswith("75 False\n")
