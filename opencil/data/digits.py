@@ -1,6 +1,7 @@
 """The embedded benchmark's data: real images that come inside scikit-learn, so that nothing is downloaded."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,11 +31,33 @@ def _image_set(
     return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
 
 
-def _digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    from sklearn.datasets import load_digits
+def _inside(path: str) -> Path:
+    """Where scikit-learn has a file of its datasets: to import it, to read one, takes over a second."""
+    found = find_spec("sklearn")
+    folders = (found and found.submodule_search_locations) or ["."]
+    return Path(folders[0], "datasets", path)
 
-    bunch = load_digits()
-    return np.round(bunch.images * (255 / 16)).astype(np.uint8), bunch.target
+
+def _digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    if (file := _inside("data/digits.csv.gz")).exists():
+        table = np.loadtxt(file, delimiter=",")
+        pixels, labels = table[:, :-1], table[:, -1]
+    else:  # another release may have it elsewhere
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+    return np.round(pixels.reshape(-1, _SIDE, _SIDE) * (255 / 16)).astype(np.uint8), labels
+
+
+def _photos() -> "list[np.ndarray[Any, Any]]":
+    from PIL import Image
+
+    if files := sorted(_inside("images").glob("*.jpg")):
+        return [np.asarray(Image.open(file)) for file in files]
+    from sklearn.datasets import load_sample_images
+
+    photos: list[np.ndarray[Any, Any]] = load_sample_images().images
+    return photos
 
 
 @register_dataset("digits")
@@ -75,14 +98,12 @@ class PhotoPatches(Dataset):
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
         """Patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
-        from sklearn.datasets import load_sample_images
-
         if self.patch % _SIDE or self.patch > 256:
             raise BadInput(
                 f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
             )
         cell, patches, labels = self.patch // _SIDE, [], []
-        for label, photo in enumerate(load_sample_images().images):
+        for label, photo in enumerate(_photos()):
             rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch
             photo = photo[: rows * self.patch, : columns * self.patch]
             # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then one patch per (row, column)

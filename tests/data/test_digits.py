@@ -1,5 +1,9 @@
 """The embedded benchmark's datasets."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -146,3 +150,21 @@ def test_the_number_of_classes_is_known_before_loading() -> None:
 def test_datasets_are_registered_with_a_sentence(name: str) -> None:
     assert DATASETS.entry(name).about
     assert load(DATASETS.create(name)).name == name
+
+
+@pytest.mark.parametrize("dataset", [Digits(), HeldOutDigits(), PhotoPatches()])
+def test_another_release_may_have_its_files_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, dataset: Dataset
+) -> None:
+    """They are then read by scikit-learn's own functions."""
+    there = load(dataset)
+    monkeypatch.setattr("opencil.data.digits._inside", lambda path: Path("nowhere", path))
+    elsewhere = load(dataset)
+    assert torch.equal(elsewhere.images, there.images)
+    assert torch.equal(elsewhere.labels, there.labels)
+
+
+def test_images_are_read_without_importing_scikit_learn() -> None:
+    code = "import opencil, sys; opencil.benchmark('digits'); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
