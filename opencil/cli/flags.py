@@ -12,6 +12,7 @@ from opencil.cli import completion
 from opencil.cli.completion import one_of, some_of
 from opencil.cli.guard import Plugins, guarded, shown
 from opencil.errors import BadInput
+from opencil.importing import importing
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
     from opencil.config import Config
@@ -140,7 +141,8 @@ def _config_from_flags(
         float | None, _how("FACTOR", "Scale every schedule, as by 0.1 for a quick look.", "the benchmark's")
     ] = None,
 ) -> "Config":
-    from opencil.config import read_yaml, resolve
+    with importing():
+        from opencil.config import read_yaml, resolve
 
     sizes = [int(k) if k.isdecimal() else k for k in names("--classes-per-step", classes_per_step) or ()]
     flags = {
@@ -200,10 +202,15 @@ def _refuse_name(word: str, given: dict[str, str | None]) -> None:
             raise BadInput(f"there is no file {word}, to read as a YML; did you mean {flag} {several}{word}?")
 
 
-def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:
+def takes_config(
+    command: Callable[..., None],
+    without: Container[str] = (),
+    first: Callable[[dict[str, Any]], None] | None = None,
+) -> Callable[..., None]:
     """Give a command the flags that make a config beside its own, so that they are declared once.
 
-    ``without`` names those that mean nothing to it.
+    ``without`` names those that mean nothing to it. ``first`` is called with all of them before the config is
+    made, which takes seconds.
     """
     own = {name: p for name, p in inspect.signature(command).parameters.items() if name != "config"}
     taken = inspect.signature(_config_from_flags).parameters
@@ -211,6 +218,8 @@ def takes_config(command: Callable[..., None], without: Container[str] = ()) -> 
 
     @wraps(command)
     def call(**flags: Any) -> None:
+        if first is not None:
+            first(flags)
         config = _config_from_flags(**{name: flags[name] for name in taken_here})
         command(config=config, **{name: flags[name] for name in own})
 

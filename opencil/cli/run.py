@@ -1,9 +1,11 @@
 """``opencil run``."""
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +16,7 @@ from opencil.cli.opening import dry_run_table, opening
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.errors import OpenCILError
+from opencil.runs.starting import start_ahead
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
@@ -35,7 +38,17 @@ Only = Annotated[
 ]
 
 
-@takes_config
+def _expect_workers(flags: dict[str, Any]) -> None:
+    """Start workers now, where there will be some, so that they import while this process does."""
+    from opencil.data.decoding import workers_here
+
+    jobs, here = flags["jobs"] or "1", flags["launcher"] in (None, "local") and not flags["dry_run"]
+    if here and flags["device"] in (None, "auto", "cpu") and "torch" not in sys.modules:
+        count = int(jobs) if jobs.isdecimal() else workers_here() if jobs == "auto" else 1
+        start_ahead(min(count, workers_here()) if count > 1 else 0)
+
+
+@partial(takes_config, first=_expect_workers)
 def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Quiet = False) -> None:
     """Train, evaluate and store whatever of a config is not done yet; then show the table.
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from opencil.config import Config, PlaceConfig
 from opencil.runs.crew import Assignment, Ended, Hire, Inbox, Refuses, Worker
-from opencil.runs.pipes import PipedProcess
-from opencil.runs.worker_process import PROGRAM, Order
+from opencil.runs.starting import started
+from opencil.runs.worker_process import Order
 
 if TYPE_CHECKING:
+    from opencil.runs.pipes import PipedProcess
     from opencil.runs.ray_workers import RayProcess
 
 
@@ -25,8 +26,7 @@ def hire(config: Config, plugins: list[str]) -> Hire:
     """A function that starts a worker for a config's runs at a place."""
 
     def start(place: PlaceConfig, inbox: Inbox) -> ProcessWorker:
-        process = PipedProcess(PROGRAM, place.device)
-        return ProcessWorker(replace(config, place=place), plugins, inbox, process)
+        return ProcessWorker(replace(config, place=place), plugins, inbox, started(place.device))
 
     return start
 
@@ -43,8 +43,7 @@ class ProcessWorker(Worker):
         sharing: int = 0,
     ) -> None:
         self.place, self.process, self._inbox = config.place, process, inbox
-        for told in (sys.path, Order(config, plugins, sys.argv, sharing)):
-            process.write(pickle.dumps(told))
+        process.write(pickle.dumps(Order(config, plugins, sys.argv, sharing)))
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 

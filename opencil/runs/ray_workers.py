@@ -7,6 +7,7 @@ another, or on one that joins.
 
 import logging
 import os
+import pickle
 import sys
 import threading
 from contextlib import suppress
@@ -20,7 +21,7 @@ from opencil.runs import pipes
 from opencil.runs.crew import Hire, Inbox
 from opencil.runs.local_workers import ProcessWorker
 from opencil.runs.ray_cluster import connected, workers_of_a_node
-from opencil.runs.worker_process import PROGRAM
+from opencil.runs.starting import PROGRAM
 
 _log = logging.getLogger("opencil.runs")
 #: Seconds after which it is said that a worker waits for room.
@@ -57,6 +58,7 @@ class RayProcess:
         self._actor = actor.options(**self._needs).remote(PROGRAM, self.name, str(Path.cwd()), ours, True)
         self._placed = threading.Event()
         threading.Thread(target=self._pass_errors_on, daemon=True).start()
+        self.write(pickle.dumps(sys.path))
 
     def write(self, data: bytes) -> None:
         """Send it something."""

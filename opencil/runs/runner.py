@@ -33,6 +33,7 @@ from opencil.runs.provenance import environment
 from opencil.runs.rehearsal import require_deterministic
 from opencil.runs.run import Run
 from opencil.runs.shares import stand_in
+from opencil.runs.starting import let_go
 from opencil.runs.store import RunFolder
 from opencil.validation import parse_size
 
@@ -91,7 +92,9 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         together = spreads or config.place.pack > 1
         runs = _in_order(config, asked, data) if together else _as_planned(asked)
         places = places[: len(runs)]
-        if len(places) > 1 or config.place.launcher == "ray":
+        spreads = len(places) > 1 or config.place.launcher == "ray"
+        let_go(but=len(places) if spreads else 0)
+        if spreads:
             plugins = _needed_plugins(config, runs)
             refused = announce()
             yield from refused.values()

@@ -1,7 +1,8 @@
 """What a worker's process does, wherever it runs: the runs that it is given, until there are no more.
 
 It speaks in pickles: over its standard input, whose end tells it to leave, and over what was its standard
-output, whose end says that it is gone. Who starts it is in ``local_workers`` and ``ray_workers``.
+output, whose end says that it is gone. How it is started is in ``starting``, by whom in ``local_workers`` and
+``ray_workers``.
 """
 
 import _thread
@@ -34,14 +35,6 @@ from opencil.runs.failures import portable
 from opencil.runs.loading import describe_data, load, with_share
 from opencil.runs.pipes import LEFT
 
-#: What the process runs. It has the modules of who starts it, and on another machine that one's own behind.
-PROGRAM = """
-import pickle, sys
-theirs = pickle.load(sys.stdin.buffer)
-sys.path[:] = theirs + [path for path in sys.path if path and path not in theirs]
-from opencil.runs.worker_process import serve
-serve()
-"""
 #: The least time between two messages about one run's training, but at the end of an epoch.
 _EVERY = 0.1
 
@@ -59,7 +52,10 @@ class Order:
 def serve() -> None:
     """Be a worker: do the runs that are given, until there are no more or it is time to leave."""
     channel = _Channel()
-    order: Order = pickle.load(sys.stdin.buffer)
+    try:
+        order: Order = pickle.load(sys.stdin.buffer)
+    except EOFError:  # whom it would have worked for is gone
+        os._exit(LEFT)
     sys.argv = order.command
     for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)):
         signal.signal(number, _Leaving())

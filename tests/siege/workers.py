@@ -16,7 +16,7 @@ from unittest import mock
 
 import opencil
 from opencil.config import Config
-from opencil.runs import local_workers
+from opencil.runs import starting
 from opencil.runs.events import Event, Failed, Finished, Lost, Training
 from opencil.runs.inventory import is_held
 from opencil.runs.pipes import PipedProcess
@@ -96,7 +96,7 @@ def _disturbed(config: Config, random: random.Random, kills: int) -> tuple[list[
     moments = sorted(random.randint(0, max(0, total - 1)) for _ in range(kills))
     events: list[Event] = []
     done = killed = 0
-    with mock.patch.object(local_workers, "PipedProcess", Noted):
+    with mock.patch.object(starting, "PipedProcess", Noted):
         for event in opencil.execute(config):
             events.append(event)
             done += isinstance(event, Finished)

@@ -1,0 +1,63 @@
+"""Processes of workers that are started before it is known what they shall do."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from opencil.config import Config
+from opencil.runs import starting
+from opencil.runs.events import Event
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left() -> Iterator[None]:
+    yield
+    starting.let_go()
+
+
+def test_who_asks_gets_one_that_was_started_ahead_and_else_a_new_one() -> None:
+    starting.start_ahead(1)
+    (ahead,) = starting._ahead
+    first, second = starting.started("cpu"), starting.started("cuda:1")
+    assert (first, first.name, second.name) == (ahead, "cpu", "cuda:1")
+    assert second.process.pid != first.process.pid
+    for process in (first, second):
+        process.kill()
+        assert process.ended().startswith("was ended by SIGKILL")
+
+
+def test_those_that_nobody_asks_for_end_and_the_others_stay() -> None:
+    starting.start_ahead(3)
+    first, *others = [process.process for process in starting._ahead]
+    starting.let_go(but=1)
+    assert first.poll() is None
+    assert [process.poll() for process in others] == [-9, -9]
+    starting.let_go()
+    assert first.poll() == -9
+
+
+def test_a_grid_that_one_process_does_keeps_nobody_waiting(
+    tmp_path: Path, tiny: Callable[..., Config], run_all: Callable[[Config], list[Event]]
+) -> None:
+    """One run, and two workers that were started for it."""
+    starting.start_ahead(2)
+    processes = [process.process for process in starting._ahead]
+    run_all(tiny(tmp_path, "place.jobs=2"))
+    assert [process.returncode for process in processes] == [-9, -9]
+
+
+def test_one_whose_starter_is_gone_leaves_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    starting.start_ahead(1)
+    process = starting.started("cpu")
+    process.close()
+    assert process.ended() == "was stopped"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_starting_costs_nothing_but_python() -> None:
+    code = "import sys; import opencil.runs.starting; print(*{'torch', 'numpy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
