@@ -35,8 +35,9 @@ from opencil.runs.failures import portable
 from opencil.runs.loading import describe_data, load, with_share
 from opencil.runs.pipes import LEFT
 
-#: The least time between two messages about one run's training, but at the end of an epoch.
-_EVERY = 0.1
+#: The least time between two messages about one run's training, as much as people see: each takes a
+#: millisecond, of who sends it and of who reads it.
+_EVERY = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _work(order: Order, channel: "_Channel", replies: "SimpleQueue[Assignment | 
                 _require_shared(Path(order.config.place.runs) / run.spec.folder)
             yield run
 
-    telling = _Telling()
+    telling = _Telling(every_epoch=order.config.place.tensorboard is not None)
     device = resolve_device(order.config.place.device)
     with closing(work(order.config, device, given(), prepared)) as events:
         for event in events:
@@ -172,10 +173,14 @@ class _Forward(logging.Handler):
 
 
 class _Telling:
-    """Events as another process can have them: few, and without what lives on a device."""
+    """Events as another process can have them: few, and without what lives on a device.
 
-    def __init__(self) -> None:
-        self._told: dict[tuple[str, str], float] = {}
+    Of trainings where they are now and then, at the end of an epoch if that is soon, or of ``every_epoch``.
+    """
+
+    def __init__(self, every_epoch: bool) -> None:
+        self._every_epoch = every_epoch
+        self._told: dict[Path, float] = {}
 
     def __call__(self, event: Event) -> Event | None:
         if isinstance(event, Failed):
@@ -183,10 +188,10 @@ class _Telling:
         if not isinstance(event, Training):
             return event
         p, now = event.progress, time.monotonic()
-        of = str(event.run), p.stage
-        if not p.epoch_ends and now - self._told.get(of, 0.0) < _EVERY:
+        due = self._told.get(event.run.folder, 0.0) + (_EVERY if p.epoch_ends else 2 * _EVERY)
+        if now < due and not (p.epoch_ends and self._every_epoch):
             return None
-        self._told[of] = now
+        self._told[event.run.folder] = now
         # The loss is read where an epoch ends, where the training has waited for the device anyway.
         loss, total = (float(tensor) if p.epoch_ends else 0.0 for tensor in (p.loss, p.total))
         told = replace(p, loss=torch.tensor(loss), total=torch.tensor(total), state=dict)

@@ -229,18 +229,34 @@ def test_a_worker_that_refuses_is_not_disturbed_in_saying_so(
 # --- what is told ----------------------------------------------------------------------------------
 
 
-def test_events_are_few_and_fit_for_another_process(tiny: Make) -> None:
+@pytest.mark.parametrize(
+    ("every_epoch", "told"),
+    [
+        (False, [(1, 1), (2, 4), (4, 2), (4, 4)]),
+        (True, [(1, 1), (1, 4), (2, 4), (3, 4), (4, 3), (4, 4), (5, 4)]),
+    ],
+)
+def test_events_are_few_and_fit_for_another_process(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, every_epoch: bool, told: list[tuple[int, int]]
+) -> None:
+    """The first, and one in half a second if an epoch ends then, else in a second; or all ends of epochs.
+
+    Iterations, four an epoch, take 0.1 s each, those of the fourth epoch 0.35.
+    """
     (spec,) = plan(tiny(Path("r")))
-    telling, told = worker_process._Telling(), []
-    for iteration in range(1, 101):
-        value = torch.tensor(float(iteration))
-        progress = Progress("train", 1, 2, iteration, 100, 0.1, value, value, lambda: {})
-        told.append(telling(Training(spec, 1, 4, progress)))
-    kept = [pickle.loads(pickle.dumps(event)) for event in told if event is not None]
-    assert kept[0].progress.iteration == 1
-    assert kept[-1].progress.epoch_ends
-    assert float(kept[-1].progress.loss) == 100
-    assert len(kept) < 50
+    telling, kept, now = worker_process._Telling(every_epoch), [], 100.0
+    monkeypatch.setattr(worker_process.time, "monotonic", lambda: now)
+    for count in range(20):
+        epoch, iteration = 1 + count // 4, 1 + count % 4
+        now += 0.35 if epoch == 4 else 0.1
+        value = torch.tensor(float(count))
+        progress = Progress("train", epoch, 5, iteration, 4, 0.1, value, value, lambda: {})
+        if (event := telling(Training(spec, 1, 4, progress))) is not None:
+            kept.append(pickle.loads(pickle.dumps(event)))
+    where = [(event.progress.epoch, event.progress.iteration) for event in kept]
+    assert where == told
+    losses = {event.progress.epoch: float(event.progress.loss) for event in kept if event.progress.epoch_ends}
+    assert losses == {epoch: 4 * epoch - 1 for epoch in losses}
     assert kept[-1].run == spec
 
 
