@@ -14,6 +14,7 @@ Importing this costs next to nothing; torch, and what else a name needs, is impo
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from opencil._version import __version__
@@ -128,9 +129,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'opencil' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    if not name.startswith("_") and find_spec(f"opencil.{name}"):
+        return import_module(f"opencil.{name}")
+    raise AttributeError(f"module 'opencil' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -208,3 +208,9 @@ def test_no_file_tests_a_method_by_its_name() -> None:
             assert not texts & methods, (
                 f"{name_of(path)}, line {node.lineno if hasattr(node, 'lineno') else '?'}"
             )
+
+
+def test_packages_are_there_without_being_imported() -> None:
+    code = "import opencil; print(opencil.report.__name__, opencil.nets.__name__, hasattr(opencil, 'nest'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "opencil.report opencil.nets False\n"
