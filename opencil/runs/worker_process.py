@@ -175,12 +175,12 @@ class _Forward(logging.Handler):
 class _Telling:
     """Events as another process can have them: few, and without what lives on a device.
 
-    Of trainings where they are now and then, at the end of an epoch if that is soon, or of ``every_epoch``.
+    Of trainings where they are now and then, and ends of epochs as often, or of ``every_epoch``.
     """
 
     def __init__(self, every_epoch: bool) -> None:
         self._every_epoch = every_epoch
-        self._told: dict[Path, float] = {}
+        self._told: dict[tuple[Path, bool], float] = {}  # when last, and when last of an epoch's end
 
     def __call__(self, event: Event) -> Event | None:
         if isinstance(event, Failed):
@@ -188,10 +188,10 @@ class _Telling:
         if not isinstance(event, Training):
             return event
         p, now = event.progress, time.monotonic()
-        due = self._told.get(event.run.folder, 0.0) + (_EVERY if p.epoch_ends else 2 * _EVERY)
-        if now < due and not (p.epoch_ends and self._every_epoch):
+        ends = p.epoch_ends
+        if now < self._told.get((event.run.folder, ends), 0.0) + _EVERY and not (ends and self._every_epoch):
             return None
-        self._told[event.run.folder] = now
+        self._told.update({(event.run.folder, kind): now for kind in {False, ends}})
         # The loss is read where an epoch ends, where the training has waited for the device anyway.
         loss, total = (float(tensor) if p.epoch_ends else 0.0 for tensor in (p.loss, p.total))
         told = replace(p, loss=torch.tensor(loss), total=torch.tensor(total), state=dict)
