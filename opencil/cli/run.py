@@ -39,13 +39,17 @@ Only = Annotated[
 
 
 def _expect_workers(flags: dict[str, Any]) -> None:
-    """Start workers now, where there will be some, so that they import while this process does."""
+    """Start workers now, where there will be some, so that they import while this process does.
+
+    That is a guess from flags, as a config takes seconds to make: those that it has no use for are let go.
+    """
     from opencil.data.decoding import workers_here
 
-    jobs, here = flags["jobs"] or "1", flags["launcher"] in (None, "local") and not flags["dry_run"]
-    if here and flags["device"] in (None, "auto", "cpu") and "torch" not in sys.modules:
-        count = int(jobs) if jobs.isdecimal() else workers_here() if jobs == "auto" else 1
-        start_ahead(min(count, workers_here()) if count > 1 else 0)
+    jobs = flags["jobs"] or "1"
+    count = workers_here() if jobs == "auto" else int(jobs) if jobs.isdecimal() else 1
+    here = flags["launcher"] in (None, "local") and flags["device"] in (None, "auto", "cpu")
+    if count > 1 and here and not flags["dry_run"] and "torch" not in sys.modules:
+        start_ahead(min(count, workers_here()))  # more than there are cores would keep each other waiting
 
 
 @partial(takes_config, first=_expect_workers)

@@ -93,7 +93,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         runs = _in_order(config, asked, data) if together else _as_planned(asked)
         places = places[: len(runs)]
         spreads = len(places) > 1 or config.place.launcher == "ray"
-        let_go(but=len(places) if spreads else 0)
+        let_go(but=len(places) if spreads and config.place.launcher == "local" else 0)
         if spreads:
             plugins = _needed_plugins(config, runs)
             refused = announce()

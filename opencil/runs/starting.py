@@ -12,9 +12,11 @@ from opencil.runs.pipes import PipedProcess
 
 #: What the process runs. It has the modules of who starts it, and on another machine that one's own behind.
 PROGRAM = """
-import pickle, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # not of the folder that it is started in
+import pickle
 theirs = pickle.load(sys.stdin.buffer)
-sys.path[:] = theirs + [path for path in sys.path if path and path not in theirs]
+sys.path[:] = theirs + [path for path in sys.path if path not in theirs]
 from opencil.importing import importing
 with importing():
     from opencil.runs.worker_process import serve

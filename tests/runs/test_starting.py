@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import opencil
 from opencil.config import Config
 from opencil.runs import starting
 from opencil.runs.events import Event
@@ -58,6 +59,35 @@ def test_one_whose_starter_is_gone_leaves_without_a_word(capfd: pytest.CaptureFi
 
 
 def test_starting_costs_nothing_but_python() -> None:
-    code = "import sys; import opencil.runs.starting; print(*{'torch', 'numpy'} & sys.modules.keys())"
+    code = (
+        "import sys; before = {*sys.modules}; import opencil.runs.starting; print(*{*sys.modules} - before)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    new = {name.partition(".")[0] for name in done.stdout.split()}
+    assert new - set(sys.stdlib_module_names) == {"opencil"}
+
+
+def test_a_grid_on_ray_keeps_nobody_waiting_either(
+    tmp_path: Path, tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are started elsewhere, and `--jobs` may have started some here."""
+    starting.start_ahead(1)
+    (process,) = starting._ahead
+    config = tiny(tmp_path, "place.launcher=ray")
+    monkeypatch.setattr("opencil.runs.runner.usable_places", lambda place: [place, place])
+    monkeypatch.setattr("opencil.runs.runner.hire", lambda *_: pytest.fail("it has not got there"))
+    with pytest.raises(pytest.fail.Exception):
+        list(opencil.execute(config))
+    assert process.process.returncode == -9
+
+
+def test_a_module_of_that_name_in_the_folder_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `python -c` does, and the command does not."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    process = starting.started("cpu")
+    process.close()
+    assert process.ended() == "was stopped"
