@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from opencil.errors import OpenCILError
+from opencil.plugins import load_plugin
 
 #: Where problems are told.
 problems = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -132,8 +133,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         with interrupts.watched():
             try:
                 for plugin in () if takes_itself else flags.pop("plugin", None) or ():
-                    from opencil.plugins import load_plugin  # torch: not for --help
-
                     load_plugin(plugin)
                 command(*args, **flags)
             except (KeyboardInterrupt, Exception) as error:

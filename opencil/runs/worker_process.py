@@ -188,10 +188,10 @@ class _Telling:
         if not isinstance(event, Training):
             return event
         p, now = event.progress, time.monotonic()
-        ends = p.epoch_ends
-        if now < self._told.get((event.run.folder, ends), 0.0) + _EVERY and not (ends and self._every_epoch):
+        of, ends = event.run.folder, p.epoch_ends
+        if now < self._told.get((of, ends), 0.0) + _EVERY and not (ends and self._every_epoch):
             return None
-        self._told.update({(event.run.folder, kind): now for kind in {False, ends}})
+        self._told[of, False] = self._told[of, ends] = now
         # The loss is read where an epoch ends, where the training has waited for the device anyway.
         loss, total = (float(tensor) if p.epoch_ends else 0.0 for tensor in (p.loss, p.total))
         told = replace(p, loss=torch.tensor(loss), total=torch.tensor(total), state=dict)
