@@ -84,12 +84,14 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """Names of one kind of thing.
 
-    ``home`` is the package whose modules register ours; ``paper`` are the names that the OpenCIL paper has.
+    ``home`` is the package whose modules register ours; ``base`` the class of ``opencil`` that each of them
+    must be, where they are classes; ``paper`` are the names that the OpenCIL paper has.
     """
 
-    def __init__(self, kind: str, home: str, paper: Collection[str] = ()) -> None:
+    def __init__(self, kind: str, home: str, base: str = "", paper: Collection[str] = ()) -> None:
         self.kind = kind
         self.home = home
+        self.base = base
         self.paper = frozenset(paper)
         self._entries: dict[str, Entry[T]] = {}
 
@@ -102,6 +104,7 @@ class Registry(Generic[T]):
             )
 
         def add(make: Target) -> Target:
+            self._refuse_incomplete(name, make)
             taken = self._entries.get(name)
             # The same definition again (a notebook cell run twice, a reload) replaces itself.
             if taken and (taken.make.__module__, taken.make.__qualname__) != (
@@ -116,6 +119,17 @@ class Registry(Generic[T]):
             return make
 
         return add
+
+    def _refuse_incomplete(self, name: str, make: Any) -> None:
+        """What all code takes for granted is asked for here, and not in the midst of a run."""
+        if not self.base:
+            return
+        what, base = f"{self.kind} {name!r}", getattr(importlib.import_module("opencil"), self.base)
+        if not inspect.isclass(make) or not issubclass(make, base):
+            called = getattr(make, "__name__", "Mine")
+            raise BadInput(f"{what} is no opencil.{self.base}: write class {called}(opencil.{self.base})")
+        if missing := sorted(getattr(make, "__abstractmethods__", ())):
+            raise BadInput(f"{what} has no {', '.join(missing)}: every opencil.{self.base} defines that")
 
     def names(self, pattern: str = "*") -> list[str]:
         """Registered names that match a shell pattern (``*norm*``) or are of a group (``paper``), sorted."""
@@ -279,16 +293,19 @@ def file_of(module: str) -> Path | None:
     return file
 
 
-LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil", paper=("bic", "foster", "icarl", "wa"))
+LEARNERS: Registry[Any] = Registry(
+    "CIL method", "opencil.cil", "Learner", paper=("bic", "foster", "icarl", "wa")
+)
 DETECTORS: Registry[Any] = Registry(
     "detector",
     "opencil.detectors",
+    "Detector",
     paper=(
         *("energy", "gen", "klm", "maxlogit", "msp", "nnguide", "odin", "react", "relation"),
         *("augmix", "ber", "logitnorm", "npos", "regmix", "t2fnorm", "vos"),
     ),
 )
-DATASETS: Registry[Any] = Registry("dataset", "opencil.data")
+DATASETS: Registry[Any] = Registry("dataset", "opencil.data", "Dataset")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
 METRICS: Registry[Any] = Registry("metric", "opencil.evaluation")
 REGISTRIES = (LEARNERS, DETECTORS, DATASETS, BACKBONES, METRICS)

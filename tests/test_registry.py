@@ -246,6 +246,26 @@ def test_a_label_does_not_hide_an_unknown_name(things: Registry[Any]) -> None:
         things.entry("@small")
 
 
+@pytest.mark.parametrize(
+    ("kind", "base", "method"),
+    [(LEARNERS, "Learner", "stages"), (DETECTORS, "Detector", "scores"), (DATASETS, "Dataset", "load")],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_what_lacks_the_contract_is_refused_where_it_registers(
+    kind: Registry[Any], base: str, method: str
+) -> None:
+    incomplete = type("Mine", (getattr(opencil, base),), {"__doc__": "Lacks its method."})
+    written = rf"'mine' is no opencil\.{base}: write class"
+    for make, message in [
+        (Thing, rf"{written} Thing\(opencil\.{base}\)"),
+        (lambda: Thing(), written),
+        (incomplete, rf"'mine' has no {method}: every opencil\.{base} defines that"),
+    ]:
+        with pytest.raises(BadInput, match=rf"^{kind.kind} {message}"):
+            kind.register("mine")(make)
+    assert "mine" not in kind.names()
+
+
 def test_a_label_cannot_be_registered(things: Registry[Any]) -> None:
     with pytest.raises(BadInput, match="lower-case letters, digits"):
         things.register("thing@small")

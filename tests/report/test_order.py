@@ -1,5 +1,6 @@
 """The order of methods: the paper's, then others."""
 
+from opencil.detectors.posthoc.energy import Energy
 from opencil.published import published_results
 from opencil.registry import register_detector
 from opencil.report import order
@@ -19,7 +20,7 @@ def test_the_papers_detectors_stand_as_in_the_paper(families: None) -> None:
 
 def test_families_in_blocks(families: None) -> None:
     @register_detector("aaa")
-    class Tuned:
+    class Tuned(Energy):
         family = "fine-tuning"
 
     found = order.families(["aaa", "ber", "zzz", "msp", "ber@nter", "vos", "odin", "msp@warm"])
