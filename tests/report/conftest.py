@@ -14,7 +14,6 @@ from opencil.study.rows import COLUMNS
 
 METRICS = ("auc", "fpr", "ap", "fpr_ood_positive", "ap_id_positive")
 OOD = {"n1": "near", "f1": "far", "f2": "far", "f3": "far"}
-FINE_TUNING = ("logitnorm", "t2fnorm", "augmix", "regmix", "vos", "npos", "ber")
 
 
 @pytest.fixture(scope="session")
@@ -103,16 +102,7 @@ def keeping() -> Callable[..., pd.DataFrame]:
 
 
 @pytest.fixture
-def families() -> None:
-    """The paper's fine-tuning detectors are registered as such, by stand-ins where they are not there."""
-    for name in FINE_TUNING:
-        if name not in DETECTORS.names():
-            make = type(name, (), {"family": "fine-tuning", "__module__": __name__})
-            DETECTORS.register(name)(make)
-
-
-@pytest.fixture
-def paper_rows(families: None) -> pd.DataFrame:
+def paper_rows() -> pd.DataFrame:
     """Rows of one step in which every dataset has the paper's figure of its split: near or far."""
     rows = []
     for row in published_results().to_dict("records"):

@@ -155,7 +155,7 @@ def test_averages_are_over_the_detectors_that_count(cifar: Rows) -> None:
     assert difference == pytest.approx(ours - paper, abs=0.011)
 
 
-def test_averages_have_deviations_and_there_is_one_over_all(cifar: Rows, families: None) -> None:
+def test_averages_have_deviations_and_there_is_one_over_all(cifar: Rows) -> None:
     names = ("msp", "energy", "vos", "ber")
     rows = cifar(detectors=names)
     table, *_ = comparison_tables(Study(rows))
@@ -195,7 +195,7 @@ def test_averages_over_other_datasets_do_not_count(cifar: Rows) -> None:
     assert lines(agreed)["wa"][0] == "5", "the averages are over what all have, which is the paper's"
 
 
-def test_flags_are_explained_where_there_are_some(cifar: Rows, families: None) -> None:
+def test_flags_are_explained_where_there_are_some(cifar: Rows) -> None:
     """The paper contradicts itself in BiC's RegMix, over all datasets."""
     rows = pd.concat([cifar(cil=cil, detectors=("msp", "regmix")) for cil in ("icarl", "bic")])
 
@@ -210,7 +210,7 @@ def test_flags_are_explained_where_there_are_some(cifar: Rows, families: None) -
     assert explained(rows, "distance") == [False] * 3
 
 
-def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows, families: None) -> None:
+def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows) -> None:
     table, agreed, listed = comparison_tables(Study(cifar(cil="bic", detectors=("msp", "regmix"))))
     assert lines(table)["regmix"][1:3] == ["71.43†", "–"]
     assert any(note.startswith("†") for note in table.notes)
@@ -236,7 +236,7 @@ def test_near_and_far(cifar: Rows) -> None:
     ]
 
 
-def test_the_ablation_beside_the_papers(cifar: Rows, families: None) -> None:
+def test_the_ablation_beside_the_papers(cifar: Rows) -> None:
     table, *_ = comparison_tables(Study(cifar(detectors=("ber", "ber@nter", "energy", "msp"))), ["ablation"])
     assert list(lines(table)) == ["CIL accuracy", "energy", "ber@nter", "ber"], "as in the paper"
     assert lines(table)["ber@nter"][1] == "71.31"

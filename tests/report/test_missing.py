@@ -29,7 +29,7 @@ SENTENCES = (
 
 
 @pytest.fixture
-def incomplete(made_up: Rows, record: Record, families: None) -> Study:
+def incomplete(made_up: Rows, record: Record) -> Study:
     """Two finished runs of the paper's track; one has lost a table, one failed, one cannot be read."""
     names = ("msp", "energy", "ber", "ber@nter")
     place: dict[str, Any] = {"benchmark": "cifar100", "k": 10, "steps": 10, "ood": CIFAR}

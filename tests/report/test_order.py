@@ -12,13 +12,13 @@ def test_cil_methods() -> None:
     assert sort_cil(shuffled) == ["icarl", "bic", "wa", "wa@slow", "foster", "aaa", "joint"]
 
 
-def test_the_papers_detectors_stand_as_in_the_paper(families: None) -> None:
+def test_the_papers_detectors_stand_as_in_the_paper() -> None:
     paper = [name for name in published_results()["detector"].unique() if name]
     assert sort_detectors(sorted(paper)) == paper
     assert len(paper) == 16
 
 
-def test_families_in_blocks(families: None) -> None:
+def test_families_in_blocks() -> None:
     @register_detector("aaa")
     class Tuned(Energy):
         family = "fine-tuning"

@@ -80,7 +80,7 @@ FAR = ("f1", "f2", "f3")
 
 
 @pytest.fixture
-def rows(made_up: Rows, families: None) -> pd.DataFrame:
+def rows(made_up: Rows) -> pd.DataFrame:
     parts = [made_up(cil=cil, entropy=i, detectors=DETECTORS) for i, cil in enumerate(("wa", "icarl"))]
     return pd.concat(parts, ignore_index=True)
 
@@ -196,7 +196,7 @@ def test_a_table_for_each_benchmark_and_step_size(made_up: Rows) -> None:
 VARIANTS = ("ber", "ber@oter", "energy", "ber@nter", "msp")
 
 
-def test_ablation(made_up: Rows, families: None, record: Record) -> None:
+def test_ablation(made_up: Rows, record: Record) -> None:
     rows = made_up(detectors=VARIANTS)
     config = {"detector": {"ber": {"nter": True, "oter": True, "lr": 0.1}, "energy": {"temperature": 1.0}}}
     config["detector"]["ber@nter"] = {"nter": True, "oter": False, "lr": 0.1}
@@ -231,7 +231,7 @@ def test_without_labels_there_is_no_ablation(made_up: Rows) -> None:
     assert tables("ablation", Study(made_up())) == []
 
 
-def test_variants_are_lines_of_the_main_table_and_not_in_its_averages(made_up: Rows, families: None) -> None:
+def test_variants_are_lines_of_the_main_table_and_not_in_its_averages(made_up: Rows) -> None:
     rows = made_up(detectors=VARIANTS)
     plain = rows[~rows["detector"].str.contains("@")]
     (table,), (without,) = tables("main", Study(rows)), tables("main", Study(plain))
@@ -242,7 +242,7 @@ def test_variants_are_lines_of_the_main_table_and_not_in_its_averages(made_up: R
     assert not any("@" in note for note in without.notes)
 
 
-def test_variants_take_no_marks_from_methods(made_up: Rows, families: None) -> None:
+def test_variants_take_no_marks_from_methods(made_up: Rows) -> None:
     rows = made_up(detectors=VARIANTS)
     rows.loc[rows["detector"].str.contains("@") & (rows["metric"] == "auc"), "value"] += 1
     for kind in ("main", "distance", "dataset"):
