@@ -12,13 +12,13 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from opencil.errors import BadInput, meant, nearest, one_line
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | No
 
     ``guess`` gives the keys that may be meant by one that is unknown: by default those below ``where``.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     # JSON mode is strict about scalars and yet takes a list where a tuple is asked for.
     try:
@@ -84,7 +84,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | No
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"{where} cannot be used: {error}") from None
     try:
-        return TypeAdapter(cls).validate_json(text, strict=True)
+        validator: TypeAdapter[T] = _validator(cls)  # type: ignore[arg-type]  # mypy: no class is hashable
+        return validator.validate_json(text, strict=True)
     except ValidationError as error:
         wrong = _plain_errors(cls, error.errors())
         missing = [e for e in wrong if e["type"].startswith("missing")]
@@ -94,6 +95,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, guess: Guess | No
             sentences.append(f"{absent} {'is' if len(missing) == 1 else 'are'} missing")
         more = [f"and {len(sentences) - _MOST} more"] if len(sentences) > _MOST else []
         raise BadInput("\n".join([*sentences[:_MOST], *more])) from None
+
+
+@lru_cache(maxsize=256)  # making one takes longer than most things that are made with it
+def _validator(cls: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def arguments(
