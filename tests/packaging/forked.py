@@ -22,14 +22,19 @@ def ask(path: str, words: list[str]) -> int:
 
 def serve(path: str) -> None:
     """Import what commands need, and go on in the background."""
+    from multiprocessing import get_context
+
     import pyarrow.parquet  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import opencil.cli
     import opencil.cli.report
-    import opencil.cli.run
+    import opencil.cli.run  # noqa: F401
+    from opencil import registry
 
+    for kind in registry.REGISTRIES:
+        kind.names()  # methods are imported when names are asked for
+    context = get_context("fork")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen()
@@ -47,18 +52,26 @@ def serve(path: str) -> None:
         if words == ["end"]:
             asking.send(b"0")
             return
-        child = os.fork()
-        if not child:
-            for stream, given in enumerate(streams):
-                os.dup2(given, stream)
-            os.chdir(folder)
-            sys.argv = words
-            exec(sys.stdin.read(), {"__name__": "__main__"}) if words == ["python"] else opencil.cli.main()
-            return
+        child = context.Process(target=_work, args=(streams, folder, words))  # ends without freeing all
+        child.start()
         for given in streams:
             os.close(given)
-        asking.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        child.join()
+        asking.send(str(child.exitcode).encode())
         asking.close()
+
+
+def _work(streams: list[int], folder: str, words: list[str]) -> None:
+    for stream, given in enumerate(streams):
+        os.dup2(given, stream)
+    os.chdir(folder)
+    sys.argv = words
+    if words == ["python"]:
+        exec(open(0).read(), {"__name__": "__main__"})  # noqa: SIM115
+    else:
+        import opencil.cli
+
+        opencil.cli.main()
 
 
 if __name__ == "__main__":
