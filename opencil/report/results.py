@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
+from weakref import WeakKeyDictionary
 
 import pandas as pd
 
@@ -24,6 +25,8 @@ FLIPPED = ("fpr_ood_positive", "ap_id_positive")
 
 _METHOD = ["cil", "seed", "detector"]
 _NAMED = 5  # keys of configs that a note names
+#: Results by study and metrics: all tables, figures and pages of a report ask for the same.
+_known: WeakKeyDictionary[Study, dict[tuple[str, ...], list["Outcome"]]] = WeakKeyDictionary()
 
 
 def of_dataset(name: str) -> str:
@@ -216,6 +219,13 @@ def results(study: Study, metrics: Iterable[str] = PAPER) -> list[Outcome]:
     Only runs that are finished are averaged: after half of the steps, which are the easier half, a method
     would look better than it is.
     """
+    known, key = _known.setdefault(study, {}), tuple(metrics)
+    if key not in known:
+        known[key] = _outcomes(study, key)
+    return list(known[key])
+
+
+def _outcomes(study: Study, metrics: Iterable[str]) -> list[Outcome]:
     rows = study.rows
     shown, kept = rows[rows["metric"].isin(["accuracy", *metrics])], megabytes(rows)
     return [

@@ -22,7 +22,7 @@ ROWS, RUNS = "rows.parquet", "runs.json"
 _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """Rows, and a record of each run that they come from or will come from.
 
