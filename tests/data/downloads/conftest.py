@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from opencil.locks import Lock
+
 Picture = Callable[..., Path]
 Tree = Callable[[Path, Mapping[str, int]], Path]
 
@@ -107,16 +109,24 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def real(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Unpack parts of the real data: ``real("mnist", "tin")`` gives the folder of downloads."""
-    tool, root = shared / "tools" / "unpack-data", tmp_path_factory.mktemp("real")
-    done: set[str] = set()
+def real(shared: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """Unpack parts of the real data: ``real("mnist", "tin")`` gives the folder of downloads.
+
+    Processes that share the tests share the folder, and each part is unpacked once.
+    """
+    own = tmp_path_factory.getbasetemp()
+    common = own if worker_id == "master" else own.parent
+    root, done = common / "real", common / "unpacked"
+    done.mkdir(exist_ok=True)
 
     def unpack(*parts: str) -> Path:
-        missing = [part for part in parts if part not in done]
-        if missing:
-            subprocess.run([sys.executable, tool, root, *missing], check=True, stdout=subprocess.DEVNULL)
-            done.update(missing)
+        with Lock(done / ".held", timeout=600):
+            missing = [part for part in parts if not (done / part).exists()]
+            if missing:
+                tool = shared / "tools" / "unpack-data"
+                subprocess.run([sys.executable, tool, root, *missing], check=True, stdout=subprocess.DEVNULL)
+            for part in missing:
+                (done / part).touch()
         return root
 
     return unpack
