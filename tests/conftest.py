@@ -40,8 +40,9 @@ hypothesis_settings.load_profile("opencil")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test comes first in any order: as the last it would keep the other cores waiting."""
-    items.sort(key=lambda item: "tests/kernels/" not in item.nodeid)
+    """The longest tests come first in any order: as the last they would keep the other cores waiting."""
+    longest = ("tests/kernels/", "tests/packaging/test_readme.py", "tests/test_learning.py")
+    items.sort(key=lambda item: not item.nodeid.startswith(longest))
 
 
 @pytest.fixture(autouse=True)
