@@ -7,6 +7,7 @@ model and the same images there. A k without finished runs says so; everything e
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +17,7 @@ import pandas as pd
 from opencil.published import SURVEY_ACCURACY
 from opencil.report.compare import agreement
 from opencil.report.order import method, sort_cil
-from opencil.report.statistics import Ranking, rank_detectors, signed_rank
+from opencil.report.statistics import Ranking, rank_detectors
 from results.measured import (
     CIL,
     HERE,
@@ -32,11 +33,14 @@ from results.measured import (
 )
 
 KS, SEEDS = (10, 20, 5), (0, 1, 2)
+SPLITS = ("all", "near", "far")
 #: More than so many points from the paper's AUC is far off.
 FAR_OFF = 3
 NOT_YET = "not run yet"
 #: Values with a name that run beside the defaults.
 NAMED = (*(f"{d}@stated" for d in ("relation", "klm", "react", "nnguide")), "augmix@original", "ber@chosen")
+#: What a claim may come to.
+VERDICTS = ("holds", "reversed", "by model", "not shown", "one seed")
 #: What is known of detectors that are far off in some cell.
 WHY = {
     "relation": "what it is [set up on](../experiments/set_up.md), where tried; BiC's is unexplained",
@@ -217,7 +221,7 @@ def parts_table() -> str:
     for detector, name in SIXTEEN.items():
         shown = []
         for k in run_ks():
-            for split in ("near", "far"):
+            for split in SPLITS[1:]:
                 ours = _of_split(cells(k), split)[detector].groupby("seed").mean()
                 shown.append(f"{spread(ours, 1)} ({mean_off(k, detector, split):+.1f})")
             old, new = (cells(k, metric, 2)[detector].mean() for metric in ("auc_old", "auc_new"))
@@ -261,9 +265,9 @@ def distance_table() -> str:
             lines.append([str(k), NOT_YET, *[""] * 8])
             continue
         every = compared("study", k)
-        every = every[every["detector"].isin(SIXTEEN) & every["place"].isin(["near", "far", "all"])]
+        every = every[every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS)]
         auc = every[every["metric"] == "auc"]
-        parts = [auc, *(auc[auc["place"] == place] for place in ("all", "near", "far"))]
+        parts = [auc, *(auc[auc["place"] == place] for place in SPLITS)]
         parts += [auc[auc["detector"] != "relation"], every[every["metric"] == "fpr"]]
         away = [part["difference"].abs() for part in parts]
         ranks = [agreement(part).correlation for _, part in parts[1].groupby("cil")]
@@ -283,17 +287,36 @@ def lower_precision() -> str:
 
 
 def far_off() -> str:
-    """Every detector that is far off the paper's AUC in the mean over models or in a model, and why."""
+    """Every detector that is far off the paper's AUC, over all sets, near or far ones, and why."""
     lines = []
     for detector, name in SIXTEEN.items():
         shown = []
-        for k in run_ks():
-            away = {CIL[cil]: study_off(k, detector, cil) for cil in CIL} | {"mean": mean_off(k, detector)}
+        for k, split in product(run_ks(), SPLITS):
+            away = {CIL[cil]: study_off(k, detector, cil, split) for cil in CIL}
+            away["mean"] = mean_off(k, detector, split)
             far = [f"{where} {value:+.1f}" for where, value in away.items() if abs(value) > FAR_OFF]
-            shown += [f"k = {k}: {', '.join(far)}"] if far else []
+            shown += [f"k = {k}, {split}: {', '.join(far)}"] if far else []
         if shown:
             lines.append([name, "; ".join(shown), WHY.get(detector, "unexplained")])
     return table(["", "more than 3 points off", "why"], lines, texts=(0, 1, 2))
+
+
+def near_the_paper(k: int) -> str:
+    """How many of the 64 mean AUCs are near the paper's, and how alike the orders of the sixteen are."""
+    away = [abs(study_off(k, d, c)) for d in SIXTEEN for c in CIL]
+    near = [sum(distance <= most for distance in away) for most in (1, FAR_OFF)]
+    every = compared("study", k)
+    every = every[every["detector"].isin(SIXTEEN) & (every["place"] == "all") & (every["metric"] == "auc")]
+    orders = {cil: agreement(part).correlation for cil, part in every.groupby("cil")}
+    shown = ", ".join(f"{CIL[cil]} {orders[cil]:.2f}" for cil in CIL)
+    return f"k = {k}: {near[0]} and {near[1]}; {shown}"
+
+
+def distance_of(folder: str, detectors: Iterable[str], k: int = 10) -> float:
+    """Mean distance of AUCs over all, near and far sets from the paper's, of some detectors."""
+    every = compared(folder, k)
+    asked = (every["metric"] == "auc") & every["place"].isin(SPLITS) & every["detector"].isin(list(detectors))
+    return float(every.loc[asked, "difference"].abs().mean())
 
 
 def processes() -> pd.DataFrame:
@@ -379,10 +402,12 @@ def noise() -> str:
             of_auc = deviations(k)
             model, detector = max(of_auc, key=lambda pair: of_auc[pair])
             of_accuracy = [accuracies(k, cil).std() for cil in CIL]
+            of_sets = cells(k).groupby(["cil", "ood"]).std().stack()
             said.append(
                 f"At k = {k}, over {len(seeds(k))} seeds, the standard deviation of a detector's mean AUC on "
                 f"a model is {fmean(of_auc.values()):.1f} points in the mean of the 64 and at most "
-                f"{of_auc[model, detector]:.1f} ({detector} on {model}), that of accuracy "
+                f"{of_auc[model, detector]:.1f} ({detector} on {model}), on a single OOD set "
+                f"{of_sets.mean():.1f} and at most {of_sets.max():.1f}; that of accuracy is "
                 f"{min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
             )
     return " ".join(said) or "There is one seed of each k so far."
@@ -392,27 +417,40 @@ def noise() -> str:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A mean difference over trainings, Wilcoxon's signed-rank p, and in how many it is above 0."""
+class Difference:
+    """A difference that may be above 0: in the mean, of each CIL model, and in how many trainings it is."""
 
     mean: float
-    p: float
+    of_models: dict[str, float]
+    signs: dict[str, set[bool]]  #: of a model's trainings, whether it is above 0
     above: int
     trainings: int
+    seeds: int
 
     @property
     def verdict(self) -> str:
-        """Of a claim that it is above 0."""
-        if self.p >= 0.05:
-            return "not shown"
-        return "**holds**" if self.mean > 0 else "**reversed**"
+        """Of a claim that it is above 0, on these models."""
+        if self.seeds < 2:
+            return "one seed"
+        if self.above in (0, self.trainings):
+            return "**holds**" if self.above else "**reversed**"
+        agreed = all(len(signs) == 1 for signs in self.signs.values())
+        return "by model" if agreed and len(self.signs) > 1 else "not shown"
 
 
-def paired(differences: "pd.Series[float]") -> Paired:
-    """The test of paired differences, by training: its OOD sets meet one model, and are no samples of it."""
-    by_training = differences.groupby([name for name in differences.index.names if name != "ood"]).mean()
-    p = signed_rank(by_training.to_numpy(dtype=float))
-    return Paired(float(by_training.mean()), p, int((by_training > 0).sum()), len(by_training))
+def difference(of_cells: "pd.Series[float]") -> Difference:
+    """By training, a model and a seed: its OOD sets meet one model, and are no samples of it."""
+    names = [name for name in of_cells.index.names if name != "ood"]
+    of = of_cells.groupby(names).mean()
+    by_model = dict(list(of.groupby("cil"))) if "cil" in names else {}
+    return Difference(
+        mean=float(of.mean()),
+        of_models={cil: float(part.mean()) for cil, part in by_model.items()},
+        signs={cil: set(part > 0) for cil, part in by_model.items()},
+        above=int((of > 0).sum()),
+        trainings=len(of),
+        seeds=of.index.get_level_values("seed").nunique(),
+    )
 
 
 @dataclass(frozen=True)
@@ -424,21 +462,20 @@ class Claim:
     papers: Callable[[int], float | None] = lambda _: None
 
 
-def _mean_auc(detectors: Iterable[str]) -> Callable[[int], "pd.Series[float]"]:
-    return lambda k: cells(k)[list(detectors)].mean(axis=1)
-
-
 def _less(
-    a: Iterable[str], b: Iterable[str]
+    a: Iterable[str], b: Iterable[str], metric: str = "auc"
 ) -> tuple[Callable[[int], "pd.Series[float]"], Callable[[int], float]]:
     """Mean AUC of some detectors less that of others: ours by cell, and the paper's."""
     first, second = list(a), list(b)
 
     def papers(k: int) -> float:
-        of = [fmean(paper("auc", d, k=k) for d in names) for names in (first, second)]
+        of = [fmean(paper(metric, d, k=k) for d in names) for names in (first, second)]
         return of[0] - of[1]
 
-    return lambda k: _mean_auc(first)(k) - _mean_auc(second)(k), papers
+    def ours(k: int) -> "pd.Series[float]":
+        return cells(k, metric)[first].mean(axis=1) - cells(k, metric)[second].mean(axis=1)
+
+    return ours, papers
 
 
 def best_other(k: int) -> str:
@@ -470,10 +507,9 @@ def _as_new(k: int) -> "pd.Series[float]":
 
 
 def _better_models(k: int) -> "pd.Series[float]":
-    """The two models that the paper has as most accurate less the two others, each training in one pair."""
-    by_model = cells(k).mean(axis=1).unstack("cil")
-    pairs = {pair: by_model[pair[0]] - by_model[pair[1]] for pair in (("foster", "bic"), ("wa", "icarl"))}
-    return pd.concat(pairs, names=["more", "less"])
+    """The two models that the paper has as most accurate less the two others."""
+    of = cells(k).mean(axis=1).unstack("cil")
+    return (of["wa"] + of["foster"] - of["icarl"] - of["bic"]) / 2
 
 
 def _papers_models(k: int) -> float:
@@ -484,8 +520,10 @@ def _papers_models(k: int) -> float:
 _EIGHT = [name for name in POSTHOC if name != "relation"]
 CLAIMS = (
     Claim("tuned heads are above post-hoc detectors", *_less(TUNED, POSTHOC)),
-    Claim("the same, without Relation", *_less(TUNED, _EIGHT)),
+    Claim("tuned heads are above post-hoc detectors but Relation", *_less(TUNED, _EIGHT)),
+    Claim("tuned heads have a lower FPR than post-hoc detectors", *_less(POSTHOC, TUNED, "fpr")),
     Claim("BER is above Energy", *_less(["ber"], ["energy"])),
+    Claim("BER has a lower FPR than Energy", *_less(["energy"], ["ber"], "fpr")),
     Claim(
         "BER is above the best other detector",
         lambda k: cells(k)["ber"] - cells(k)[best_other(k)],
@@ -503,14 +541,12 @@ CLAIMS = (
     Claim("OOD images are taken for new classes beyond their share", _as_new),
     Claim("BER helps old classes, over Energy", _ber_helps("auc_old")),
     Claim("BER helps new classes, over Energy", _ber_helps("auc_new")),
-    Claim(
-        "WA and FOSTER, the more accurate, are above iCaRL and BiC, in pairs", _better_models, _papers_models
-    ),
+    Claim("WA and FOSTER, the more accurate, are above iCaRL and BiC", _better_models, _papers_models),
 )
 
 
 def claims_table() -> str:
-    """Each claim at each k: the difference, the paper's, the test, in how many trainings it is so."""
+    """Each claim at each k: the difference, the paper's, each model's, and how many trainings have it."""
     lines = []
     for claim in CLAIMS:
         shown = []
@@ -518,12 +554,27 @@ def claims_table() -> str:
             if not seeds(k):
                 shown.append(NOT_YET)
                 continue
-            test, papers = paired(claim.ours(k)), claim.papers(k)
+            found, papers = difference(claim.ours(k)), claim.papers(k)
             beside = "" if papers is None else f" (paper {papers:+.1f})"
-            above = f"{test.above} of {test.trainings}"
-            shown.append(f"{test.mean:+.1f}{beside}, {above}, p = {test.p:.2g}: {test.verdict}")
+            by_model = " / ".join(f"{found.of_models[cil]:+.1f}" for cil in CIL if cil in found.of_models)
+            counted = f"{found.above} of {found.trainings}: {found.verdict}"
+            shown.append(", ".join(filter(None, [f"{found.mean:+.1f}{beside}", by_model, counted])))
         lines.append([claim.words, *shown])
     return table(["difference in points", *(f"k = {k}" for k in KS)], lines, texts=(0, 1, 2, 3))
+
+
+def in_short() -> str:
+    """What the claims came to, by verdict, with the ks of those that came to another elsewhere."""
+    verdicts: dict[str, list[str]] = {}
+    for claim in CLAIMS:
+        of_ks: dict[str, list[int]] = {}
+        for k in run_ks():
+            of_ks.setdefault(difference(claim.ours(k)).verdict.strip("*"), []).append(k)
+        for verdict, ks in of_ks.items():
+            where = f" (k = {listed(ks)})" if len(of_ks) > 1 else ""
+            verdicts.setdefault(verdict, []).append(f"{claim.words}{where}")
+    order = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return "\n".join(f"- **{verdict}:** {'; '.join(verdicts[verdict])}" for verdict in order)
 
 
 @cache
@@ -561,7 +612,7 @@ def ber_places(k: int) -> str:
     said = []
     for cil, name in CIL.items():
         places = []
-        for split in ("all", "near", "far"):
+        for split in SPLITS:
             ours = pd.Series({d: by_seed(k, d, cil, split).mean() for d in SIXTEEN})
             papers = pd.Series({d: paper("auc", d, cil, k, split) for d in SIXTEEN})
             places.append((_place(ours), _place(papers)))
@@ -576,12 +627,13 @@ def near_and_far(k: int) -> str:
     papers = fmean(paper("auc", d, k=k, split="near") - paper("auc", d, k=k, split="far") for d in SIXTEEN)
     if not seeds(k):
         return f"k = {k}: paper {papers:+.1f}, ours {NOT_YET}"
-    near, far = (
-        _of_split(cells(k), split).mean(axis=1).groupby(["cil", "seed"]) for split in ("near", "far")
-    )
-    test = paired(near.mean() - far.mean())
-    above = f"above 0 in {test.above} of {test.trainings} trainings, p = {test.p:.2g}"
-    return f"k = {k}: paper {papers:+.1f}, ours {test.mean:+.1f}, {above}"
+    shown = []
+    for left_out, words in (([], ""), (["mnist"], " without MNIST")):
+        of = cells(k).mean(axis=1).drop(left_out, level="ood").to_frame()
+        near, far = (_of_split(of, split).groupby(["cil", "seed"]).mean()[0] for split in ("near", "far"))
+        found = difference(near - far)
+        shown.append(f"{found.mean:+.1f}{words}, above 0 in {found.above} of {found.trainings} trainings")
+    return f"k = {k}: paper {papers:+.1f}, ours {' and '.join(shown)}"
 
 
 def accuracy_and_auc(k: int) -> str:

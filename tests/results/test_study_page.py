@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from opencil import BadInput, Study, read_study
-from opencil.report.statistics import signed_rank
 from opencil.study.records import RunRecord
 from opencil.study.study import write_study
 from results import add_rows, learners_page, make_page, make_readme, measured, study_page
@@ -219,6 +218,8 @@ def test_near_against_far_by_hand() -> None:
     apart = means["near"] - means["far"]
     said = study_page.near_and_far(10)
     assert f"ours {apart.mean():+.1f}, above 0 in {(apart > 0).sum()} of {len(apart)} trainings" in said
+    fewer = 100 * rows[rows["ood"] != "mnist"].groupby(["cil", "seed", "distance"])["value"].mean().unstack()
+    assert f"{(fewer['near'] - fewer['far']).mean():+.1f} without MNIST" in said
 
 
 def test_flagged_figures_do_not_count() -> None:
@@ -227,47 +228,62 @@ def test_flagged_figures_do_not_count() -> None:
     assert line.split(" | ")[1] == str(16 * 4 * 3 - 1)
 
 
-def test_trainings_are_what_is_tested_not_their_ood_sets() -> None:
-    values = np.array([1.0, -2.0, 3.0, 4.0, -5.0, -6.0, 7.0, 0.0])
-    index = pd.MultiIndex.from_product([["a", "b"], [0, 1], ["x", "y"]], names=["cil", "seed", "ood"])
-    test = study_page.paired(pd.Series(values, index))
-    assert test.mean == pytest.approx(0.25)
-    assert (test.above, test.trainings) == (2, 4), "a 1 and b 1"
-    assert test.p == signed_rank(np.array([-0.5, 3.5, -5.5, 3.5]))
-    one_seed = study_page.paired(pd.Series(np.arange(1.0, 25.0), one_seeds_cells()))
-    assert (one_seed.above, one_seed.verdict) == (4, "not shown"), "24 cells are four trainings"
+def of_trainings(**seeds_of: list[float]) -> "pd.Series[float]":
+    """Differences of models' seeds, on two OOD sets each, whose mean they are."""
+    values = {
+        (cil, seed, ood): value + apart
+        for cil, of_seeds in seeds_of.items()
+        for seed, value in enumerate(of_seeds)
+        for ood, apart in (("x", 9.0), ("y", -9.0))
+    }
+    return pd.Series(values).rename_axis(["cil", "seed", "ood"])
 
 
-def one_seeds_cells() -> pd.MultiIndex:
-    return pd.MultiIndex.from_product([list("abcd"), [0], list("uvwxyz")], names=["cil", "seed", "ood"])
+def test_trainings_count_not_their_ood_sets() -> None:
+    found = study_page.difference(of_trainings(a=[-0.5, 3.5], b=[-5.5, 3.5]))
+    assert found.mean == pytest.approx(0.25)
+    assert found.of_models == pytest.approx({"a": 1.5, "b": -1.0})
+    assert (found.above, found.trainings, found.seeds) == (2, 4, 2)
 
 
 @pytest.mark.parametrize(
-    ("mean", "p", "verdict"),
+    ("of_a", "of_b", "verdict"),
     [
-        (1.0, 0.049, "**holds**"),
-        (1.0, 0.05, "not shown"),
-        (-1.0, 0.049, "**reversed**"),
-        (-1.0, 0.05, "not shown"),
+        ([1, 2], [3, 4], "**holds**"),
+        ([-1, -2], [-3, -4], "**reversed**"),
+        ([1, 2], [-3, -4], "by model"),
+        ([1, 2], [3, -4], "not shown"),
+        ([1], [3], "one seed"),
     ],
 )
-def test_a_claim_holds_where_trainings_say_so(mean: float, p: float, verdict: str) -> None:
-    assert study_page.Paired(mean, p, 6, 8).verdict == verdict
+def test_a_claim_holds_where_all_trainings_say_so(of_a: list[float], of_b: list[float], verdict: str) -> None:
+    assert study_page.difference(of_trainings(a=of_a, b=of_b)).verdict == verdict
+    assert verdict.strip("*") in study_page.VERDICTS
+
+
+def test_in_short_has_every_claim_with_its_verdict() -> None:
+    said = study_page.in_short()
+    for claim in study_page.CLAIMS:
+        verdicts = {study_page.difference(claim.ours(k)).verdict.strip("*") for k in study_page.run_ks()}
+        lines = [line for line in said.splitlines() if claim.words in re.split(r"[:;] | \(k|\*\* ", line)]
+        assert {re.findall(r"- \*\*(.*):\*\*", line)[0] for line in lines} == verdicts, claim.words
 
 
 def test_claims_by_hand() -> None:
     rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["task"] == 0)]
-    test = {claim.words[:28]: study_page.paired(claim.ours(10)) for claim in study_page.CLAIMS}
+    test = {claim.words[:28]: study_page.difference(claim.ours(10)) for claim in study_page.CLAIMS}
     auc = rows[(rows["metric"] == "auc") & rows["detector"].isin(measured.SIXTEEN)]
     first, last = (auc[auc["step"] == step]["value"].mean() for step in (1, 10))
     assert test["detection is worse after the"].mean == pytest.approx(100 * (first - last))
     old = rows[(rows["metric"] == "auc_old") & (rows["detector"] == "msp")]
     assert test["OOD images have more confide"].mean == pytest.approx(50 - 100 * old["value"].mean())
     means = auc.groupby(["cil", "seed"])["value"].mean()
-    pairs = [means["foster"] - means["bic"], means["wa"] - means["icarl"]]
+    more = (means["foster"] + means["wa"] - means["bic"] - means["icarl"]) / 2
     models = test["WA and FOSTER, the more accu"]
-    assert models.mean == pytest.approx(100 * np.mean(pairs))
-    assert models.trainings == 2 * len(study_page.seeds(10)), "each training is in one pair"
+    assert models.mean == pytest.approx(100 * more.mean())
+    assert (models.trainings, models.above) == (len(study_page.seeds(10)), (more > 0).sum()), "seeds"
+    fpr = rows[(rows["metric"] == "fpr")].groupby("detector")["value"].mean()
+    assert test["BER has a lower FPR than Ene"].mean == pytest.approx(100 * (fpr["energy"] - fpr["ber"]))
 
 
 # --- rows of further runs -------------------------------------------------------------------------
