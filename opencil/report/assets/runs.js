@@ -60,13 +60,13 @@ function showRuns() {
       el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
       el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
       el("td", { class: "free" }, lacks(run, left) || "–"),
-      el("td", { class: "number", title: spent || null }, seconds ? duration(seconds) : "–"),
+      el("td", { class: "number", title: spent ? `${spent}; stages overlap where runs share a device` : null }, seconds ? duration(seconds) : "–"),
       el("td", { class: "number" }, megabytes(run)),
       el("td", {}, String(run.environment.device ?? "–")),
     );
   });
   const names = ["Run", "State", "Steps trained", "Detectors done", "Still to do (steps done)"];
-  names.push("Time", "Model + memory", "Device");
+  names.push("Stages’ time", "Model + memory", "Device");
   const heads = names.map((name) => el("th", { scope: "col" }, name));
   $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
   $("configs").replaceChildren(

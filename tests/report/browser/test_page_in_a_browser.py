@@ -341,7 +341,7 @@ def test_the_time_of_a_run_is_that_of_all_its_work(
     show: Callable[..., Any], rows: pd.DataFrame, record: Record
 ) -> None:
     browser = show(rows, [record(seconds=[{"training": 20.0, "tuning": 7.0}, {"training": 40.0}])])
-    at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Time')"
+    at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Stages’ time')"
     cell = f"document.querySelector('#progress tbody tr').cells[{at}]"
     assert browser.evaluate(f"{cell}.innerText") == "67 s"
     assert browser.evaluate(f"{cell}.title") == "training 60 s, tuning 7 s"
