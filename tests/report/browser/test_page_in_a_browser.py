@@ -344,7 +344,9 @@ def test_the_time_of_a_run_is_that_of_all_its_work(
     at = "[...document.querySelectorAll('#progress th')].findIndex(h => h.innerText === 'Stages’ time')"
     cell = f"document.querySelector('#progress tbody tr').cells[{at}]"
     assert browser.evaluate(f"{cell}.innerText") == "67 s"
-    assert browser.evaluate(f"{cell}.title") == "training 60 s, tuning 7 s"
+    assert browser.evaluate(f"{cell}.title") == (
+        "training 60 s, tuning 7 s; stages overlap where runs share a device"
+    )
 
 
 def test_what_a_run_keeps_is_shown(
