@@ -868,3 +868,14 @@ def test_a_shifted_set_needs_no_values() -> None:
 def test_a_shifted_set_has_a_name_of_its_own() -> None:
     with pytest.raises(BadInput, match="shifted: the name 'noise' is not allowed"):
         resolve({"benchmark": {"name": "digits", "shifted": "noise"}})
+
+
+@pytest.mark.parametrize("scorer", ["vim", "{name: fdbd, divided_by: norm}"])
+def test_a_head_that_is_scored_by_one_that_reads_w_and_b_needs_a_linear_head(scorer: str) -> None:
+    config = resolve(
+        {"benchmark": "digits", "cil": "lucir,icarl", "detector": "msp,ber@scored,ber"},
+        settings=[f"detector.ber@scored.scored_by={scorer}"],
+    )
+    assert config.left_out("lucir") == {"its head is not linear, and they read it as W and b": ["ber@scored"]}
+    assert config.left_out("icarl") == {}
+    assert list(config.detectors_of("lucir")) == ["msp", "ber"]

@@ -215,11 +215,13 @@ class Config:
         """The detectors that a CIL method cannot have, by the reason for it."""
         learner: Any = LEARNERS.entry(method).make
         found: dict[str, list[str]] = {}
-        for name in sorted(self.detector):
-            detector: Any = DETECTORS.entry(name).make
-            if detector.needs_old and not learner.revisits:
+        for name, values in sorted(self.detector.items()):
+            scorer = values.get("scored_by")  # by a head of the same kind
+            scorer = scorer["name"] if isinstance(scorer, dict) else scorer
+            makers: list[Any] = [DETECTORS.entry(one).make for one in (name, scorer) if one]
+            if makers[0].needs_old and not learner.revisits:
                 reason = "it sees no images of old classes again, and they draw on them"
-            elif "linear" in (detector.setup_reads or detector.reads) and not learner.linear:
+            elif any("linear" in (one.setup_reads or one.reads) for one in makers) and not learner.linear:
                 reason = "its head is not linear, and they read it as W and b"
             else:
                 continue
