@@ -61,11 +61,17 @@ class Gaussians:
     whitening: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor) -> "Gaussians":
-        """Of features [N, D] and the class of each [N]."""
+    def of(cls, features: Tensor, labels: Tensor, along: Tensor | None = None) -> "Gaussians":
+        """Of features [N, D] and the class of each [N]; only what lies ``along`` some axes [D, R] counts."""
         members = torch.unique(labels, return_inverse=True)[1]
         means, counts = means_of(features, members, int(members.max()) + 1)
-        return cls(means, whitening(products_of(features, means, members) / counts.sum()))
+        spread = products_of(features, means, members) / counts.sum()
+        if along is None:
+            return cls(means, whitening(spread))
+        if not along.shape[1]:
+            return cls(means, along)
+        basis = torch.linalg.qr(along)[0]
+        return cls(means, basis @ whitening(basis.T @ spread @ basis))
 
     def nearest(self, features: Tensor) -> Tensor:
         """Squared Mahalanobis distance to the nearest mean, float64 where there is one, [N]."""

@@ -25,7 +25,10 @@ class RelativeMahalanobis(SetUpDetector):
         r"d_c = (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \quad "
         r"d_0 = (\varphi - \mu_0)^\top \Sigma_0^{+} (\varphi - \mu_0)"
     )
-    differs: ClassVar[str] = "The inverses are pseudo-inverses, as those of `mahalanobis`."
+    differs: ClassVar[str] = (
+        "The inverses are pseudo-inverses, as those of `mahalanobis`; what does not vary within classes "
+        "counts in neither distance."
+    )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
@@ -34,7 +37,10 @@ class RelativeMahalanobis(SetUpDetector):
         """The classes' Gaussians, and one of all features."""
         assert outputs.labels is not None
         self._classes = Gaussians.of(outputs.features, outputs.labels)
-        self._all = Gaussians.of(outputs.features, torch.zeros_like(outputs.labels))
+        together = torch.zeros_like(outputs.labels)
+        self._all = Gaussians.of(outputs.features, together)
+        if self._classes.whitening.shape[1] < self._all.whitening.shape[1]:
+            self._all = Gaussians.of(outputs.features, together, along=self._classes.whitening)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """d₀ − min_c d_c, [N]."""

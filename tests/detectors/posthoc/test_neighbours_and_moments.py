@@ -99,6 +99,18 @@ def distance(x: Array, mean: Array, precision: Array) -> float:
     return float((x - mean) @ precision @ (x - mean))
 
 
+def test_what_does_not_vary_within_classes_counts_in_neither_distance() -> None:
+    """Two images a class that differ along the first axis alone; classes differ along the second too."""
+    features = torch.tensor([[0.0, 0, 0], [1, 0, 0], [4, 3, 0], [5, 3, 0]])
+    relative = create_detector("relative-mahalanobis").fit(features, labels=torch.tensor([0, 0, 1, 1]))
+    near, far = relative.score(torch.tensor([[0.5, 0, 0], [0.5, 900, 0]]))
+    torch.testing.assert_close(near, far)
+    mean, spread = 2.5, (2.5**2 + 1.5**2 + 1.5**2 + 2.5**2) / 4
+    assert near.item() == pytest.approx((0.5 - mean) ** 2 / spread), "at its class's mean along that axis"
+    one_each = create_detector("relative-mahalanobis").fit(features[::2], labels=torch.tensor([0, 1]))
+    assert one_each.score(1000 * torch.rand(5, 3)).tolist() == [0] * 5
+
+
 @pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
 def test_mahalanobis(setup: Outputs, test: Outputs, name: str) -> None:
     features = wide(setup.features)
