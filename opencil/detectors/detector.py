@@ -131,11 +131,13 @@ class Detector(Values, ABC):
     ) -> Self:
         """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
 
-        These are tensors or numpy arrays. A detector that needs no set-up stays as it is. ``tasks`` [C] are
-        the tasks, counted from 1, that classes came with, for those that ask. By task, scores are compared
-        with those of ``memory``, by default of the same samples.
+        These are tensors or numpy arrays. One without a set-up keeps the head alone. ``tasks`` [C] are the
+        tasks, counted from 1, that classes came with, for those that ask. By task, scores are compared with
+        those of ``memory``, by default of the same samples.
         """
         if not self.needs_setup and not self.by_task:
+            if classify is not None:
+                self._classify: Callable[[Tensor], Tensor] | None = classify
             return self
         outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
         if len(outputs) < self.fewest:
@@ -296,8 +298,11 @@ class Detector(Values, ABC):
             if present[read] is None:
                 raise BadInput(f"{type(self).__name__} reads the {read}: missing here")
         matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
-        if "labels" in reads and labels.ndim != 1:
-            raise BadInput(f"labels are {labels.dtype} {list(labels.shape)}: a vector is needed")
+        if "labels" in reads:
+            whole = not labels.is_floating_point() and labels.dtype != torch.bool
+            if labels.ndim != 1 or not whole:
+                shape = list(labels.shape)
+                raise BadInput(f"labels are {labels.dtype} {shape}: whole numbers [N] are needed")
         counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
         rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
         for name, tensor in matrices.items():

@@ -23,10 +23,9 @@ class TaskStandards:
         A task without images has the mean of all. One of fewer than two images, or whose images score alike,
         has the spread within all tasks together; where there is none, that of all scores; else 1.
         """
-        if int(labels.min()) < 0 or int(labels.max()) >= len(tasks):
-            raise BadInput(
-                f"labels reach {int(labels.max())}: tasks are of the classes 0 to {len(tasks) - 1}"
-            )
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(tasks):
+            raise BadInput(f"labels are {low} to {high}: tasks are of the classes 0 to {len(tasks) - 1}")
         values = widened(scores)
         labels, tasks = labels.to(values.device), tasks.to(values.device)
         # What rounding alone may make of scores that are alike.

@@ -98,8 +98,13 @@ def test_what_cannot_be_done_is_refused() -> None:
         made.fit(logits=logits, tasks=TASKS)
     with pytest.raises(BadInput, match="tasks are of 5 classes: logits have 6 columns"):
         made.fit(logits=logits, labels=labels, tasks=TASKS[:5])
-    with pytest.raises(BadInput, match="labels reach 6: tasks are of the classes 0 to 5"):
+    with pytest.raises(BadInput, match="labels are 1 to 6: tasks are of the classes 0 to 5"):
         made.fit(logits=logits, labels=labels + 1, tasks=TASKS)
+    with pytest.raises(BadInput, match="labels are -5 to 0: tasks are of the classes 0 to 5"):
+        made.fit(logits=logits, labels=labels - 5, tasks=TASKS)
+    for strange in (labels.float(), labels > 2):
+        with pytest.raises(BadInput, match=r"labels are torch\.\w+ \[60\]: whole numbers \[N\] are needed"):
+            made.fit(logits=logits, labels=strange, tasks=TASKS)
     for wrong in (["a"], [0, 1, 1, 1, 1, 1], [1.5] * 6, [], [[1] * 6]):
         with pytest.raises(BadInput, match=r"tasks = .* is not allowed: a whole number from 1 on"):
             made.fit(logits=logits, labels=labels, tasks=wrong)  # type: ignore[arg-type]

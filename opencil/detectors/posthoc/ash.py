@@ -31,7 +31,7 @@ class ASH(Detector):
         "65 is the default of the authors' functions; their file for CIFAR-100 has S at 95, `@authors`. "
         "OpenOOD has B, and chooses the percentile on OOD images, beginning with 90: `@openood`. Sums count "
         "features above 0; after a ReLU there are no others. Where fewer than k are above 0, B raises zeros "
-        "too, as the authors' code does: here the first of them, there any."
+        "too, as the authors' code does: here the first of them, there any. On a cosine head S is P."
     )
 
     variant: Literal["p", "b", "s"] = "s"

@@ -30,7 +30,8 @@ class FDBD(SetUpDetector):
     )
     differs: ClassVar[str] = (
         "OpenOOD chooses on OOD images whether to divide by the distance, as the paper does, or by the "
-        "feature's own norm: `@norm`. Classes of equal weights have no boundary, and add nothing."
+        "feature's own norm: `@norm`. Classes of equal weights have no boundary, and add nothing; by its "
+        "norm, a feature of 0 has a score of 0."
     )
 
     divided_by: Literal["distance", "norm"] = "distance"
@@ -63,5 +64,6 @@ class FDBD(SetUpDetector):
         distances = (highest - logits) * self._nearness[predicted[:, 0]]
         scale = features - self._mean if self.divided_by == "distance" else features
         others = max(1, logits.shape[1] - 1)
-        score: Tensor = distances.sum(dim=1) / others / scale.norm(dim=1).clamp(min=_TINY)
-        return score
+        length = scale.norm(dim=1)
+        score: Tensor = distances.sum(dim=1) / others / length.clamp(min=_TINY)
+        return score if self.divided_by == "distance" else torch.where(length > 0, score, 0.0)

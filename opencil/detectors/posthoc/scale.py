@@ -28,7 +28,8 @@ class SCALE(Detector):
     )
     differs: ClassVar[str] = (
         "The authors' and OpenOOD's code begin with 85, as here, and choose the percentile on OOD images; "
-        "pytorch-ood has 65, `@pytorch-ood`. Sums count features above 0."
+        "pytorch-ood has 65, `@pytorch-ood`. Sums count features above 0. A cosine head does not see the "
+        "length of features: there it is Energy."
     )
 
     percentile: Percentile = 85.0

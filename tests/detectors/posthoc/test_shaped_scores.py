@@ -165,6 +165,18 @@ def test_fdbd_of_a_sample_at_the_mean_is_as_if_it_were_hardly_away(setup: Output
     assert float(detector.score(mean, logits)) == pytest.approx(expected)
 
 
+def test_fdbd_of_a_feature_of_zeros_is_not_the_surest(setup: Outputs) -> None:
+    detector = create_detector("fdbd@norm").fit(setup.features, classify=lambda f: f[:, :2])
+    assert detector.score(torch.zeros(1, WIDTH), torch.tensor([[1.0, 0.0]])).item() == 0
+
+
+@pytest.mark.parametrize("name", ["ash", "scale", "react"])
+def test_the_head_may_be_given_once(name: str, setup: Outputs, out: Outputs) -> None:
+    detector = create_detector(name).fit(setup.features, classify=setup.classify)
+    given = create_detector(name).fit(setup).score(out.features, classify=setup.classify)
+    torch.testing.assert_close(detector.score(out.features), given, rtol=0, atol=0)
+
+
 def test_fdbd_counts_no_boundary_between_classes_of_equal_weights() -> None:
     """Of two such classes and a third, 3 away: (0 + 6 / 3) / 2, over a distance of 4 to the mean."""
     head = nn.Linear(1, 3)
