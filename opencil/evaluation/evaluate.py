@@ -121,8 +121,9 @@ def evaluate(
         try:
             found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
         except BadInput as refusal:
-            if detectors is not None or "layers" not in detector.reads_to_score | detector.reads_to_set_up:
-                raise
+            reads = detector.reads_to_score | detector.reads_to_set_up
+            if detectors is not None or {"layers", "linear"}.isdisjoint(reads):
+                raise BadInput(f"{name}: {refusal}") from refusal
             warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
             continue
         rows += [(name, measurement) for measurement in [*of_model, *found]]

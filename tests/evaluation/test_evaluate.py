@@ -124,6 +124,22 @@ def test_what_nobody_named_and_a_model_has_no_maps_for_is_left_out_with_a_warnin
         evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gram"])
 
 
+def test_what_nobody_named_and_reads_a_linear_head_is_left_out_where_it_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Curved(Stranger):
+        def classify(self, features: Tensor) -> Tensor:
+            return super().classify(features).tanh()
+
+    monkeypatch.setattr(DETECTORS, "names", lambda: ["dice", "msp", "vim"])
+    with pytest.warns(UserWarning, match=r"^(dice|vim) is left out: the head is not linear") as told:
+        table = evaluate(Curved(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
+    assert len(told) == 2
+    assert list(table["detector"].unique()) == ["msp"]
+    with pytest.raises(BadInput, match=r"^vim: the head is not linear"):
+        evaluate(Curved(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "vim"])
+
+
 def test_setup_images_are_not_read_where_no_detector_needs_them() -> None:
     model = Stranger()
     evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gen"])
