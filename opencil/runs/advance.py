@@ -184,14 +184,14 @@ def train_step(run: Run, step: Step, checkpoint_seconds: float) -> Iterator[Even
     run.remember(step, memory)
 
 
-def bytes_kept(model: Model, memory: Memory, images: Images) -> list[Measurement]:
+def bytes_kept(model: Model, exemplars: int, images: Images) -> list[Measurement]:
     """What a method keeps after a step: its model's tensors, and the exemplars' pixels, three bytes each.
 
     Of a model from elsewhere the tensors that it has, though a run stores none; of a function none are known.
     """
     tensors = [t for t in nn.Module.state_dict(model).values() if isinstance(t, Tensor)]
     of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
-    counts = of_model if tensors else None, len(memory.indices) * 3 * images.side**2
+    counts = of_model if tensors else None, exemplars * 3 * images.side**2
     named = zip(KEPT, counts, strict=True)
     return [Measurement("", name, count) for name, count in named if count is not None]
 
@@ -217,7 +217,9 @@ def _remembered_and_measured(
     # Those of the test images are there already, by task.
     more = measure_model(test, shifted, _tasks(test, step), chosen_metrics(run.spec.metrics))
     found += [measured for measured in more if (measured.ood, measured.metric) != ("", "accuracy")]
-    found += bytes_kept(task.model, memory, setting.images)
+    # One that sees old images again, and chooses none to remember, has kept them all.
+    kept = task.train_plus if learner.revisits and not learner.remembers else memory.indices
+    found += bytes_kept(task.model, len(kept), setting.images)
     return memory, found, [test, *shifted.values(), *([] if task.computed is None else [task.computed])]
 
 

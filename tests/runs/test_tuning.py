@@ -682,6 +682,11 @@ def test_a_method_that_sees_all_old_images_needs_no_memory(
     events = run_all(tiny(tmp_path, *SETTINGS, *short(["ber"], 1), cil="joint", detector="ber"))
     assert isinstance(events[-1], Finished)
     assert rows_of(tmp_path) == {(1, "ber"), (2, "ber")}
+    rows = opencil.read_rows(tmp_path)
+    kept = rows[rows["metric"] == "memory_bytes"].sort_values("step")["value"]
+    stream = opencil.open_run(run_of(tmp_path, "joint")).stream
+    seen = [sum(len(stream[i].train) for i in range(step)) for step in (1, 2)]
+    assert kept.tolist() == [count * 3 * 8 * 8 for count in seen], "what it sees again is not free"
 
 
 @pytest.mark.parametrize(
