@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opencil.atomic_files import write_json
 from opencil.published import published_results
+from opencil.seals import write_json
 from opencil.study.rows import COLUMNS, write_rows
 
 OOD = {"cifar10": "near", "tin": "near", "mnist": "far", "texture": "far", "svhn": "far", "places365": "far"}
@@ -48,10 +48,11 @@ def make_runs(root: Path, cil: int, detectors: int, steps: int, datasets: int, s
     methods = list(paper["cil"].unique())[:cil]
     names = [name for name in paper["detector"].unique() if name][:detectors]
     draw, count = np.random.default_rng(0), 0
+    benchmark = {"name": "cifar100", "id": "cifar100", "classes_per_step": [10]}
     for method in methods:
         for seed in range(seeds):
             run = root / "cifar100" / "k10" / method / f"seed{seed}"
-            config = {"benchmark": {"name": "cifar100"}, "cil": {method: {}}, "seed": {"run": seed}}
+            config = {"benchmark": benchmark, "cil": {method: {}}, "seed": {"run": seed}}
             run.mkdir(parents=True)
             (run / "config.yml").write_text(json.dumps({**config, "detector": {n: {} for n in names}}))
             write_json(run / "environment.json", {})

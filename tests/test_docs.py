@@ -1,6 +1,7 @@
 """Pages show what works: their Python blocks run, commands are understood, links lead somewhere."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -167,3 +168,9 @@ def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
     shown = [line.split("#")[0].split() for line in first]
     assert ["make", "demo"] in shown
     assert ["make", "test"] in shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_finds_what_it_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(path.parent)
+    assert runpy.run_path(str(path), run_name="imported")["__doc__"], "what it measures, and how it is called"
