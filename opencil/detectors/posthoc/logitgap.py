@@ -36,4 +36,4 @@ class LogitGap(LogitDetector):
         classes = outputs.logits.shape[1]
         others = min(math.ceil(self.share * classes), self.most, classes - 1)
         largest = outputs.logits.topk(1 + others, dim=1).values
-        return largest[:, 0] - largest[:, min(1, others) :].mean(dim=1)
+        return (largest[:, :1] - largest[:, min(1, others) :]).mean(dim=1)  # a mean would be rounded first
