@@ -84,8 +84,8 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """Names of one kind of thing.
 
-    ``home`` is the package whose modules register ours; ``base`` the class of ``opencil`` that each of them
-    must be, where they are classes; ``paper`` are the names that the OpenCIL paper has.
+    ``home`` is the package whose modules register ours; ``base`` names the class of ``opencil``
+    that all must be of, if any; ``paper`` are the names that the OpenCIL paper has.
     """
 
     def __init__(self, kind: str, home: str, base: str = "", paper: Collection[str] = ()) -> None:

@@ -86,10 +86,8 @@ class Gaussians:
 
 
 def checked_labels(labels: Tensor | None, classes: int) -> Tensor:
-    """Labels [N] of classes that have a logit."""
+    """Labels [N], whole numbers as ``fit`` has seen, of classes that have a logit."""
     assert labels is not None
-    if labels.dtype == torch.bool or labels.is_floating_point() or labels.ndim != 1:
-        raise BadInput(f"labels are {labels.dtype} {list(labels.shape)}: whole numbers [N] are needed")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise BadInput(f"labels are {low} to {high}: there are logits of classes 0 to {classes - 1}")

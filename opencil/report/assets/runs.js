@@ -51,6 +51,7 @@ function showRuns() {
     for (const [kind, time] of run.seconds.flatMap(Object.entries)) kinds[kind] = (kinds[kind] || 0) + time;
     const seconds = Object.values(kinds).reduce((a, b) => a + b, 0);
     const spent = Object.entries(kinds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
+    const tip = spent ? `${spent}; stages overlap where runs share a device` : null;
     const few = missing.slice(0, FEW).map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`);
     const left = [...few, ...(missing.length > FEW ? [`${missing.length - FEW} more`] : [])].join(", ");
     return el(
@@ -60,7 +61,7 @@ function showRuns() {
       el("td", {}, meter(run.trained, run.steps), ` ${run.trained}/${run.steps ?? "?"}`),
       el("td", {}, meter(evaluated(run), wanted(run)), ` ${names.length - missing.length}/${names.length}`),
       el("td", { class: "free" }, lacks(run, left) || "–"),
-      el("td", { class: "number", title: spent ? `${spent}; stages overlap where runs share a device` : null }, seconds ? duration(seconds) : "–"),
+      el("td", { class: "number", title: tip }, seconds ? duration(seconds) : "–"),
       el("td", { class: "number" }, megabytes(run)),
       el("td", {}, String(run.environment.device ?? "–")),
     );
