@@ -51,8 +51,8 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     benchmark = str(rows["benchmark"].iloc[0])
     cils, seeds = sort_cil(rows["cil"].unique()), sorted(rows["seed"].unique().tolist())
     steps = sorted(rows["step"].unique().tolist())
-    named = rows.loc[rows["detector"] != "", "detector"].unique()
-    family = {name: group for group, names in families(named) for name in names}
+    tried = rows.loc[rows["detector"] != "", ["cil", "seed", "detector"]].drop_duplicates()
+    family = {name: group for group, names in families(tried["detector"]) for name in names}
     distances = detected[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
     oods = sort_datasets(benchmark, dict(distances))
     shifted = _shifted(rows)
@@ -65,10 +65,10 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
         "ood": list(sets),
     }
     # What is of clean ID images is the same whichever OOD set is looked at, and what is of the model alone
-    # whichever detector.
+    # whichever detector was run on it.
     clean = _clean(rows).drop(columns="ood").merge(pd.DataFrame({"ood": list(oods)}), how="cross")
     of_model, of_detector = shifted[shifted["detector"] == ""], shifted[shifted["detector"] != ""]
-    of_model = of_model.drop(columns="detector").merge(pd.DataFrame({"detector": list(family)}), how="cross")
+    of_model = of_model.drop(columns="detector").merge(tried, on=["cil", "seed"])
     detected = pd.concat([detected, clean, of_detector, of_model], ignore_index=True)
     values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
     planned = counted.steps if counted else int(rows["step"].max())

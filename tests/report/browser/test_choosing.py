@@ -138,6 +138,22 @@ def test_colours_of_the_matrix_are_by_rank(show: Callable[..., Any], made_up: Ro
     assert steps[0] > 0.09
 
 
+@pytest.mark.parametrize("metric", ["auc", "accuracy_shifted"])
+def test_pairs_that_were_not_run_are_not_counted(
+    show: Callable[..., Any],
+    rows: pd.DataFrame,
+    with_shifted: Callable[[pd.DataFrame], pd.DataFrame],
+    record: Record,
+    metric: str,
+) -> None:
+    some = with_shifted(rows[(rows["cil"] != "wa") | rows["detector"].isin(["", "msp"])])
+    browser = show(some, [record(cil=cil) for cil in ("icarl", "wa")], hash=f"#metric={metric}")
+    text = "document.getElementById('count').innerText"
+    assert browser.evaluate(text).startswith("6 of 15 baselines · "), "variants are folded away"
+    browser.choose("cil", "wa")
+    assert browser.evaluate(text).startswith("1 of 15 baselines · ")
+
+
 # --- of many methods -------------------------------------------------------------------------------
 
 
