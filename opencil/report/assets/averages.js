@@ -53,10 +53,14 @@ const definition = (metric) => `${label(metric)}: ${data.metrics[metric].definit
 const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
 const percent = (value) => (value === null ? "–" : value.toFixed(2));
 const isWhole = (found, view, metric) => found.mean !== null && found.steps >= view.group.needed[metric];
-// The places of values, compared as they are shown, as in the tables: what looks alike shares one.
-function places(values, metric) {
-  const order = unique(values.map(percent)).sort((a, b) => (lower(metric) ? a - b : b - a));
-  return new Map(order.map((text, i) => [text, i + 1]));
+// Values are compared as they are shown, as in the tables. Those that look alike share a place, after which the
+// next one comes, or the mean of their ranks: 1, 1, 2 are places, 1.5, 1.5, 3 ranks.
+const ordered = (values, metric) => values.map(percent).sort((a, b) => (lower(metric) ? a - b : b - a));
+const places = (values, metric) =>
+  new Map(unique(ordered(values, metric)).map((text, i) => [text, i + 1]));
+function ranks(values, metric) {
+  const order = ordered(values, metric);
+  return new Map(order.map((text) => [text, (order.indexOf(text) + order.lastIndexOf(text)) / 2 + 1]));
 }
 function cell(found, marked = true) {
   if (found.mean === null) return ["–"];

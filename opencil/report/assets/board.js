@@ -20,8 +20,8 @@ function lines(view) {
   // What lacks steps has no rank: early steps are the easy ones. Nor has a variant: it is no other method.
   const ranked = ({ value, c, d }) =>
     isWhole(value, view, view.metric) && !group.cils[c].variant && !group.detectors[d].variant;
-  const place = places(found.filter(ranked).map((line) => line.value.mean), view.metric);
-  for (const line of found) line.rank = ranked(line) ? place.get(percent(line.value.mean)) : null;
+  const rank = ranks(found.filter(ranked).map((line) => line.value.mean), view.metric);
+  for (const line of found) line.rank = ranked(line) ? rank.get(percent(line.value.mean)) : null;
   return sorted(found.filter(({ c, d }) => view.found(c, d)), view);
 }
 function sorted(found, view) {
@@ -39,6 +39,7 @@ function sorted(found, view) {
 const columns = (view) => [
   {
     key: "rank", text: "#", up: true, of: (line) => line.rank,
+    tip: "Rank among the methods that are chosen. Values that look alike share the mean of their ranks.",
     show: (line) => [line.rank ?? "–"], saved: (line) => String(line.rank ?? "–"),
   },
   ...["cil", "detector"].map((key) => ({

@@ -294,7 +294,7 @@ def test_a_grid_in_which_nothing_is_finished_has_no_ranks(
     assert [(line[0], line[3].split(" ", 3)[-1]) for line in browser.board()] == [("–", "1/4 steps")] * 2
 
 
-def test_values_that_look_alike_share_a_place(
+def test_values_that_look_alike_share_a_rank_and_a_mark(
     show: Callable[..., Any], made_up: Rows, record: Record
 ) -> None:
     level = {"msp": 0.70004, "energy": 0.69996, "odin": 0.65, "gen": 0.6, "klm": 0.5, "msp@hot": 0.9}
@@ -302,8 +302,8 @@ def test_values_that_look_alike_share_a_place(
     rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
     browser = show(rows, [record(detectors=dict.fromkeys(level, 4))], hash="#variants=yes")
     places = {line[2]: (line[0], number(line[3])) for line in browser.board()}
-    assert places["msp"] == places["energy"] == ("1", 70.0)
-    assert [places[name][0] for name in ("odin", "gen", "klm", "msp@hot")] == ["2", "3", "4", "–"]
+    assert places["msp"] == places["energy"] == ("1.5", 70.0), "the mean"
+    assert [places[name][0] for name in ("odin", "gen", "klm", "msp@hot")] == ["3", "4", "5", "–"]
     assert marks(browser) == {
         "msp": "best", "energy": "best", "odin": "second", "gen": "third", "klm": "", "msp@hot": "",
     }  # fmt: skip
