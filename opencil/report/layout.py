@@ -45,6 +45,7 @@ class Cell:
     rank: int = 0
     digits: int = 2
     signed: bool = False
+    bounded: bool = False  #: less than its digits can tell is "< 0.0001", not 0: a p
     flag: str = ""  #: set behind the number; the notes say what it means
     span: int = 1  #: columns it stands over; the cells after it are empty
 
@@ -53,6 +54,8 @@ class Cell:
         """The cell without its rank."""
         if self.value is None:
             return self.words
+        if self.bounded and self.value < 10**-self.digits:
+            return f"< {10**-self.digits:.{self.digits}f}"
         number = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
         deviation = "" if self.std is None else f" ± {self.std:.{self.digits}f}"
         return f"{number}{deviation}{self.flag}"

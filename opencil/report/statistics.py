@@ -196,7 +196,7 @@ def _table(
         own, interval = detector == reference, intervals[i]
         limits = [Cell(interval.mean), Cell(interval.low), Cell(interval.high)]
         shown = [words("") if own else Cell(c.value, signed=True) for c in limits]
-        shown.append(words("") if own else Cell(tests[i], digits=4))
+        shown.append(words("") if own else Cell(tests[i], digits=4, bounded=True))
         lines.append(
             [words(detector), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *shown]
         )

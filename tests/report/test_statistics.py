@@ -295,6 +295,18 @@ def test_a_table_for_each_metric(made_up: Rows) -> None:
     assert p == pytest.approx(2 * 2 / 2**12), "all twelve cells have one sign; of two detectors"
 
 
+def test_a_small_p_is_not_shown_as_none(made_up: Rows) -> None:
+    rows = pd.concat([made_up(cil=cil) for cil in ("icarl", "wa", "bic")])
+    rows.loc[(rows["detector"] == "msp") & (rows["metric"] == "auc"), "value"] += 1
+    auc, _ = statistics_tables(Study(rows))
+    p = auc.lines[1][-1]
+    assert p.value
+    assert p.text == "< 0.0001"
+    assert "| < 0.0001 |" in auc.markdown().replace("\\<", "<")
+    assert r"\textless{} 0.0001 \\" in auc.latex()
+    assert auc.csv().splitlines()[2].split(",")[-1] == f"{p.value:.6g}", "a file for computing has all of it"
+
+
 def test_the_best_has_a_small_fpr(made_up: Rows) -> None:
     rows = made_up()
     rows.loc[(rows["detector"] == "msp") & (rows["metric"] == "fpr"), "value"] -= 1
