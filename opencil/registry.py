@@ -64,6 +64,11 @@ class Entry(Generic[T]):
         return (inspect.getdoc(self.make) or "").split("\n")[0]
 
     @property
+    def title(self) -> str:
+        """How its paper writes its name: its own ``title``, or its class's name where that is the same."""
+        return str(vars(self.make).get("title", self.make.__name__))
+
+    @property
     def equation(self) -> str:
         """What it computes, in LaTeX: its own ``equation``, since a subclass computes something else."""
         return str(vars(self.make).get("equation", ""))

@@ -6,26 +6,18 @@ from typing import Any
 
 import pandas as pd
 
-from opencil.registry import DETECTORS
+from opencil import registry
 from opencil.report.results import results
 from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, study, survey, table
 from results.study_page import listed
 
 #: The field's learners, beside the four: names as their papers write them.
 LEARNERS = {
-    "der": "DER",
-    "memo": "MEMO",
-    "lucir": "LUCIR",
-    "er-ace": "ER-ACE",
-    "ss-il": "SS-IL",
-    "podnet": "PODNet",
-    "acil": "ACIL",
-    "ranpac": "RanPAC",
-    "lwf": "LwF",
-    "fetril": "FeTrIL",
-    "fecam": "FeCAM",
-    "simplecil": "SimpleCIL",
-    "ewc": "EWC",
+    name: registry.LEARNERS.entry(name).title
+    for name in (
+        *("der", "memo", "lucir", "er-ace", "ss-il", "podnet", "acil", "ranpac"),
+        *("lwf", "fetril", "fecam", "simplecil", "ewc"),
+    )
 }
 #: What they were scored by: none of these needs a memory, which six of them do not keep.
 LEARNERS_DETECTORS = ("msp", "maxlogit", "energy", "gen")
@@ -59,27 +51,10 @@ def learners_table() -> str:
 
 #: Those that every detector is run on, k = 10, seed 0: the paper's four, and two that grow.
 SIX = CIL | {name: LEARNERS[name] for name in ("der", "memo")}
-#: How detectors beside the paper's sixteen are written, where that is not their registered name in capitals.
-WRITTEN = {
-    "entropy": "Entropy",
-    "fdbd": "fDBD",
-    "gradnorm": "GradNorm",
-    "gram": "Gram",
-    "logitgap": "LogitGap",
-    "mahalanobis": "Mahalanobis",
-    "more": "MORE",
-    "openmax": "OpenMax",
-    "pnml": "pNML",
-    "rankfeat": "RankFeat",
-    "relative-mahalanobis": "relative Mahalanobis",
-    "residual": "Residual",
-    "tempscale": "TempScale",
-    "vim": "ViM",
-}
 
 
 def written(detector: str) -> str:
-    return SIXTEEN.get(detector) or WRITTEN.get(detector, detector.upper())
+    return registry.DETECTORS.entry(detector).title
 
 
 @cache
@@ -101,14 +76,14 @@ def _families() -> dict[str, list[str]]:
     by_family: dict[str, list[str]] = {}
     for detector in on_six_models()["mean"].sort_values(ascending=False).index:
         if "@" not in detector:
-            by_family.setdefault(DETECTORS.entry(detector).make.family, []).append(detector)
+            by_family.setdefault(registry.DETECTORS.entry(detector).make.family, []).append(detector)
     return by_family if len(by_family) > 2 else {}  # the paper's sixteen are of two
 
 
 def _on_train(detector: str) -> float | None:
     """The mean of a detector that is set up on all training images of a step, where it was run so."""
     means, name = on_six_models()["mean"], f"{detector}@stated"
-    stated = DETECTORS.entry(detector).make.named.get("stated", {})
+    stated = registry.DETECTORS.entry(detector).make.named.get("stated", {})
     return means[name] if stated.get("setup") == "train+" and name in means else None
 
 

@@ -77,13 +77,20 @@ def test_every_method_has_an_equation_of_its_own(kind: Registry[Any]) -> None:
         assert equation.count("{") == equation.count("}")
 
 
+@pytest.mark.parametrize("kind", [LEARNERS, DETECTORS], ids=lambda r: r.kind)
+def test_every_method_is_written_as_it_is_called(kind: Registry[Any]) -> None:
+    """Whoever reads ER-ACE finds er-ace."""
+    titles = {name: kind.entry(name).title for name in kind.names()}
+    assert {name: title.lower().replace(" ", "-") for name, title in titles.items()} == {n: n for n in titles}
+
+
 def test_what_a_page_can_tell_of_a_method(things: Registry[Any]) -> None:
     class Family:
         differs = "Of all of us."
 
     @things.register("told")
     class Told(Family):
-        equation, differs = "S(x) = 1", "Of me."
+        title, equation, differs = "ToLD", "S(x) = 1", "Of me."
 
     @things.register("silent")
     class Silent(Told):
@@ -92,6 +99,7 @@ def test_what_a_page_can_tell_of_a_method(things: Registry[Any]) -> None:
     assert things.entry("told").equation == "S(x) = 1"
     assert things.entry("told").differs == ["Of me.", "Of all of us."], "its own comes first"
     assert things.entry("silent").equation == "", "what it inherits may not be what it computes"
+    assert [things.entry(name).title for name in ("told", "silent")] == ["ToLD", "Silent"]
     assert things.entry("silent").differs == ["Of me.", "Of all of us."]
     things.register("function")(lambda: None)
     assert things.entry("function").equation == ""

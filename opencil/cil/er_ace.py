@@ -26,6 +26,7 @@ from opencil.registry import Paper, register_learner
 class ERACE(Replay):
     """New images compete among the new classes, a balanced memory among all: old ones are not pushed away."""
 
+    title: ClassVar[str] = "ER-ACE"
     equation: ClassVar[str] = (
         r"L = \text{CE}(z_{\text{old}:}, y) \text{ on new images} + \text{CE}(z, y) "
         r"\text{ on all classes alike}"

@@ -24,6 +24,7 @@ from opencil.validation import Positive
 class ICaRL(Learner):
     """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
 
+    title: ClassVar[str] = "iCaRL"
     family: ClassVar[str] = "distillation"
     equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
     differs: ClassVar[str] = (

@@ -22,6 +22,7 @@ from opencil.validation import ProperFraction
 class SSIL(WA):
     """New images compete among the new classes, memory among the old ones; distillation task by task."""
 
+    title: ClassVar[str] = "SS-IL"
     equation: ClassVar[str] = (
         r"L = \text{CE}(z_{\text{old}:}, y) \text{ on new images, CE}(z_{1:\text{old}}, y) \text{ on memory} "
         r"\\ {} + T^2 \sum_t \text{KL}(\text{softmax}(z'_t / T), \text{softmax}(z_t / T)), \; t < \text{now}"

@@ -23,6 +23,7 @@ _TINY = 1e-12
 class FDBD(SetUpDetector):
     """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
 
+    title: ClassVar[str] = "fDBD"
     equation: ClassVar[str] = (
         r"S(x) = \frac{1}{(C - 1) \| \varphi - \bar\varphi \|} "
         r"\sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\| w_{\hat y} - w_c \|} \\ "

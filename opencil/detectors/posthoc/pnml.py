@@ -27,6 +27,7 @@ from opencil.registry import Paper, register_detector
 class PNML(SetUpDetector):
     """Negative regret of the head: how much it would gain by one more image, whatever its label."""
 
+    title: ClassVar[str] = "pNML"
     equation: ClassVar[str] = (
         r"S(x) = -\log_C \sum_c \frac{p_c}{p_c + (1 - p_c) p_c^{\kappa}}, \quad "
         r"p = \text{softmax} \, h(\hat{\varphi}) \\ "

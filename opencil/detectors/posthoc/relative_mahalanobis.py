@@ -20,6 +20,7 @@ from opencil.registry import Paper, register_detector
 class RelativeMahalanobis(SetUpDetector):
     """Distance to a Gaussian of all features minus that to the nearest class: what classes explain."""
 
+    title: ClassVar[str] = "relative Mahalanobis"
     equation: ClassVar[str] = (
         r"S(x) = d_0(\varphi) - \min_c d_c(\varphi) \\ "
         r"d_c = (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \quad "
