@@ -154,7 +154,10 @@ def _methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[st
     """What there is to say about each method of some rows that is registered here."""
     known = set(registry.names())
     entries = {own: registry.entry(own) for own in dict.fromkeys(map(method, names)) if own in known}
-    return {own: {"about": entry.about, **_paper(entry.paper)} for own, entry in entries.items()}
+    return {
+        own: {"written": entry.title, "about": entry.about, **_paper(entry.paper)}
+        for own, entry in entries.items()
+    }
 
 
 def _paper(paper: Paper | None) -> dict[str, Any]:

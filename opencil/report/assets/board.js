@@ -1,6 +1,7 @@
 // The leaderboard: a line for each CIL model and detector that is chosen.
 
 const MOST = 8; // lines that can be ticked for the chart: as many colours as the eye tells apart
+const KINDS = ["cil", "detector"];
 const FIRST = 50; // lines that are shown until all are asked for
 
 function lines(view) {
@@ -42,7 +43,7 @@ const columns = (view) => [
     tip: "Rank among the methods that are chosen. Values that look alike share the mean of their ranks.",
     show: (line) => [line.rank ?? "–"], saved: (line) => String(line.rank ?? "–"),
   },
-  ...["cil", "detector"].map((key) => ({
+  ...KINDS.map((key) => ({
     key, text: { cil: "CIL", detector: "Detector" }[key], up: true, names: true, of: (line) => line[key],
     show: (line) => methodName(key, line[key], false), saved: (line) => line[key],
   })),
@@ -94,8 +95,9 @@ function showBoard(view, board) {
   const some = board.found.filter(({ key }, i) => state.all || i < FIRST || state.on.includes(key));
   const body = some.map((line) => {
     const ticked = state.on.includes(line.key);
+    const names = KINDS.map((kind) => titled(kind, line[kind])).join(", ");
     const tick = el("input", {
-      type: "checkbox", checked: ticked, "aria-label": `${line.cil}, ${line.detector}: on the chart`,
+      type: "checkbox", checked: ticked, "aria-label": `${names}: on the chart`,
       disabled: !ticked && state.on.length >= MOST,
       onchange: (event) => {
         const others = state.on.filter((key) => key !== line.key);

@@ -10,10 +10,10 @@ function drawn(view, board) {
   const { group } = view;
   const ticked = board.found.filter((line) => state.on.includes(line.key));
   const chosen = ticked.length ? ticked : board.found.slice(0, LINES);
-  const one = (of) => unique(chosen.map(of)).length === 1;
+  const shared = KINDS.filter((kind) => unique(chosen.map((line) => line[kind])).length === 1);
+  const common = shared.length === 1 ? shared[0] : ""; // the heading has it, so no line needs it
   const name = (line) =>
-    one((l) => l.cil) && !one((l) => l.detector) ? line.detector
-      : one((l) => l.detector) && !one((l) => l.cil) ? line.cil : `${line.cil} · ${line.detector}`;
+    KINDS.filter((kind) => kind !== common).map((kind) => titled(kind, line[kind])).join(" · ");
   const curves = chosen.map((line, i) => ({
     name: name(line), look: i + 1, mark: MARKS[i % MARKS.length],
     points: curve(perSeed(view, (s) => steps(group, view.metric, line.c, line.d, s, view.oods))),
@@ -23,14 +23,13 @@ function drawn(view, board) {
     for (const c of unique(chosen.map((line) => line.c))) {
       const series = perSeed(view, (s) => accuracies(group, c, s));
       curves.push({
-        name: `${group.cils[c].name} · accuracy`, look: 0, dashed: true, mark: "", points: curve(series),
-        whole: average(series, group.planned),
+        name: `${titled("cil", group.cils[c].name)} · accuracy`, look: 0, dashed: true, mark: "",
+        points: curve(series), whole: average(series, group.planned),
       });
     }
   }
-  const common = one((l) => l.cil) && !one((l) => l.detector) ? ` on ${chosen[0].cil}`
-    : one((l) => l.detector) && !one((l) => l.cil) ? ` under ${chosen[0].detector}` : "";
-  return { curves, ticked: ticked.length > 0, common };
+  const of = common && ` ${common === "cil" ? "on" : "under"} ${titled(common, chosen[0][common])}`;
+  return { curves, ticked: ticked.length > 0, common: of };
 }
 function nice(low, high) {
   const rough = Math.max(high - low, 0.5) / 5;

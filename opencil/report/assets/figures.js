@@ -45,7 +45,7 @@ function showFigures(view) {
     const load = () => box.childElementCount || box.append(...of(cil).map(picture));
     if (open) load();
     const toggled = (event) => event.target.open && load();
-    return el("details", { open, ontoggle: toggled }, el("summary", {}, cil), box);
+    return el("details", { open, ontoggle: toggled }, el("summary", {}, titled("cil", cil)), box);
   };
   const shown = view.group.cils.map((c) => c.name)
     .filter((cil) => of(cil).length && (!state.cil.length || state.cil.includes(cil)));

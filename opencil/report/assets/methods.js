@@ -1,19 +1,23 @@
 // Methods: what they are and where they were published, as tips on their names and as a list.
 
 const aboutOf = (kind, name) => data.methods[kind][own(name)];
+// A name as its paper writes it, for the eye alone: addresses and files have the name that commands take.
+const titled = (kind, name) =>
+  name.replace(/^[^@ ]+/, (registered) => data.methods[kind]?.[registered]?.written ?? registered);
 function tipOf(kind, name) {
   const about = aboutOf(kind, name);
   if (!about) return "";
   const paper = about.title ? ` ${about.title}, ${about.year}.` : "";
-  return `${about.about}${paper}${name === own(name) ? "" : ` ${name} is ${own(name)} under other values.`}`;
+  const [shown, plain] = [name, own(name)].map((one) => titled(kind, one));
+  return `${about.about}${paper}${shown === plain ? "" : ` ${shown} is ${plain} under other values.`}`;
 }
 const outward = { target: "_blank", rel: "noopener noreferrer" };
 // A method's name, which leads to its paper. In long tables it is no stop of the Tab key.
 function methodName(kind, name, stop = true) {
   const link = aboutOf(kind, name)?.link;
   const made = link
-    ? el("a", { href: link, class: "method", tabindex: stop ? null : "-1", ...outward }, name)
-    : el("span", { class: "method" }, name);
+    ? el("a", { href: link, class: "method", tabindex: stop ? null : "-1", ...outward }, titled(kind, name))
+    : el("span", { class: "method" }, titled(kind, name));
   return withTip(made, tipOf(kind, name));
 }
 function showMethods() {
@@ -21,7 +25,7 @@ function showMethods() {
     const about = aboutOf(kind, name);
     const title = about?.title ? `${about.title}, ${about.year}` : "";
     return el(
-      "tr", {}, el("th", { scope: "row" }, name),
+      "tr", {}, el("th", { scope: "row" }, titled(kind, name)),
       el(
         "td", { class: "free" }, about ? about.about : "It is not installed where this page was made.", " ",
         about?.link ? el("a", { href: about.link, ...outward }, title) : title,

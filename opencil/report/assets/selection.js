@@ -41,7 +41,7 @@ function choiceList(name) {
   search.addEventListener("input", () => {
     const wanted = search.value.trim().toLowerCase();
     for (const item of parts.querySelectorAll("label")) {
-      item.hidden = !item.textContent.toLowerCase().includes(wanted);
+      item.hidden = !`${item.title} ${item.textContent}`.toLowerCase().includes(wanted);
     }
     for (const part of parts.children) part.hidden = !part.querySelector("label:not([hidden])");
   });
@@ -71,13 +71,13 @@ function several(name, choices, all) {
   const key = JSON.stringify(choices);
   if (key !== list.made) { // else what is searched for, and the focus, stay
     list.made = key;
-    const box = (value, text) =>
-      el("label", {}, el("input", { type: "checkbox", name, value }), el("span", {}, text));
+    const box = (value, text, title = null) =>
+      el("label", { title }, el("input", { type: "checkbox", name, value }), el("span", {}, text));
     list.parts.replaceChildren(...choices.filter((part) => part.items.length).map((part) =>
       el(
         "fieldset", {}, el("legend", {}, part.head || SEVERAL[name]),
         wholes.includes(part) ? box(part.whole, `all ${part.head}`) : null,
-        part.items.map(([value, text]) => box(value, text)),
+        part.items.map(([value, text]) => box(value, text, value === text ? null : value)),
       ),
     ));
   }
@@ -118,7 +118,7 @@ const foldable = (list) => list.filter((one) => one.variant && list.some((o) => 
 
 // What the selection means: the group of runs, and which models, detectors, sets and seeds of it.
 function choose() {
-  const same = (values) => values.map((value) => [String(value), String(value)]);
+  const same = (values, kind) => values.map(String).map((value) => [value, titled(kind, value)]);
   options("benchmark", same(unique(data.groups.map((g) => g.benchmark))));
   const here = data.groups.filter((g) => g.benchmark === state.benchmark);
   options("k", same(here.map((g) => g.k)));
@@ -127,14 +127,15 @@ function choose() {
   options("metric", metrics.map((m) => [m, label(m)]));
   const { shifted } = data.metrics[state.metric]; // it is of shifted sets, or of OOD sets
   const sets = group.oods.filter((o) => (o.distance === "shifted") === shifted);
-  const parts = (list, key) => unique(list.map((one) => one[key])).map((head) => ({
-    head, whole: `${key}:${head}`, items: same(list.filter((one) => one[key] === head).map((o) => o.name)),
+  const parts = (list, key, kind) => unique(list.map((one) => one[key])).map((head) => ({
+    head, whole: `${key}:${head}`,
+    items: same(list.filter((one) => one[key] === head).map((o) => o.name), kind),
   }));
   const folds = [...foldable(group.cils), ...foldable(group.detectors)];
   const unfolded = (one) => state.variants || !folds.includes(one);
-  const models = [{ head: "", items: same(group.cils.map((c) => c.name)) }];
+  const models = [{ head: "", items: same(group.cils.map((c) => c.name), "cil") }];
   several("cil", models, group.cils.filter(unfolded).length);
-  several("detector", parts(group.detectors, "family"), group.detectors.filter(unfolded).length);
+  several("detector", parts(group.detectors, "family", "detector"), group.detectors.filter(unfolded).length);
   several("ood", parts(sets, "distance"), sets.filter((set) => set.shared).length);
   several("seed", [{ head: "", items: same(group.seeds) }], group.seeds.length);
   $("variants").hidden = !folds.length;
@@ -143,7 +144,8 @@ function choose() {
 
   if (filters.elements.find.value !== state.find) filters.elements.find.value = state.find;
   const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-  const named = (c, d) => `${group.cils[c].name} ${group.detectors[d].name}`.toLowerCase();
+  const both = (kind, { name }) => `${name} ${titled(kind, name)} `;
+  const named = (c, d) => (both("cil", group.cils[c]) + both("detector", group.detectors[d])).toLowerCase();
 
   const indices = (list, test) => list.map((_, i) => i).filter((i) => test(list[i]));
   const shown = (name, key, counts) => (one) =>

@@ -6,9 +6,10 @@ function showTables() {
   $("made-tables").replaceChildren(...data.tables.map((sheet, i) => {
     const heads = sheet.columns.map(({ text, label: names }) =>
       el("th", { scope: "col", class: names ? null : "number" }, text));
-    const rows = sheet.lines.map((line) => el("tr", {}, line.map((one, j) =>
-      sheet.columns[j].label ? el("th", { scope: "row" }, textOf(one))
-        : el("td", { class: "number" }, textOf(one)))));
+    const cellOf = (one, { text, label: names }) =>
+      names ? el("th", { scope: "row" }, titled(text.toLowerCase(), textOf(one))) // of CIL or detector
+        : el("td", { class: "number" }, textOf(one));
+    const rows = sheet.lines.map((line) => el("tr", {}, line.map((one, j) => cellOf(one, sheet.columns[j]))));
     const scroll = el(
       "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${sheet.title}, scrollable` },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),

@@ -193,8 +193,9 @@ class PageBrowser(Browser):
     """The results page in a browser, as a reader handles it."""
 
     def board(self) -> list[list[str]]:
-        """The leaderboard's lines: the text of each cell behind the tick box."""
+        """The leaderboard's lines: the text of each cell behind the tick box, but names as registered."""
         cells = "[...row.cells].slice(1).map(cell => cell.innerText)"
+        cells += ".toSpliced(1, 2, ...JSON.parse(row.dataset.key))"
         found: list[list[str]] = self.evaluate(
             f"[...document.querySelectorAll('#board tbody tr')].map(row => {cells})"
         )

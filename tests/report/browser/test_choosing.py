@@ -39,7 +39,7 @@ def test_several_can_be_chosen(opened: Any) -> None:
     opened.choose("detector", "family:fine-tuning", "msp")
     assert {detector for _, detector in shown(opened)} == {"msp", "vos", "ber"}
     chosen = "document.querySelector('details[data-name=detector] .chosen').innerText"
-    assert opened.evaluate(chosen) == "fine-tuning, msp"
+    assert opened.evaluate(chosen) == "fine-tuning, MSP"
     address = opened.evaluate("location.hash")
     assert "detector=family%3Afine-tuning&detector=msp" in address
 
@@ -61,14 +61,14 @@ def test_a_list_can_be_searched_and_is_left_with_escape(opened: Any) -> None:
     opened.evaluate(OPEN)
     assert len(opened.evaluate(visible)) == len(DETECTORS) + 2
     opened.evaluate("document.querySelector('details[data-name=detector] input[type=search]').focus()")
-    opened.call("Input.insertText", text="BER")
-    assert opened.evaluate(visible) == ["ber", "ber@nter", "ber@oter"]
+    opened.call("Input.insertText", text="ber")
+    assert opened.evaluate(visible) == ["BER", "BER@nter", "BER@oter"]
     opened.key("Enter", 13, "\r")  # sends no form: the page stays
     opened.key("Tab", 9)
     opened.key("Tab", 9)
     opened.key(" ", 32, " ")
     assert {detector for _, detector in shown(opened)} == {"ber"}
-    assert opened.evaluate(visible) == ["ber", "ber@nter", "ber@oter"]  # what is searched for stays
+    assert opened.evaluate(visible) == ["BER", "BER@nter", "BER@oter"]  # what is searched for stays
     opened.key("Escape", 27)
     assert not opened.evaluate("document.querySelector('details[data-name=detector]').open")
     assert opened.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -96,7 +96,7 @@ def test_variants_are_folded_away_until_they_are_asked_for(opened: Any) -> None:
     opened.evaluate("document.querySelector('#variants input').click()")
     assert shown(opened) == {(cil, name) for cil in ("icarl", "wa", "wa@long") for name in DETECTORS}
     assert {line[0] for line in opened.board() if "@" in line[1] + line[2]} == {"–"}
-    assert {"ber@nter", "ber@oter"} <= set(opened.evaluate(matrix))
+    assert {"BER@nter", "BER@oter"} <= set(opened.evaluate(matrix))
 
 
 def test_a_variant_that_stands_for_its_method_is_shown(
@@ -114,7 +114,7 @@ def test_a_family_of_the_matrix_folds(opened: Any) -> None:
     opened.evaluate(f"{button}.focus()")
     opened.key("Enter", 13, "\r")
     assert opened.evaluate(names) == [
-        "accuracy of the model", "▸ post-hoc (3)", "▾ fine-tuning (2)", "vos", "ber",
+        "accuracy of the model", "▸ post-hoc (3)", "▾ fine-tuning (2)", "VOS", "BER",
     ]  # fmt: skip
     assert opened.evaluate(f"{button}.getAttribute('aria-expanded')") == "false"
     opened.key("Enter", 13, "\r")
@@ -127,7 +127,7 @@ def test_colours_of_the_matrix_are_by_rank(show: Callable[..., Any], made_up: Ro
     rows = made_up(detectors=tuple(level))
     rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
     browser = show(rows, [record(seed=seed, detectors=dict.fromkeys(level, 4)) for seed in range(3)])
-    strength = "[r.cells[0].innerText, +r.cells[1].style.getPropertyValue('--strength')]"
+    strength = "[r.cells[0].innerText.toLowerCase(), +r.cells[1].style.getPropertyValue('--strength')]"
     found = dict(
         browser.evaluate(
             f"[...document.querySelectorAll('#grid tbody tr:not(.family)')].slice(1).map(r => {strength})"
@@ -136,6 +136,28 @@ def test_colours_of_the_matrix_are_by_rank(show: Callable[..., Any], made_up: Ro
     steps = [found[name] - found[worse] for name, worse in zip(list(level), list(level)[1:], strict=False)]
     assert steps == pytest.approx([steps[0]] * 3, abs=0.0011)
     assert steps[0] > 0.09
+
+
+def test_names_are_shown_as_papers_write_them_and_found_as_commands_do(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    detectors = ("fdbd", "relative-mahalanobis", "ber@nter", "of-a-plugin")
+    rows = pd.concat([made_up(cil=cil, detectors=detectors) for cil in ("icarl", "er-ace@long")])
+    browser = show(rows, [record(cil=cil) for cil in ("icarl", "er-ace@long")])
+    cells = "[...document.querySelectorAll('#board tbody tr')]"
+    cells += ".map(row => [row.cells[2].innerText, row.cells[3].innerText])"
+    named = ("fDBD", "relative Mahalanobis", "BER@nter", "of-a-plugin")
+    every = {(cil, detector) for cil in ("iCaRL", "ER-ACE@long") for detector in named}
+    assert set(map(tuple, browser.evaluate(cells))) == every
+    for text in ("relative-mahal", "relative Mahalanobis"):
+        search(browser, text)
+        assert {detector for _, detector in browser.evaluate(cells)} == {"relative Mahalanobis"}
+    label = "document.querySelector('details[data-name=detector] label[title=relative-mahalanobis]')"
+    browser.evaluate(OPEN)
+    for text, there in (("relative-m", True), ("Relative M", True), ("ber", False)):
+        browser.evaluate("document.querySelector('details[data-name=detector] input[type=search]').select()")
+        browser.call("Input.insertText", text=text)
+        assert browser.evaluate(f"{label}.checkVisibility()") is there
 
 
 @pytest.mark.parametrize("metric", ["auc", "accuracy_shifted"])
@@ -184,7 +206,7 @@ def test_a_search_finds_lines_whose_places_stay(crowded: Callable[..., Any]) -> 
     assert {line[1] for line in browser.board()} == {"c18"}
     assert names == {name for name in names if "y" in name} >= {"y", "energy", "entropy"}
     assert [line for line in best if line[1] == "c18" and line[2] == "y"] == [browser.board()[0]], "its rank"
-    assert set(browser.evaluate(heads)) == {"c18", "accuracy of the model", *names}
+    assert {head.lower() for head in browser.evaluate(heads)} == {"c18", "accuracy of the model", *names}
     assert browser.legend()
     assert "find=C18+y" in browser.evaluate("location.hash")
     search(browser, "c18 c17")

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from opencil.registry import DETECTORS
 from opencil.report.statistics import statistics_tables
 from opencil.study.study import Study
 
@@ -64,7 +65,8 @@ def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: 
     ) == [table.title for table in tables]
     cells = "[...document.querySelectorAll('#made-tables table')[0].tBodies[0].rows]"
     shown = browser.evaluate(f"{cells}.map(r => [...r.cells].map(c => c.textContent))")
-    assert shown == [[cell.text for cell in line] for line in tables[0].lines]
+    titles = {name: DETECTORS.entry(name).title for name in ("msp", "energy", "gen")}
+    assert shown == [[titles.get(cell.text, cell.text) for cell in line] for line in tables[0].lines]
     saved = list(csv.reader(io.StringIO(browser.saved("#made-tables details", "CSV"))))
     expected = list(csv.reader(io.StringIO(tables[0].csv())))
     assert saved[0] == expected[0]

@@ -42,16 +42,16 @@ def test_every_method_has_its_paper_and_a_tip(
     browser = show(rows, runs(record), hash="#variants=yes")
     of = "[...document.querySelectorAll('#board a.method')].map(a => [a.innerText, [a.href, a.dataset.tip]])"
     found = dict(browser.evaluate(of))
-    assert set(found) == {"icarl", "energy", "ber", "ber@nter"}
-    entries = {name: DETECTORS.entry(name) for name in ("energy", "ber", "ber@nter")}
-    for name, entry in (entries | {"icarl": LEARNERS.entry("icarl")}).items():
+    assert set(found) == {"iCaRL", "Energy", "BER", "BER@nter"}
+    entries = {name: DETECTORS.entry(name.lower()) for name in ("Energy", "BER", "BER@nter")}
+    for name, entry in (entries | {"iCaRL": LEARNERS.entry("icarl")}).items():
         assert entry.paper
         link, tip = found[name]
         assert link == entry.paper.link
         assert tip.startswith(f"{entry.about} {entry.paper.title}, {entry.paper.year}.")
-    assert found["ber@nter"][1].endswith("ber@nter is ber under other values.")
+    assert found["BER@nter"][1].endswith("BER@nter is BER under other values.")
     listed = browser.evaluate("[...document.querySelectorAll('#methods tbody tr')].map(r => r.innerText)")
-    assert [line.split("\t")[0] for line in listed] == ["icarl", "energy", "ber", "of a plugin"]
+    assert [line.split("\t")[0] for line in listed] == ["iCaRL", "Energy", "BER", "of a plugin"]
     assert "not installed" in listed[-1]
     heads = "[...document.querySelectorAll('#methods thead')].map(h => h.innerText)"
     assert browser.evaluate(heads) == ["Name\tWhat it is, and its paper\n"] * 2
