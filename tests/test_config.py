@@ -879,3 +879,32 @@ def test_a_head_that_is_scored_by_one_that_reads_w_and_b_needs_a_linear_head(sco
     assert config.left_out("lucir") == {"its head is not linear, and they read it as W and b": ["ber@scored"]}
     assert config.left_out("icarl") == {}
     assert list(config.detectors_of("lucir")) == ["msp", "ber"]
+
+
+def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_before_training() -> None:
+    user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl,ewc"}
+    config = resolve(user | {"detector": "all"})
+    ((why, names),) = config.left_out("icarl").items()
+    assert (names, "nnguide" in config.detectors_of("icarl")) == (["nnguide"], False)
+    assert why.startswith("they are set up on 40 images at least, and benchmark.memory = 39 (setup = train+ ")
+    assert "nnguide" in config.detectors_of("ewc"), "without a memory it is set up on all that a step has"
+    with pytest.raises(BadInput, match=r"^icarl cannot have nnguide, ber@nn: they are set up on 40 .* 39 \("):
+        resolve(
+            user | {"cil": "icarl", "detector": "nnguide,ber@nn"},
+            settings=["detector.ber@nn.scored_by={name: nnguide, neighbours: 40}"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("detector", "setting"),
+    [
+        ("nnguide", "benchmark.memory=40"),
+        ("nnguide", "detector.nnguide.setup=train+"),
+        ("nnguide", "detector.nnguide.neighbours=39"),
+        ("vos", "detector.vos={scored_by: knn, queue: 1000}"),
+    ],
+)
+def test_a_detector_whose_images_may_be_enough_is_kept(detector: str, setting: str) -> None:
+    user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl", "detector": detector}
+    config = resolve(user, settings=[setting])
+    assert list(config.detectors_of("icarl")) == [detector]

@@ -191,7 +191,14 @@ def list_names(
         known += (
             {"cil": LEARNERS, "detectors": DETECTORS}[what].groups() if what in ("cil", "detectors") else []
         )
-        raise BadInput(f"none of the {what} matches {pattern!r}{also}{nearest(pattern, known)}")
+        name, label, _ = pattern.partition("@")
+        hint = nearest(name, known)
+        if label and name in known:
+            hint = (
+                f": a label is the user's own name for values of {name}, or one that it ships; "
+                f"'opencil list {what} {name}' tells of both"
+            )
+        raise BadInput(f"none of the {what} matches {pattern!r}{also}{hint}")
     if markdown:
         cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
         typer.echo(

@@ -92,6 +92,16 @@ def test_list_takes_patterns() -> None:
     assert "energy" not in text
 
 
+@pytest.mark.parametrize("label", ["chosen", "stated"])
+def test_a_label_is_told_from_a_name(label: str) -> None:
+    result = call("list", "detectors", f"knn@{label}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    told = " ".join(result.stderr.split())
+    assert "a label is the user's own name for values of knn" in told
+    assert "'opencil list detectors knn'" in told
+    assert "did you mean 'ber'?" in call("list", "detectors", f"bre@{label}").stderr
+
+
 def listed(*words: str) -> list[str]:
     """Names that a list has, in its order."""
     result = call("list", *words, "--markdown")

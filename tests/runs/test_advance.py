@@ -127,10 +127,11 @@ def test_detectors_are_set_up_on_training_images(
 def test_a_detector_that_cannot_be_evaluated_does_not_stop_the_others(
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
-    """NNGuide wants as many set-up samples as it has neighbours, and the memory has 80."""
-    events = run_all(tiny(tmp_path, "detector.nnguide.neighbours=100", detector=["nnguide", "relation"]))
+    """NNGuide wants as many set-up samples as it has neighbours, and no step has so many."""
+    settings = ["detector.nnguide.neighbours=1000", "detector.nnguide.setup=train+"]
+    events = run_all(tiny(tmp_path, *settings, detector=["nnguide", "relation"]))
     assert isinstance(events[-1], opencil.runs.events.Failed)
-    assert "nnguide has no rows: step 1: NNGuide needs at least 100 samples" in str(events[-1].error)
+    assert "nnguide has no rows: step 1: NNGuide needs at least 1000 samples" in str(events[-1].error)
     rows = opencil.read_rows(tmp_path)
     assert set(rows.loc[rows["detector"] == "relation", "step"]) == {1, 2, 3, 4}
     assert "nnguide" not in set(rows["detector"])

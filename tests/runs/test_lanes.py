@@ -238,7 +238,7 @@ def test_when_what_follows_a_training_fails_the_run_ends_and_no_other(
 
 @beside
 def test_a_detector_without_rows_is_named_at_the_end(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
-    settings = [*SETTINGS[:2], "detector.nnguide.neighbours=100"]
+    settings = [*SETTINGS[:2], "detector.nnguide.neighbours=1000", "detector.nnguide.setup=train+"]
     config = tiny(tmp_path, *settings, detector=["nnguide", "msp"])
     events = run_all(config)
     assert isinstance(events[-1], Failed)
