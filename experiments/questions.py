@@ -410,6 +410,31 @@ def set_up_gains(*steps: int) -> list[float]:
     ]
 
 
+#: What ReAct cuts features at, k = 10, seed 0: the percentile, and the detector's name in rows/react.
+CUTS = {85: "react@p85", 90: "react", 95: "react@p95", 99: "react@p99", 100: "react@p100"}
+
+
+def cut(percentile: int, cil: str, split: str = "all") -> float:
+    """ReAct's AUC under a percentile."""
+    where = {} if split == "all" else {"distance": split}
+    return auc(CUTS[percentile], cil=cil, folder="react", **where)
+
+
+def cut_off(percentile: int, split: str = "all") -> float:
+    """Its mean distance from the paper's figures of the four models."""
+    return fmean(abs(cut(percentile, cil, split) - paper("auc", "react", cil, split=split)) for cil in CIL)
+
+
+def cuts_table() -> str:
+    """Over all sets and, in brackets, near ones; 100 cuts nothing but what no set-up image has."""
+    lines = [
+        [f"{p}", *(f"{cut(p, cil):.1f} ({cut(p, cil, 'near'):.1f})" for cil in CIL), f"{cut_off(p):.1f}"]
+        for p in CUTS
+    ]
+    papers = [f"{paper('auc', 'react', c):.1f} ({paper('auc', 'react', c, split='near'):.1f})" for c in CIL]
+    return table(["percentile", *CIL.values(), "from the paper"], [*lines, ["the paper", *papers, ""]])
+
+
 def shift_table() -> str:
     lines = []
     for detector, name in SIXTEEN.items():
