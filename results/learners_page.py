@@ -8,7 +8,7 @@ import pandas as pd
 
 from opencil import registry
 from opencil.report.results import results
-from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, study, survey, table
+from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, study, survey, table, written
 from results.study_page import listed
 
 #: The field's learners, beside the four: names as their papers write them.
@@ -51,10 +51,6 @@ def learners_table() -> str:
 
 #: Those that every detector is run on, k = 10, seed 0: the paper's four, and two that grow.
 SIX = CIL | {name: LEARNERS[name] for name in ("der", "memo")}
-
-
-def written(detector: str) -> str:
-    return registry.DETECTORS.entry(detector).title
 
 
 @cache
@@ -118,7 +114,7 @@ def six_models_in_words() -> str:
     most = listed([f"{written(name)} ({gain:+.1f})" for name, gain in gains.nlargest(3).items()])
     return (
         f"Best in the mean are {best('mean', 3)}, of the paper's sixteen {best('mean', 1, papers)}; on near "
-        f"sets {best('near', 3)}, on far ones {best('far', 3)}. All have their defaults, none of which was "
-        f"chosen on these sets, and one seed. Of the {len(gains)} that were set up on all training images "
-        f"too, {(gains > 0).sum()} are better on the memory, by most {most}."
+        f"sets {best('near', 3)}, on far ones {best('far', 3)}. All have their defaults, of which one was "
+        f"found on these sets, the learning rate of tuned heads, and one seed. Of the {len(gains)} that were "
+        f"set up on all training images too, {(gains > 0).sum()} are better on the memory, by most {most}."
     )

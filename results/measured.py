@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 import opencil
+from opencil import registry
 from opencil.published import contradictory, in_percent, published_results, published_survey, recomputed_means
 from opencil.report.compare import compare
 from opencil.report.results import results
@@ -22,6 +23,11 @@ _POSTHOC = ("MSP", "MaxLogit", "Energy", "KLM", "GEN", "ODIN", "ReAct", "NNGuide
 _TUNED = ("LogitNorm", "T2FNorm", "AugMix", "RegMix", "VOS", "NPOS", "BER")
 POSTHOC, TUNED = ({name.lower(): name for name in names} for names in (_POSTHOC, _TUNED))
 SIXTEEN = POSTHOC | TUNED
+
+
+def written(detector: str) -> str:
+    """A detector as its paper writes it."""
+    return registry.DETECTORS.entry(detector).title
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opencil import registry
 from opencil.published import SURVEY_ACCURACY
 from opencil.report.compare import agreement
 from opencil.report.order import method, sort_cil
@@ -30,6 +31,7 @@ from results.measured import (
     study,
     survey,
     table,
+    written,
 )
 
 KS, SEEDS = (10, 20, 5), (0, 1, 2)
@@ -45,7 +47,7 @@ VERDICTS = ("holds", "reversed", "by model", "not shown", "one seed")
 WHY = {
     "relation": "what it is [set up on](../experiments/set_up.md), where tried; BiC's is unexplained",
     "nnguide": "in part its bank of images; BiC's is [not that](../experiments/set_up.md): unexplained",
-    "react": "unexplained; [its set-up](../experiments/set_up.md) is not the reason",
+    "react": "at k = 10 partly [its percentile](../experiments/set_up.md#reacts-percentile); else unknown",
     "npos": "on BiC [its correction](../experiments/heads.md) of outliers; elsewhere unexplained",
     "ber": "unexplained; [other values](../experiments/ber.md) were tried",
 }
@@ -345,7 +347,8 @@ def cost_table() -> str:
         made = [made for run in runs for made in run.get("made", [])]
         days = sorted({m["first"][:10] for m in made} | {m["last"][:10] for m in made})
         detectors = " or ".join(map(str, sorted({len(run["detectors"]) for run in runs})))
-        names = ", ".join(CIL.get(name, name) for name in sort_cil(run["cil"] for run in runs))
+        cils = sort_cil(run["cil"] for run in runs)
+        names = ", ".join(registry.LEARNERS.entry(cil).title for cil in cils)
         lines.append(
             [
                 *(str(k), str(seed), f"{names} × {detectors}"),
@@ -658,18 +661,23 @@ def shifted() -> str:
         return f"Not run yet on all four models ({earlier})."
     rows = study("study").rows
     rows = rows[(rows["k"] == 10) & rows["cil"].isin(CIL) & (rows["task"] == 0)]
-    rows = rows[rows["seed"].isin(shifted_seeds())]
+    rows = rows[rows["seed"].isin(shifted_seeds()) & ~rows["detector"].str.contains("@")]
     means = 100 * rows.groupby(["detector", "metric"])["value"].mean().unstack("metric")
     metrics = ["auc", "auc_full", "fpr", "fpr_full", "fpr_shifted"]
+    of_detectors = means.drop("")[metrics].sort_values("auc_full", ascending=False)
     lines = [
-        [name, *(f"{means.loc[detector, metric]:.1f}" for metric in metrics)]
-        for detector, name in SIXTEEN.items()
+        [written(str(detector)), *(f"{value:.1f}" for value in values)]
+        for detector, values in of_detectors.iterrows()
     ]
     head = ["", "AUC", "full", "FPR", "full", "shifted rejected"]
     accurate = [f"{means.loc['', metric]:.1f}" for metric in ("accuracy", "accuracy_shifted")]
+    lost = of_detectors["auc"] - of_detectors["auc_full"]
+    order = of_detectors["auc"].corr(of_detectors["auc_full"], method="spearman")
     return (
-        f"Mean of the four models, seed {listed(shifted_seeds())}; accuracy falls from {accurate[0]} to "
-        f"{accurate[1]}:\n\n{table(head, lines)}"
+        f"Mean of the four models, seed {listed(shifted_seeds())}, every detector, the best under shift "
+        f"first; accuracy falls from {accurate[0]} to {accurate[1]}:\n\n{table(head, lines)}\n\n"
+        f"The order with shifted images and that without correlate by ρ = {order:.2f}. Most is lost by "
+        f"{listed(f'{written(str(d))} ({value:.1f})' for d, value in lost.nlargest(3).items())}."
     )
 
 
@@ -685,8 +693,19 @@ def joint() -> str:
     beside = [f"{CIL[c]} {fmean(float(by_seed(10, d, c).mean()) for d in SIXTEEN):.1f}" for c in CIL]
     return (
         f"Seed {listed(there)}: accuracy {accuracy:.1f}; AUC, mean of the sixteen, {its.mean():.1f}, beside "
-        f"{listed(beside)}. Best on it: {SIXTEEN[str(its.idxmax())]} ({its.max():.1f})."
+        f"{listed(beside)}. Best on it: {SIXTEEN[str(its.idxmax())]} ({its.max():.1f}). From the first step "
+        f"to the last, the mean of the sixteen falls by {_fallen('joint'):.1f} on it, and by "
+        f"{listed(f'{_fallen(c):.1f} on {CIL[c]}' for c in CIL)}, of the same seed."
     )
+
+
+def _fallen(cil: str) -> float:
+    """AUC after the first step less that after the last, mean of the sixteen, where ``joint`` is run."""
+    rows = study("study").rows
+    rows = rows[(rows["k"] == 10) & (rows["cil"] == cil) & (rows["metric"] == "auc") & (rows["task"] == 0)]
+    rows = rows[rows["detector"].isin(SIXTEEN) & rows["seed"].isin([s for _, s in trainings(10, ("joint",))])]
+    first, last = (rows.loc[rows["step"] == step, "value"].mean() for step in (1, rows["step"].max()))
+    return float(100 * (first - last))
 
 
 def farthest() -> tuple[str, str, float]:
