@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.engine.forward import Outputs
@@ -69,7 +69,7 @@ class MORE(Tuner):
         head = self._extra.head
         assert isinstance(head, TaskHead)
         rows = rows_at_a_time(3 * head.member.numel() * 4)
-        return torch.cat([self._score(head, part) for part in torch.split(outputs.features, rows)])
+        return by_parts(lambda part: self._score(head, part), rows, outputs.features)
 
     def _score(self, head: "TaskHead", features: Tensor) -> Tensor:
         z, other, known = head.by_task(features)

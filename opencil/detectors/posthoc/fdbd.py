@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.precision import reachable, widened
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -57,8 +57,7 @@ class FDBD(SetUpDetector):
         """Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
         features, logits = outputs.features, outputs.logits
         rows = rows_at_a_time(4 * (features.shape[1] + logits.shape[1]) * features.element_size())
-        parts = zip(torch.split(features, rows), torch.split(logits, rows), strict=True)
-        return torch.cat([self._score(f, z) for f, z in parts])
+        return by_parts(self._score, rows, features, logits)
 
     def _score(self, features: Tensor, logits: Tensor) -> Tensor:
         highest, predicted = logits.max(dim=1, keepdim=True)

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -51,6 +50,7 @@ class KNN(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """−‖f − b‖² = 2⟨f, b⟩ − 2 for the K-th largest ⟨f, b⟩, [N]; features of 0 are at right angles."""
         rows = rows_at_a_time(2 * len(self._bank) * self._bank.element_size())
-        parts = torch.split(F.normalize(outputs.features, dim=1), rows)
-        similar = [(f @ self._bank.T).topk(self.neighbours, dim=1).values[:, -1] for f in parts]
-        return 2 * torch.cat(similar) - 2
+        return 2 * by_parts(self._similar, rows, F.normalize(outputs.features, dim=1)) - 2
+
+    def _similar(self, unit: Tensor) -> Tensor:
+        return (unit @ self._bank.T).topk(self.neighbours, dim=1).values[:, -1]

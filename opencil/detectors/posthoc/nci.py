@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import reachable
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -53,8 +53,7 @@ class NCI(SetUpDetector):
         """⟨w_ŷ, φ − mean φ⟩ / ‖φ − mean φ‖ + α‖φ‖₁, [N]."""
         features, predicted = outputs.features, outputs.logits.argmax(dim=1)
         rows = rows_at_a_time(4 * features.shape[1] * features.element_size())
-        parts = zip(torch.split(features, rows), torch.split(predicted, rows), strict=True)
-        return torch.cat([self._score(f, y) for f, y in parts])
+        return by_parts(self._score, rows, features, predicted)
 
     def _score(self, features: Tensor, predicted: Tensor) -> Tensor:
         near = (self._weight[predicted] * F.normalize(features - self._mean, dim=1)).sum(dim=1)

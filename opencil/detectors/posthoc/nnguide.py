@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.engine.seeding import generator
@@ -54,8 +54,7 @@ class NNGuide(SetUpDetector):
         """Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
         features = F.normalize(outputs.features, dim=1)
         rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
-        guidance = [
-            (f @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)
-            for f in torch.split(features, rows)
-        ]
-        return outputs.logits.logsumexp(dim=1) * torch.cat(guidance)
+        return outputs.logits.logsumexp(dim=1) * by_parts(self._guidance, rows, features)
+
+    def _guidance(self, unit: Tensor) -> Tensor:
+        return (unit @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -43,8 +43,7 @@ class Relation(SetUpDetector):
         """Σ_j r_j^power over the relations above the threshold, [N]."""
         features, probabilities = F.normalize(outputs.features, dim=1), outputs.logits.softmax(dim=1)
         rows = rows_at_a_time(2 * len(self._features) * features.element_size())
-        parts = zip(torch.split(features, rows), torch.split(probabilities, rows), strict=True)
-        return torch.cat([self._strength(f, p) for f, p in parts])
+        return by_parts(self._strength, rows, features, probabilities)
 
     def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
         """Of a few samples; in place, since [samples, set-up images] is all that takes memory here."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.engine.forward import Outputs
 from opencil.validation import Bound
 
@@ -15,12 +15,11 @@ Percentile = Annotated[float, Bound(ge=0, le=100)]
 
 def shaped_energy(outputs: Outputs, shaped: Callable[[Tensor], Tensor]) -> Tensor:
     """logsumexp(h(shaped(φ))), [N], a few samples at a time."""
-    assert outputs.classify is not None
-    features = outputs.features
+    classify, features = outputs.classify, outputs.features
+    assert classify is not None
     # A sorted copy with its places, and the shaped one.
     rows = rows_at_a_time(5 * features.shape[1] * features.element_size())
-    parts = torch.split(features, rows)
-    return torch.cat([outputs.classify(shaped(part)).float().logsumexp(dim=1) for part in parts])
+    return by_parts(lambda part: classify(shaped(part)).float().logsumexp(dim=1), rows, features)
 
 
 def largest(features: Tensor, percentile: float) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import placed, widened
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.chunks import by_parts, rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.detectors.moments import Gaussians, checked_labels
 from opencil.engine.forward import Outputs
@@ -83,7 +83,7 @@ class TPL(SetUpDetector):
         features = outputs.features
         near = [1 / gaussians.nearest(features).clamp(min=_AT_MEAN) for gaussians in self._gaussians]
         rows = rows_at_a_time(2 * sum(map(len, self._banks)) * features.element_size())
-        out = torch.cat([self._distances(f) for f in torch.split(F.normalize(features, dim=1), rows)])
+        out = by_parts(self._distances, rows, F.normalize(features, dim=1))
         largest = [outputs.logits[:, columns].amax(dim=1) for columns in self._columns]
         return torch.stack(near, dim=1).float(), out, torch.stack(largest, dim=1)
 

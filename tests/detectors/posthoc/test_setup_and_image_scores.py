@@ -1,6 +1,7 @@
 """Every post-hoc score against a reference in float64, sample by sample, straight from its formula."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -270,12 +271,30 @@ def test_odin_scores_a_network_whose_parameters_are_frozen() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["klm", "nnguide", "relation"])
+@pytest.mark.parametrize("name", ["klm", "knn", "nnguide", "relation"])
 def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, out = random_outputs(300, 6, seed=1), random_outputs(50, 6, seed=2)
     whole = create_detector(name).fit(setup).score(out)
     monkeypatch.setattr(chunks, "BUDGET", 5000)  # a row or a few at a time
     torch.testing.assert_close(create_detector(name).fit(setup).score(out), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_no_part_is_kept_until_the_end() -> None:
+    """Else a heap may keep what was freed between them: 15 GB of KNN's products, with 64 MB at a time."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def twice(rows: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        assert not any(part() is not None for part in kept), "a part before this one"
+        made = 2 * rows + column[:, None]
+        kept.append(weakref.ref(made))
+        return made
+
+    rows, column = torch.randn(7, 3), torch.randn(7)
+    for at_a_time, parts in ((3, 3), (7, 1), (9, 1)):
+        kept.clear()
+        assert torch.equal(chunks.by_parts(twice, at_a_time, rows, column), 2 * rows + column[:, None])
+        assert len(kept) == parts
+    assert chunks.by_parts(twice, 3, rows[:0], column[:0]).shape == (0, 3)
 
 
 def test_rows_at_a_time_is_at_least_one() -> None:
