@@ -44,15 +44,15 @@ def test_a_page_that_says_something_else_is_shown(
 ) -> None:
     page = RESULTS / "README.md"
     text = page.read_text(encoding="utf-8")
-    (line,) = (line for line in text.splitlines() if line.startswith("| DER |"))
-    monkeypatch.setattr(make_readme, "pages", lambda: {page: text.replace(line, "| DER | 99 |")})
+    (line,) = (line for line in text.splitlines() if line.startswith("| LwF |"))
+    monkeypatch.setattr(make_readme, "pages", lambda: {page: text.replace(line, "| LwF | 99 |")})
     monkeypatch.setattr(sys, "argv", ["make_readme.py", "--check"])
     with pytest.raises(SystemExit, match="True"):
         make_readme.main()
     said = capsys.readouterr().out
     assert "results/README.md is not what the rows give: run python -m results.make_readme" in said
     assert f"-{line}" in said
-    assert "+| DER | 99 |" in said
+    assert "+| LwF | 99 |" in said
     assert page.read_text(encoding="utf-8") == text
 
 
