@@ -36,6 +36,9 @@ from results.measured import (
 
 KS, SEEDS = (10, 20, 5), (0, 1, 2)
 SPLITS = ("all", "near", "far")
+OOD_SETS = {"cifar10": "CIFAR-10"} | {
+    name.lower(): name for name in ("TIN", "MNIST", "Texture", "SVHN", "Places365")
+}
 #: More than so many points from the paper's AUC is far off.
 FAR_OFF = 3
 NOT_YET = "not run yet"
@@ -231,6 +234,17 @@ def parts_table() -> str:
         lines.append([name, *shown])
     head = [text for k in run_ks() for text in (f"k = {k}: near", "far", "old / new classes")]
     return table(["", *head], lines)
+
+
+def sets_table(k: int = 10) -> str:
+    """AUC on each OOD set, mean of the four models, ± over seeds; the best of each set in bold."""
+    means = cells(k).groupby(["ood", "seed"]).mean()
+    best = means.groupby("ood").mean().idxmax(axis=1)
+    lines = []
+    for detector, name in SIXTEEN.items():
+        shown = {ood: spread(means[detector][ood], 1) for ood in OOD_SETS}
+        lines.append([name, *(f"**{a}**" if best[ood] == detector else a for ood, a in shown.items())])
+    return table(["", *OOD_SETS.values()], lines)
 
 
 def named_table(k: int = 10) -> str:
