@@ -131,7 +131,7 @@ EQUIVALENT: list[tuple[str, str, str, str]] = [
     ),
     (
         "detectors/posthoc/nnguide.py",
-        "(f @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)",
+        "return (unit @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)",
         "False is True",
         "the same numbers in another order, which their mean does not depend on",
     ),
