@@ -29,6 +29,7 @@ from results.measured import (
     study,
     table,
 )
+from results.study_page import SPLITS
 
 #: In which nothing has changed since the first grids.
 FIVE = ("energy", "gen", "maxlogit", "msp", "odin")
@@ -427,17 +428,16 @@ def cut_off(percentile: int, split: str = "all") -> float:
 
 def cuts_table() -> str:
     """Over all sets and, in brackets, near ones, with distances from the paper over all, near and far."""
-    splits = ("all", "near", "far")
     lines = [
         [
             f"{p}",
             *(f"{cut(p, cil):.1f} ({cut(p, cil, 'near'):.1f})" for cil in CIL),
-            *(f"{cut_off(p, split):.1f}" for split in splits),
+            *(f"{cut_off(p, split):.1f}" for split in SPLITS),
         ]
         for p in CUTS
     ]
     papers = [f"{paper('auc', 'react', c):.1f} ({paper('auc', 'react', c, split='near'):.1f})" for c in CIL]
-    head = ["percentile", *CIL.values(), *(f"off, {split}" for split in splits)]
+    head = ["percentile", *CIL.values(), *(f"off, {split}" for split in SPLITS)]
     return table(head, [*lines, ["the paper", *papers, "", "", ""]])
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from opencil import registry
-from opencil.report.results import results
-from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, study, survey, table, written
+from results.measured import CIL, POSTHOC, SIXTEEN, accuracy, auc, kept, study, survey, table, written
 from results.study_page import listed
 
 #: The field's learners, beside the four: names as their papers write them.
@@ -27,13 +26,6 @@ def learner_accuracy(cil: str, **where: Any) -> float:
     return accuracy(cil, folder="learners", **where)
 
 
-@cache
-def learners_keep() -> dict[str, tuple[float, float]]:
-    """MB of the last model and of its exemplars, by learner."""
-    (outcome,) = results(study("learners"))
-    return outcome.kept
-
-
 def learners_table() -> str:
     """Accuracy beside the survey's, AUC of four detectors, what is kept."""
     lines = []
@@ -41,7 +33,7 @@ def learners_table() -> str:
         ours, theirs = learner_accuracy(cil), survey(cil)
         beside = ["", ""] if theirs is None else [f"{theirs:.2f}", f"{ours - theirs:+.1f}"]
         aucs = [f"{auc(d, cil=cil, folder='learners'):.2f}" for d in LEARNERS_DETECTORS]
-        megabytes = [f"{of:.1f}" for of in learners_keep()[cil]]
+        megabytes = [f"{of:.1f}" for of in kept("learners")[cil]]
         lines.append(
             [name, f"{ours:.2f}", *beside, f"{learner_accuracy(cil, step=10):.2f}", *aucs, *megabytes]
         )
@@ -54,14 +46,20 @@ SIX = CIL | {name: LEARNERS[name] for name in ("der", "memo")}
 
 
 @cache
+def _on_the_six() -> pd.DataFrame:
+    """Rows of AUC of the six models, k = 10, seed 0."""
+    rows = study("study").rows
+    asked = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["metric"] == "auc") & (rows["task"] == 0)
+    return rows[asked & rows["cil"].isin(SIX)]
+
+
+@cache
 def on_six_models() -> pd.DataFrame:
     """AUC, mean over steps and OOD sets: detectors that are done on all of the six × models, near and far."""
     runs = [run for run in study("study").runs if (run["k"], run["seed"]) == (10, 0) and run["cil"] in SIX]
     done = [{name for name, steps in run["detectors"].items() if steps == run["steps"]} for run in runs]
     every = set.intersection(*done) if len(runs) == len(SIX) else set()
-    rows = study("study").rows
-    asked = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["metric"] == "auc") & (rows["task"] == 0)
-    rows = rows[asked & rows["cil"].isin(SIX) & rows["detector"].isin(every)]
+    rows = _on_the_six()[_on_the_six()["detector"].isin(every)]
     values = 100 * rows.pivot_table("value", "detector", "cil").reindex(columns=list(SIX))
     splits = 100 * rows.pivot_table("value", "detector", "distance").reindex(columns=["near", "far"])
     return values.assign(mean=values.mean(axis=1)).join(splits)
@@ -85,10 +83,10 @@ def _on_train(detector: str) -> float | None:
 
 def below_chance() -> list[str]:
     """After how many steps of the six models AUC is below 50, of the three detectors with most of them."""
-    rows = study("study").rows
-    asked = (rows["k"] == 10) & (rows["seed"] == 0) & (rows["metric"] == "auc") & (rows["task"] == 0)
-    rows = rows[asked & rows["cil"].isin(SIX) & ~rows["detector"].str.contains("@")]
-    below = rows.groupby(["detector", "cil", "step"])["value"].mean() < 0.5
+    rows = _on_the_six()
+    below = (
+        rows[~rows["detector"].str.contains("@")].groupby(["detector", "cil", "step"])["value"].mean() < 0.5
+    )
     counts = below.groupby("detector").sum().nlargest(3)
     return [f"{count} of {written(str(name))}" for name, count in counts.items()]
 
@@ -97,12 +95,7 @@ def six_models() -> str:
     """Every detector on the six, family by family, the best first, and what those on train+ come to."""
     if not (by_family := _families()):
         return "Not run yet."
-    rows = study("study").rows
-    rows = rows[
-        (rows["k"] == 10) & (rows["seed"] == 0) & rows["metric"].isin(["model_bytes", "memory_bytes"])
-    ]
-    kept = rows[rows["step"] == rows["step"].max()].groupby("cil")["value"].sum() / 1e6
-    lines = [["*MB of model and memory*", *(f"{kept[cil]:.1f}" for cil in SIX), *[""] * 4]]
+    lines = [["*MB of model and memory*", *(f"{sum(kept('study')[cil]):.1f}" for cil in SIX), *[""] * 4]]
     for family, detectors in by_family.items():
         lines.append([f"*{family}*", *[""] * (len(SIX) + 4)])
         for name in detectors:

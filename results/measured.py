@@ -37,6 +37,12 @@ def study(folder: str) -> opencil.Study:
 
 
 @cache
+def kept(folder: str, k: int = 10) -> dict[str, tuple[float, float]]:
+    """MB of the last step's model and of its exemplars, by CIL method."""
+    return next(outcome.kept for outcome in results(study(folder)) if outcome.k == k)
+
+
+@cache
 def found(path: str) -> pd.DataFrame:
     """A CSV file of experiments/."""
     return pd.read_csv(EXPERIMENTS / path)

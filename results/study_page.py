@@ -26,6 +26,7 @@ from results.measured import (
     SIXTEEN,
     TUNED,
     compared,
+    kept,
     paper,
     published,
     study,
@@ -709,19 +710,15 @@ def joint() -> str:
         return "Not run yet."
     rows = study("study").rows
     rows = rows[(rows["k"] == 10) & (rows["task"] == 0) & rows["seed"].isin(there)]
-    of_model = rows[rows["detector"] == ""].pivot_table("value", ["cil", "step"], "metric")
+    accurate = rows[(rows["metric"] == "accuracy") & (rows["detector"] == "")].groupby("cil")["value"].mean()
     auc = rows[(rows["metric"] == "auc") & rows["detector"].isin(SIXTEEN)]
-    by_step = 100 * auc.pivot_table("value", "cil", "step")
+    by_step = auc.pivot_table("value", "cil", "step")
     lines = []
-    for cil in sort_cil(auc["cil"].unique()):
-        last = of_model.loc[cil].iloc[-1]
-        kept = [f"{last[metric] / 1e6:.1f}" for metric in ("model_bytes", "memory_bytes")]
-        values = (
-            of_model.loc[cil, "accuracy"].mean() * 100,
-            by_step.loc[cil].mean(),
-            *by_step.loc[cil].iloc[[0, -1]],
-        )
-        lines.append([registry.LEARNERS.entry(cil).title, *(f"{value:.1f}" for value in values), *kept])
+    for cil in sort_cil({cil for cil, seed in trainings(10, tuple(accurate.index)) if seed in there}):
+        first, *_, last = by_step.loc[cil]
+        values = [100 * value for value in (accurate[cil], by_step.loc[cil].mean(), first, last)]
+        shown = [f"{value:.1f}" for value in (*values, *kept("study")[cil])]
+        lines.append([registry.LEARNERS.entry(cil).title, *shown])
     head = ["", "accuracy", "AUC", "first step", "last step", "model, MB", "images, MB"]
     of_joint = auc[auc["cil"] == "joint"].groupby("detector")["value"].mean()
     best = [f"{SIXTEEN[str(name)]} ({100 * value:.1f})" for name, value in of_joint.nlargest(2).items()]

@@ -216,14 +216,14 @@ class Config:
         learner: Any = LEARNERS.entry(method).make
         found: dict[str, list[str]] = {}
         for name, values in sorted(self.detector.items()):
-            scorer = values.get("scored_by")  # by a head of the same kind
-            scorer = scorer["name"] if isinstance(scorer, dict) else scorer
-            makers: list[Any] = [DETECTORS.entry(one).make for one in (name, scorer) if one]
-            if makers[0].needs_old and not learner.revisits:
+            detector = DETECTORS.create(name, **values)
+            scorer = getattr(detector, "scorer", None) or detector  # a tuner's reads a head of the same kind
+            few = scorer.fewest if scorer.needs_setup and scorer.set_up_on == "memory" else 0
+            if detector.needs_old and not learner.revisits:
                 reason = "it sees no images of old classes again, and they draw on them"
-            elif any("linear" in (one.setup_reads or one.reads) for one in makers) and not learner.linear:
+            elif "linear" in (scorer.setup_reads or scorer.reads) and not learner.linear:
                 reason = "its head is not linear, and they read it as W and b"
-            elif learner.remembers and (few := _from_memory(name, values)) > self.benchmark.memory:
+            elif learner.remembers and few > self.benchmark.memory:
                 reason = (
                     f"they are set up on {few} images at least, and benchmark.memory = "
                     f"{self.benchmark.memory} (setup = train+ takes all that a step learned from)"
@@ -249,13 +249,6 @@ class Config:
 SECTIONS = tuple(f.name for f in fields(Config))
 #: The sections that hold methods by name.
 METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
-
-
-def _from_memory(name: str, values: dict[str, Any]) -> int:
-    """Images of the memory that a detector, or what scores by its head, is set up on at least."""
-    detector = DETECTORS.create(name, **values)
-    set_up = getattr(detector, "scorer", None) or detector
-    return set_up.fewest if set_up.needs_setup and set_up.set_up_on == "memory" else 0
 
 
 def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...] = ()) -> None:

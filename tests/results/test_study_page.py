@@ -110,6 +110,43 @@ def test_costs_are_of_the_processes_that_made_a_run(whole_study: Path) -> None:
     assert float(four[2]) > 3 * float(joint[2]) > 0, "of four trainings, and of one"
 
 
+def test_runs_that_share_a_process_share_a_line(whole_study: Path) -> None:
+    """Else its seconds are there twice."""
+    calls = ("icarl wa,100,", "bic foster,200,", "icarl bic,7,")
+    lines = ["k,seed,cil,seconds,how", *(f"10,1,{call}" for call in calls), "10,2,icarl bic wa foster,5,"]
+    (whole_study / "study" / "calls.csv").write_text("\n".join(lines), encoding="utf-8")
+    table = [[cell.strip() for cell in line.split("|")[1:5]] for line in study_page.cost_table().splitlines()]
+    every = f"iCaRL, BiC, WA, FOSTER × {table[2][2].rpartition(' ')[2]}"
+    assert [line for line in table if line[:2] in (["10", "1"], ["10", "2"])] == [
+        ["10", "1", every, "100 + 200 + 7"],
+        ["10", "2", every, "5"],
+    ]
+
+
+def test_every_ood_set_by_hand() -> None:
+    rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["task"] == 0) & (STUDY.rows["metric"] == "auc")]
+    rows = rows[rows["cil"].isin(measured.CIL) & (rows["ood"] == "svhn")]
+    means = 100 * rows.groupby(["detector", "seed"])["value"].mean().unstack()
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in study_page.sets_table().splitlines()
+    ]
+    column = {line[0]: line[lines[0].index("SVHN")] for line in lines[2:]}
+    for name, title in measured.SIXTEEN.items():
+        best = means.loc[list(measured.SIXTEEN)].mean(axis=1).idxmax() == name
+        shown = f"{means.loc[name].mean():.1f} ± {means.loc[name].std():.1f}"
+        assert column[title] == (f"**{shown}**" if best else shown)
+
+
+def test_below_chance_by_hand() -> None:
+    rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["seed"] == 0) & (STUDY.rows["metric"] == "auc")]
+    rows = rows[(rows["detector"] == "openmax") & (rows["task"] == 0)]
+    count = sum(
+        rows[(rows["cil"] == cil) & (rows["step"] == step)]["value"].mean() < 0.5
+        for cil, step in product(learners_page.SIX, range(1, 11))
+    )
+    assert learners_page.below_chance()[0] == f"{count} of OpenMax"
+
+
 def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not shown while one of the six lacks; then family by family, the best first, train+ in a column."""
     rows = STUDY.rows[
