@@ -79,15 +79,15 @@ class _Walk:
     """A method on its way through the steps, all its schedules ``epochs`` long; what the last step left."""
 
     learner: Learner
-    epochs: int
+    epochs: int = _EPOCHS
     memory: Memory = Memory(_MEMORY)
     previous: Model | None = None
     arithmetic: Arithmetic = FULL
     images: ImageSet | None = None  #: those of the stream, unless they are watched
 
     @classmethod
-    def start(cls, learner: str | Learner, epochs: int = 1) -> "_Walk":
-        """Before the first step; one epoch shows what does not depend on their number."""
+    def start(cls, learner: str | Learner, epochs: int = _EPOCHS) -> "_Walk":
+        """Before the first step."""
         if isinstance(learner, str):
             return cls(LEARNERS.create(learner, epochs=epochs), epochs)
         return cls(replace(learner, epochs=epochs), epochs)
@@ -120,8 +120,8 @@ class _Walk:
             yield task
 
 
-def _after_first_step(learner: str | Learner, epochs: int = 1) -> _Walk:
-    walk = _Walk.start(learner, epochs)
+def _after_first_step(learner: str | Learner) -> _Walk:
+    walk = _Walk.start(learner)
     list(walk.steps(1))
     return walk
 
@@ -139,7 +139,7 @@ def _differing(actual: Weights, expected: Weights) -> list[str]:
 
 def check_schedules(learner: str | Learner) -> None:
     """``epochs`` sets the length of every stage, as ``--epochs-scale`` does."""
-    list(_Walk.start(learner, _EPOCHS).steps(2))
+    list(_Walk.start(learner).steps(2))
 
 
 def check_classes(learner: str | Learner) -> None:
@@ -203,7 +203,7 @@ def check_repeatable(learner: str | Learner) -> None:
         for seed in (0, 1):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
-            walk = _Walk.start(learner, _EPOCHS)
+            walk = _Walk.start(learner)
             list(walk.steps(2))
             endings.append(_state(walk.previous))
             assert torch.equal(torch.get_rng_state(), before), (
@@ -216,7 +216,7 @@ def check_repeatable(learner: str | Learner) -> None:
 
 def check_resume(learner: str | Learner) -> None:
     """A step that was stopped after any epoch of any stage ends as if it had not been."""
-    walk = _after_first_step(learner, _EPOCHS)
+    walk = _after_first_step(learner)
     whole, stored = walk.begin(2), []
     for progress in walk.train(whole):
         if progress.epoch_ends:

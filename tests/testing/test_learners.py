@@ -108,7 +108,8 @@ ADAMW = Schedule(epochs=100, lr=0.01, optimiser="adamw", decay="cosine", weight_
 @pytest.mark.parametrize(
     "learner",
     [
-        Gathers(Schedule(epochs=3, lr=0.01, milestones=(2,))),
+        Gathers(),
+        Right(Schedule(epochs=3, lr=0.01, milestones=(2,))),
         InTwo(ADAMW),
         Asks(Schedule(epochs=9, lr=0.01, optimiser="adam", decay="every", every=4)),
     ],
