@@ -217,7 +217,7 @@ class Config:
         found: dict[str, list[str]] = {}
         for name, values in sorted(self.detector.items()):
             detector = DETECTORS.create(name, **values)
-            scorer = getattr(detector, "scorer", None) or detector  # a tuner's reads a head of the same kind
+            scorer = detector.scores_in_the_end  # of a tuner: it reads a head of the same kind
             few = scorer.fewest if scorer.needs_setup and scorer.set_up_on == "memory" else 0
             if detector.needs_old and not learner.revisits:
                 reason = "it sees no images of old classes again, and they draw on them"

@@ -82,6 +82,11 @@ class Detector(Values, ABC):
         return 1
 
     @property
+    def scores_in_the_end(self) -> "Detector":
+        """The detector that the score comes from: this one, or what a tuned head is ``scored_by``."""
+        return self
+
+    @property
     def reads_to_score(self) -> frozenset[Reads]:
         """What ``score`` must be given under its values: the predicted task is that of the largest logit."""
         return frozenset({*self.reads, "logits"}) if self.by_task else self.reads

@@ -118,6 +118,11 @@ class Tuner(Detector):
         return made
 
     @property
+    def scores_in_the_end(self) -> Detector:
+        """What scores by f."""
+        return self.scorer or self
+
+    @property
     def trained_as(self) -> str:
         """The name that its random numbers follow from: its own, with its label, or what ``head_of`` says.
 
