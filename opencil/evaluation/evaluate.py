@@ -1,5 +1,6 @@
 """Detectors on any model, without a run: one forward pass, then every detector and every metric."""
 
+import copy
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,8 +61,9 @@ def evaluate(
     ``test`` is in-distribution; its labels come with the images or as ``labels``. ``setup`` holds training
     images, for the detectors that need them; their labels likewise come with them or as ``setup_labels``.
     ``detectors`` are names, groups of them such as ``paper``, or detectors, or a mapping from names of your
-    own. By default they are all there are, less those that read maps which the model does not have: a warning
-    names them.
+    own. One that you have set up scores as it is; of one that is not a copy is set up, so that the next model
+    has its own. By default they are all there are, less those that cannot go with this model or with these
+    set-up images: a warning names each.
     ``tasks`` gives the task, counted from 1, that each class came with; it adds the figures of old against
     new classes. ``shifted`` maps names to images of the same classes under a covariate shift; it adds the
     figures of shifted ID, and where these come with labels their accuracy. ``metrics`` are measured beside
@@ -116,17 +118,20 @@ def evaluate(
     }
     wanted = chosen_metrics(() if metrics is None else metrics)
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
-    rows = []
+    rows, refusals = [], {}
     for name, detector in chosen.items():
         try:
             found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
         except BadInput as refusal:
-            reads = detector.reads_to_score | detector.reads_to_set_up
-            if detectors is not None or {"layers", "linear"}.isdisjoint(reads):
+            if detectors is not None:
                 raise BadInput(f"{name}: {refusal}") from refusal
-            warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
+            refusals[name] = refusal
             continue
         rows += [(name, measurement) for measurement in [*of_model, *found]]
+    if not rows:
+        raise BadInput("; ".join(f"{name}: {refusal}" for name, refusal in refusals.items()))
+    for name, refusal in refusals.items():
+        warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
     columns = ["detector", "ood", "task", "metric", "value"]
     return pd.DataFrame(
         [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns
@@ -182,6 +187,7 @@ def _detectors(
                 f"{reprlib.repr(one)} is no detector: a name, or what create_detector makes, is needed"
             )
         detector: Detector = DETECTORS.create(one) if isinstance(one, str) else one
+        detector = detector if detector.ready else copy.deepcopy(detector)
         name = own or (one if isinstance(one, str) else one.registered_name or type(one).__name__.lower())
         if name in found:
             raise BadInput(

@@ -140,6 +140,36 @@ def test_what_nobody_named_and_reads_a_linear_head_is_left_out_where_it_is_none(
         evaluate(Curved(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "vim"])
 
 
+def test_a_model_is_not_scored_by_the_set_up_of_the_one_before() -> None:
+    knn = create_detector("knn", neighbours=3)
+    given: dict[str, Any] = {"setup": SETUP, "transform": TRANSFORM}
+    with torch.no_grad():
+        first, second = Stranger(), Stranger()
+        for parameter in second.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    evaluate(first, TEST, OOD, detectors=knn, **given)
+    found = evaluate(second, TEST, OOD, detectors=knn, **given)
+    expected = evaluate(second, TEST, OOD, detectors=create_detector("knn", neighbours=3), **given)
+    pd.testing.assert_frame_equal(found, expected)
+    assert not knn.ready
+    ready = knn.fit(opencil.forward(first, SETUP, TRANSFORM))  # by the user, who knows by which model
+    as_it_is = evaluate(second, TEST, OOD, detectors=ready, **given)
+    assert not as_it_is["value"].equals(expected["value"])
+
+
+def test_what_nobody_named_and_refuses_the_set_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"setup": image_set("few", 20, 2), "transform": TRANSFORM}
+    monkeypatch.setattr(DETECTORS, "names", lambda: ["msp", "nnguide"])
+    with pytest.warns(UserWarning, match="^nnguide is left out: NNGuide needs at least 100 samples"):
+        table = evaluate(Stranger(), TEST, OOD, **given)
+    assert list(table["detector"].unique()) == ["msp"]
+    with pytest.raises(BadInput, match=r"^nnguide: NNGuide needs at least 100 samples"):
+        evaluate(Stranger(), TEST, OOD, detectors=["msp", "nnguide"], **given)
+    monkeypatch.setattr(DETECTORS, "names", lambda: ["nnguide"])
+    with pytest.raises(BadInput, match=r"^nnguide: NNGuide needs at least 100 samples"):
+        evaluate(Stranger(), TEST, OOD, **given)
+
+
 def test_setup_images_are_not_read_where_no_detector_needs_them() -> None:
     model = Stranger()
     evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gen"])
@@ -320,6 +350,7 @@ def test_a_detector_that_is_set_up_needs_no_more_than_it_scores_by() -> None:
 
     model, ood, detector = Stranger(), {"far": normalised(OOD["far"])}, Shifted()
     expected = evaluate(model, normalised(TEST), ood, detectors=detector, setup=iter([normalised(SETUP)]))
+    detector.fit(opencil.forward(model, normalised(SETUP)))
     found = evaluate(lambda x: model.classify(model.features(x)), normalised(TEST), ood, detectors=detector)
     pd.testing.assert_frame_equal(found, expected)
     with pytest.raises(BadInput, match="shifted reads features"):
