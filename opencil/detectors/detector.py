@@ -152,10 +152,15 @@ class Detector(Values, ABC):
             )
         if self.by_task:
             self._known_tasks(outputs if memory is None else memory)
+        for known in ("_widths", "_standards"):  # it is as good as new until all of this has succeeded
+            self.__dict__.pop(known, None)
         if self.needs_setup:
             with FULL.active():
                 self.set_up(outputs)
-        self._classify, self._widths = outputs.classify, self.widths(outputs)
+        # A head may be a whole network, which whoever does not read it should not keep, copy or store.
+        reads_head = not {"head", "linear"}.isdisjoint(self.reads_to_score)
+        self._classify = outputs.classify if reads_head else None
+        self._widths = self.widths(outputs)
         self._follow_up(outputs, memory)
         return self
 
@@ -308,6 +313,8 @@ class Detector(Values, ABC):
             if labels.ndim != 1 or not whole:
                 shape = list(labels.shape)
                 raise BadInput(f"labels are {labels.dtype} {shape}: whole numbers [N] are needed")
+            if len(labels) and int(labels.min()) < 0:
+                raise BadInput(f"labels reach down to {int(labels.min())}: classes are counted from 0")
         counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
         rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
         for name, tensor in matrices.items():
@@ -322,13 +329,17 @@ class Detector(Values, ABC):
                 raise BadInput(
                     f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
                 )
+        if len(rows) > 1:  # of labels and images, where there is no matrix
+            raise BadInput(
+                f"{len(labels)} labels are given for {len(inputs or ())} images: one each is needed"
+            )
         if features is not None and classify is not None and not {"head", "linear"}.isdisjoint(reads):
             _check_head(classify, features, logits if "logits" in reads else None)
         nothing = torch.empty(rows.pop(), 0)
         return Outputs(
             nothing if features is None else features.float(),
             nothing if logits is None else logits.float(),
-            labels,
+            None if labels is None else labels.long(),  # a byte would index as a mask does
             classify,
             inputs,
             None if tasks is None else _tasks(tasks),

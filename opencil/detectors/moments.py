@@ -86,9 +86,8 @@ class Gaussians:
 
 
 def checked_labels(labels: Tensor | None, classes: int) -> Tensor:
-    """Labels [N], whole numbers as ``fit`` has seen, of classes that have a logit."""
+    """Labels [N], whole numbers from 0 on as ``fit`` has seen, of classes that have a logit."""
     assert labels is not None
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise BadInput(f"labels are {low} to {high}: there are logits of classes 0 to {classes - 1}")
-    return labels.long()
+    if (high := int(labels.max())) >= classes:
+        raise BadInput(f"labels reach {high}: there are logits of classes 0 to {classes - 1}")
+    return labels

@@ -23,9 +23,8 @@ class TaskStandards:
         A task without images has the mean of all. One of fewer than two images, or whose images score alike,
         has the spread within all tasks together; where there is none, that of all scores; else 1.
         """
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(tasks):
-            raise BadInput(f"labels are {low} to {high}: tasks are of the classes 0 to {len(tasks) - 1}")
+        if (high := int(labels.max())) >= len(tasks):
+            raise BadInput(f"labels reach {high}: tasks are of the classes 0 to {len(tasks) - 1}")
         values = widened(scores)
         labels, tasks = labels.to(values.device), tasks.to(values.device)
         # What rounding alone may make of scores that are alike.

@@ -1,7 +1,8 @@
 """What a detector accepts and refuses; what holds for every registered one is in ``tests/testing``."""
 
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from opencil import Inputs, create_detector
 from opencil.data.digits import Digits
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, LogitDetector, Reads
@@ -223,6 +225,26 @@ def test_scores_that_are_not_one_for_each_sample_are_refused() -> None:
 def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInput, match="same number of rows"):
         Nearness().fit(Z, Z, torch.zeros(3, dtype=torch.int64))
+
+    with pytest.raises(BadInput, match="labels reach down to -1: classes are counted from 0"):
+        create_detector("mahalanobis").fit(Z, labels=torch.tensor([0, 1, -1, 1]))
+    images = Inputs(Model(resnet8(), 2), torch.zeros(6, 3, 8, 8))
+    for count in (4, 9):
+        with pytest.raises(BadInput, match=f"{count} labels are given for 6 images: one each is needed"):
+            create_detector("logitnorm").fit(labels=torch.arange(count) % 2, inputs=images)
+
+
+def test_who_scores_without_a_head_keeps_none(make_outputs: Maker) -> None:
+    """It may be a whole network, or a function that cannot be stored."""
+    outputs = make_outputs(200)
+    weights = outputs.logits.new_ones(outputs.features.shape[1], outputs.logits.shape[1])
+    outputs = replace(outputs, classify=lambda features: features @ weights)
+    for name in ("knn", "fdbd", "vim"):
+        made = create_detector(name).fit(outputs)
+        kept = pickle.loads(pickle.dumps(made))
+        assert torch.equal(kept.score(outputs), made.score(outputs)), name
+    react = create_detector("react").fit(outputs)
+    assert torch.equal(react.score(outputs.features), react.score(outputs)), "by the head of its set-up"
 
 
 def test_outputs_are_checked_as_tensors_are() -> None:

@@ -98,9 +98,9 @@ def test_what_cannot_be_done_is_refused() -> None:
         made.fit(logits=logits, tasks=TASKS)
     with pytest.raises(BadInput, match="tasks are of 5 classes: logits have 6 columns"):
         made.fit(logits=logits, labels=labels, tasks=TASKS[:5])
-    with pytest.raises(BadInput, match="labels are 1 to 6: tasks are of the classes 0 to 5"):
+    with pytest.raises(BadInput, match="labels reach 6: tasks are of the classes 0 to 5"):
         made.fit(logits=logits, labels=labels + 1, tasks=TASKS)
-    with pytest.raises(BadInput, match="labels are -5 to 0: tasks are of the classes 0 to 5"):
+    with pytest.raises(BadInput, match="labels reach down to -5: classes are counted from 0"):
         made.fit(logits=logits, labels=labels - 5, tasks=TASKS)
     for strange in (labels.float(), labels > 2):
         with pytest.raises(BadInput, match=r"labels are torch\.\w+ \[60\]: whole numbers \[N\] are needed"):
@@ -143,3 +143,26 @@ def test_evaluate_takes_it_where_tasks_are_told() -> None:
     given["detectors"] = create_detector("maxlogit", by_task=True)
     with pytest.raises(BadInput, match="which task a class came with is not known"):
         opencil.evaluate(lambda images: images.flatten(1), **given)
+
+
+def test_a_set_up_that_fails_leaves_none() -> None:
+    """Half of the new one and half of the old would score, by standards of other classes."""
+    logits, labels = torch.randn(60, 6), torch.arange(60) % 6
+    made = create_detector("energy", by_task=True).fit(logits=logits, labels=labels, tasks=TASKS)
+    with pytest.raises(BadInput, match="labels reach 5: tasks are of the classes 0 to 3"):
+        made.fit(logits=logits[:, :4], labels=labels, tasks=TASKS[:4])
+    with pytest.raises(BadInput, match="Energy has not been set up"):
+        made.score(logits=logits[:, :4])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_whole_numbers_are_the_same_labels(dtype: torch.dtype) -> None:
+    """Bytes, as CIFAR's files have them, would choose tasks as a mask does."""
+    logits, labels = torch.randn(60, 6, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 6
+    expected, found = (
+        create_detector("energy", by_task=True)
+        .fit(logits=logits, labels=given, tasks=TASKS)
+        .score(logits=logits)
+        for given in (labels, labels.to(dtype))
+    )
+    assert torch.equal(found, expected)

@@ -67,7 +67,8 @@ class OpenMax(SetUpDetector):
             largest, ranked = z.topk(min(self.alpha, z.shape[1]), dim=1)
             omega = 1 - torch.arange(ranked.shape[1], device=z.device) / self.alpha
             far = torch.cdist(z, self._means, compute_mode="use_mm_for_euclid_dist").gather(1, ranked)
-            moved = torch.log1p((far - self._smallest[ranked]) / _MOVED)
+            # Nearer than the tail's nearest by more than the tail was moved: of no weight in it.
+            moved = torch.log1p(((far - self._smallest[ranked]) / _MOVED).clamp(min=-1))
             cdf = -torch.expm1(-torch.exp(self._shape[ranked] * (moved - self._scale[ranked])))
             taken = torch.where(self._known[ranked], largest * omega * cdf, 0.0)
             revised = z.scatter_add(1, ranked, -taken)
