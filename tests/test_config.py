@@ -876,7 +876,7 @@ def test_a_head_that_is_scored_by_one_that_reads_w_and_b_needs_a_linear_head(sco
         {"benchmark": "digits", "cil": "lucir,icarl", "detector": "msp,ber@scored,ber"},
         settings=[f"detector.ber@scored.scored_by={scorer}"],
     )
-    assert config.left_out("lucir") == {"its head is not linear, and they read it as W and b": ["ber@scored"]}
+    assert config.left_out("lucir") == {"the head is not linear, and is read as W and b": ["ber@scored"]}
     assert config.left_out("icarl") == {}
     assert list(config.detectors_of("lucir")) == ["msp", "ber"]
 
@@ -886,21 +886,33 @@ def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_befor
     config = resolve(user | {"detector": "all"})
     ((why, names),) = config.left_out("icarl").items()
     assert (names, "nnguide" in config.detectors_of("icarl")) == (["nnguide"], False)
-    assert why.startswith("they are set up on 40 images at least, and benchmark.memory = 39 (setup = train+ ")
+    assert why.startswith(
+        "40 images at least are needed for the set-up, and of a memory of 39 some step has 32 ("
+    )
     assert "nnguide" in config.detectors_of("ewc"), "without a memory it is set up on all that a step has"
-    with pytest.raises(BadInput, match=r"^icarl cannot have nnguide, ber@nn: they are set up on 40 .* 39 \("):
+    with pytest.raises(BadInput, match=r"^icarl cannot have nnguide, ber@nn: 40 images .* memory of 39 "):
         resolve(
             user | {"cil": "icarl", "detector": "nnguide,ber@nn"},
             settings=["detector.ber@nn.scored_by={name: nnguide, neighbours: 40}"],
         )
 
 
+def test_the_memory_is_that_of_the_step_which_leaves_it_the_fewest_images() -> None:
+    def fewest(**benchmark: Any) -> int:
+        return resolve({"benchmark": {"name": "digits", **benchmark}}).benchmark.fewest_kept
+
+    assert fewest(memory=40) == 36, "6 images of each of 6 classes"
+    assert fewest(memory=40, classes_per_step=[4]) == 40
+    assert fewest(memory=40, classes_per_step=[4, 2]) == 36, "of all grids: what is left out is so in each"
+    assert fewest(memory=40, classes_per_step=["3-5"]) == 39
+
+
 @pytest.mark.parametrize(
     ("detector", "setting"),
     [
-        ("nnguide", "benchmark.memory=40"),
+        ("nnguide", "benchmark.memory=42"),  # 42 // 2 * 2, 42 // 4 * 4 = 40, 42 // 6 * 6 and 42 // 8 * 8 = 40
         ("nnguide", "detector.nnguide.setup=train+"),
-        ("nnguide", "detector.nnguide.neighbours=39"),
+        ("nnguide", "detector.nnguide.neighbours=32"),
         ("vos", "detector.vos={scored_by: knn, queue: 1000}"),
     ],
 )

@@ -3,7 +3,9 @@
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,14 +93,26 @@ class BenchmarkConfig(Values):
                     f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing"
                 )
             return
-        classes = getattr(DATASETS.entry(self.id).make, "classes", None)
-        if classes is not None:
+        if (classes := self._known_classes) is not None:
             self.check_classes(classes)
 
     @property
     def ood(self) -> dict[str, Role]:
         """The OOD sets with their roles."""
         return {name: role for role in OOD_ROLES for name in getattr(self, role)}
+
+    @property
+    def _known_classes(self) -> int | None:
+        """How many there are, where that is known before the data are read."""
+        return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
+
+    @property
+    def fewest_kept(self) -> int:
+        """Images that the memory has after the step that leaves it the fewest: as many of every class."""
+        classes = self._known_classes
+        sizes = [StepSizes.parse(k).of(classes) for k in self.classes_per_step] if classes else []
+        seen = [classes for of_steps in sizes for classes in accumulate(of_steps)]
+        return min((quota(self.memory, classes) * classes for classes in seen), default=self.memory)
 
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again when the data tell it."""
@@ -208,38 +222,44 @@ class Config:
 
     def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
         """The detectors that a CIL method can have."""
-        left_out = [name for names in self.left_out(method).values() for name in names]
-        return {name: values for name, values in self.detector.items() if name not in left_out}
+        return self.without(self.left_out(method))
 
     def left_out(self, method: str) -> dict[str, list[str]]:
         """The detectors that a CIL method cannot have, by the reason for it."""
         learner: Any = LEARNERS.entry(method).make
+        kept = self.benchmark.fewest_kept if learner.remembers else None
+        return self.refused(kept, learner.revisits, learner.linear)
+
+    def without(self, refused: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
+        """The detectors less those that are refused, by the reason for it."""
+        left_out = {name for names in refused.values() for name in names}
+        return {name: values for name, values in self.detector.items() if name not in left_out}
+
+    def refused(self, kept: int | None, revisits: bool, linear: bool = True) -> dict[str, list[str]]:
+        """The detectors that cannot go with models, by the reason for it.
+
+        ``kept`` are the images that the memory has at least, None where there is no memory; ``revisits`` says
+        whether images of old classes are seen again, ``linear`` whether the head is W and b.
+        """
         found: dict[str, list[str]] = {}
         for name, values in sorted(self.detector.items()):
             detector = DETECTORS.create(name, **values)
             scorer = detector.scores_in_the_end  # of a tuner: it reads a head of the same kind
             few = scorer.fewest if scorer.needs_setup and scorer.set_up_on == "memory" else 0
-            if detector.needs_old and not learner.revisits:
-                reason = "it sees no images of old classes again, and they draw on them"
-            elif "linear" in (scorer.setup_reads or scorer.reads) and not learner.linear:
-                reason = "its head is not linear, and they read it as W and b"
-            elif learner.remembers and few > self.benchmark.memory:
+            if detector.needs_old and not revisits:
+                reason = "no images of old classes are seen again, which tuned heads draw on"
+            elif "linear" in (scorer.setup_reads or scorer.reads) and not linear:
+                reason = "the head is not linear, and is read as W and b"
+            elif kept is not None and few > kept:
                 reason = (
-                    f"they are set up on {few} images at least, and benchmark.memory = "
-                    f"{self.benchmark.memory} (setup = train+ takes all that a step learned from)"
+                    f"{few} images at least are needed for the set-up, and of a memory of "
+                    f"{self.benchmark.memory} some step has {kept} (setup = train+, of what scores, takes "
+                    "all that a step learned from)"
                 )
             else:
                 continue
             found.setdefault(reason, []).append(name)
         return found
-
-    def detectors_for(self, revisits: bool) -> dict[str, dict[str, Any]]:
-        """Those for models that came with old images, or without: some detectors draw on them."""
-        return {
-            name: values
-            for name, values in self.detector.items()
-            if revisits or not DETECTORS.entry(name).make.needs_old  # type: ignore[attr-defined]
-        }
 
     def to_yaml(self) -> str:
         """The YML that gives this config again."""

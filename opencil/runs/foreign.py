@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from opencil.runs.plan import RunSpec, seeds_of, spec_of
 KeptImages = Literal["herding", "none"] | Sequence[Any]
 #: What the columns of a model's logits are: the classes seen as the stream has them, or all of the dataset's.
 Outputs = Literal["stream", "labels"]
+_log = logging.getLogger("opencil.runs")
 _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
 
 
@@ -137,7 +139,8 @@ def plan_foreign(
     for key, several in (("k", config.benchmark.classes_per_step), ("seed", config.seed.runs)):
         if len(several) != 1:
             raise BadInput(f"{key} = {list(several)} is not allowed: one is, that of the models")
-    told = memory if isinstance(memory, str) else f"given {_digest(memory)}"
+    listed = None if isinstance(memory, str) else _listed(memory)
+    told = memory if isinstance(memory, str) else f"given {_digest(listed)}"
     try:
         order = None if class_order is None else [index(label) for label in class_order]
     except TypeError:
@@ -146,7 +149,14 @@ def plan_foreign(
     (seed,) = config.seed.runs
     kept = memory if isinstance(memory, str) else tuple(memory)
     learner = foreign_learner(values, seeds_of(config, seed).class_order, models, kept)
-    detectors = config.detectors_for(revisits=told != "none")
+    remembers = told == "herding" or any(listed or ())
+    least = min(map(len, listed)) if listed else config.benchmark.fewest_kept
+    refused = config.refused(least if remembers else None, revisits=remembers)
+    detectors = config.without(refused)
+    if config.detector and not detectors:
+        raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
+    for reason, names in refused.items():
+        _log.warning("%s goes without %s: %s", name, ", ".join(names), reason)
     return spec_of(config, config.benchmark.classes_per_step[0], seed, name, values, detectors, learner)
 
 
@@ -159,10 +169,14 @@ def foreign_learner(
     return Foreign(models, memory, order and tuple(order), order_seed, by_labels)
 
 
-def _digest(memory: Sequence[Any]) -> str:
-    """Tells one list of kept images for each step from another."""
+def _listed(memory: Sequence[Any]) -> list[list[Any]]:
+    """The kept images of each step as plain lists."""
     try:
-        listed = [torch.as_tensor(indices).flatten().tolist() for indices in memory]
+        return [torch.as_tensor(indices).flatten().tolist() for indices in memory]
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"memory is no list of indices for each step: {error}") from None
+
+
+def _digest(listed: list[list[Any]] | None) -> str:
+    """Tells one list of kept images for each step from another."""
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]

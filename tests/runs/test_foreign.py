@@ -326,11 +326,35 @@ def test_classes_in_another_order(models: list[opencil.Model], evaluate: Evaluat
 # --- memory ----------------------------------------------------------------------------------------
 
 
-def test_no_memory_leaves_out_what_draws_on_it(models: list[opencil.Model], evaluate: Evaluate) -> None:
-    found = evaluate(models, memory="none", detector=["msp", "relation", "ber"])
+@pytest.mark.parametrize("memory", ["none", [[]] * 4])
+def test_no_memory_leaves_out_what_draws_on_it(
+    memory: Any, models: list[opencil.Model], evaluate: Evaluate, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = evaluate(models, memory=memory, detector=["msp", "relation", "ber"])
     assert set(found.rows["detector"]) == {"", "msp", "relation"}
+    assert "mine goes without ber: no images of old classes are seen again" in caplog.text
     (run,) = found.runs
     assert len(run.memory(4).indices) == 0
+    with pytest.raises(BadInput, match=r"mine cannot have ber: no images of old classes"):
+        evaluate(models, memory=memory, detector="ber")
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "some_step_has"),
+    [(["benchmark.memory=45"], "herding", 40), ([], [[*range(50)], [*range(41)], [*range(39)], []], 0)],
+    ids=["by our rule", "its own"],
+)
+def test_a_memory_too_small_for_a_detector_is_noticed_before_anything_is_evaluated(
+    settings: list[str],
+    memory: Any,
+    some_step_has: int,
+    models: list[opencil.Model],
+    evaluate: Evaluate,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    few = [*settings, "detector.nnguide.neighbours=42"]
+    with pytest.raises(BadInput, match=f"cannot have nnguide: 42 images .* some step has {some_step_has} "):
+        evaluate(models, memory=memory, detector="nnguide", settings=few)
 
 
 def test_the_images_that_a_method_has_kept(models: list[opencil.Model], evaluate: Evaluate) -> None:
