@@ -192,7 +192,9 @@ def list_names(
             {"cil": LEARNERS, "detectors": DETECTORS}[what].groups() if what in ("cil", "detectors") else []
         )
         name, label, _ = pattern.partition("@")
-        hint = nearest(name, known)
+        hint = "" if name in known else nearest(name, known)
+        if needs:
+            hint += ": --needs says all that there is, such as logits,features,layers"
         if label and name in known:
             hint = (
                 f": a label is the user's own name for values of {name}, or one that it ships; "

@@ -106,9 +106,12 @@ def carry_out(
     if not ahead.runs:
         say("there is nothing to run: the shares are more than the runs, and this one has none")
         return
+    alike: dict[str, list[str]] = {}
     for method in dict.fromkeys(run.spec.cil for run in ahead.runs if run.spec.cil in config.cil):
         for reason, detectors in config.left_out(method).items():
-            say(f"{method} goes without {', '.join(detectors)}: {reason}")
+            alike.setdefault(f"without {', '.join(detectors)}: {reason}", []).append(method)
+    for goes_without, methods in alike.items():
+        say(f"{', '.join(methods)} {'goes' if len(methods) == 1 else 'go'} {goes_without}")
     if dry_run:
         screen.print(opening(ahead, runs), dry_run_table(ahead), sep="\n", markup=False, highlight=False)
         return

@@ -154,6 +154,10 @@ def test_methods_by_their_year(years: str, names: list[str]) -> None:
         (["detectors", "--year", "-"], "--year '-' is not understood"),
         (["detectors", "--year", "20172018"], "--year '20172018' is not understood"),
         (["detectors", "fine-tunning"], "matches 'fine-tunning'; did you mean 'fine-tuning'?"),
+        (
+            ["detectors", "post-hoc", "--needs", "layers"],
+            "with --needs layers: --needs says all that there is",
+        ),
         (["backbones", "resnet23"], "matches 'resnet23'; did you mean 'resnet32'?"),
         (["detectors", "--year", "2031-"], "none of the detectors matches '*' with --year 2031-"),
     ],

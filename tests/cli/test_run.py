@@ -147,6 +147,17 @@ def test_a_share_of_the_runs() -> None:
     assert call(*grid, "3/2").exit_code == 2
 
 
+def test_methods_that_go_without_the_same_detectors_are_named_together() -> None:
+    flags = ["--cil", "ewc,icarl,lwf", "--detector", "msp,ber,logitnorm", "--runs", "r", "--dry-run"]
+    (told,) = call("run", *flags).stderr.splitlines()
+    assert told == (
+        "ewc, lwf go without ber, logitnorm: no images of old classes are seen again, which tuned heads "
+        "draw on"
+    )
+    (told,) = call("run", *flags, "--cil", "lwf").stderr.splitlines()
+    assert told.startswith("lwf goes without ber, logitnorm: ")
+
+
 def test_a_run_that_fails_at_once_leaves_no_table(tmp_path: Path) -> None:
     result = call("run", *SHORT, "--detector", "msp", "--runs", "r", "--set", "cil.icarl.first.lr=1e30")
     assert result.exit_code == 1
