@@ -65,8 +65,10 @@ class Entry(Generic[T]):
 
     @property
     def title(self) -> str:
-        """How its paper writes its name: its own ``title``, or its class's name where that is the same."""
-        return str(vars(self.make).get("title", self.make.__name__))
+        """How its paper writes its name: its own ``title``, or its class's name where that says the same."""
+        written = self.make.__name__
+        same = written.lower() == re.sub("[-_]", "", self.name)
+        return str(vars(self.make).get("title", written if same else self.name))
 
     @property
     def equation(self) -> str:

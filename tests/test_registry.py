@@ -100,6 +100,10 @@ def test_what_a_page_can_tell_of_a_method(things: Registry[Any]) -> None:
     assert things.entry("told").differs == ["Of me.", "Of all of us."], "its own comes first"
     assert things.entry("silent").equation == "", "what it inherits may not be what it computes"
     assert [things.entry(name).title for name in ("told", "silent")] == ["ToLD", "Silent"]
+    things.register("loud-1")(things.register("loud-2")(Silent))
+    assert [things.entry(name).title for name in ("loud-1", "loud-2")] == ["loud-1", "loud-2"], (
+        "not both Silent"
+    )
     assert things.entry("silent").differs == ["Of me.", "Of all of us."]
     things.register("function")(lambda: None)
     assert things.entry("function").equation == ""
