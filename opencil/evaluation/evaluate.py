@@ -129,9 +129,9 @@ def evaluate(
             continue
         rows += [(name, measurement) for measurement in [*of_model, *found]]
     if not rows:
-        raise BadInput("; ".join(f"{name}: {refusal}" for name, refusal in refusals.items()))
-    for name, refusal in refusals.items():
-        warnings.warn(f"{name} is left out: {refusal}", stacklevel=2)
+        raise BadInput("; ".join(f"{name}: {why}" for name, why in refusals.items()))
+    for name, why in refusals.items():
+        warnings.warn(f"{name} is left out: {why}", stacklevel=2)
     columns = ["detector", "ood", "task", "metric", "value"]
     return pd.DataFrame(
         [{"detector": name} | asdict(measurement) for name, measurement in rows], columns=columns

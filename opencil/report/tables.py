@@ -40,7 +40,8 @@ _CONTINUAL = (
 )
 _KEPT = (
     "MB: millions of bytes that are kept after the last step, of the model's tensors and of the exemplars' "
-    "pixels; a dash where a run did not note them."
+    "pixels, or of all images that are seen again where none are chosen; a dash where a run did not note "
+    "them."
 )
 _UNKNOWN = (None, None)
 _LABELLED = (
