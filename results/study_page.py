@@ -365,6 +365,9 @@ def cost_table() -> str:
         made = [made for run in runs for made in run.get("made", [])]
         days = sorted({m["first"][:10] for m in made} | {m["last"][:10] for m in made})
         detectors = " or ".join(map(str, sorted({len(run["detectors"]) for run in runs})))
+        # A run that was killed has none.
+        peaks = [run["environment"].get("peak_memory_mib") for run in runs]
+        peak = max(filter(None, peaks), default=None)
         cils = sort_cil(run["cil"] for run in runs)
         names = ", ".join(registry.LEARNERS.entry(cil).title for cil in cils)
         lines.append(
@@ -372,7 +375,7 @@ def cost_table() -> str:
                 *(str(k), str(seed), f"{names} × {detectors}"),
                 " + ".join(f"{every['seconds'][call]:,}" for call in of),
                 *stages,
-                f"{max(run['environment']['peak_memory_mib'] for run in runs) / 1024:.1f}",
+                "" if peak is None else f"{peak / 1024:.1f}",
                 listed(sorted({f"{m['device'].removeprefix('NVIDIA ')}, {m['precision']}" for m in made})),
                 " to ".join(dict.fromkeys([days[0], days[-1]])),
                 listed(sorted({f"`{m['source'][:8]}`" for m in made})),

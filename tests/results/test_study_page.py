@@ -123,6 +123,23 @@ def test_runs_that_share_a_process_share_a_line(whole_study: Path) -> None:
     ]
 
 
+def test_runs_that_were_killed_have_no_peak_of_memory(
+    whole_study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run for run in STUDY.runs if (run["k"], run["seed"]) == (10, 1)]
+    killed = [{**run, "environment": {**run["environment"]}} for run in runs]
+    for run in killed[:-1]:
+        del run["environment"]["peak_memory_mib"]
+
+    def peak() -> str:
+        monkeypatch.setattr(study_page, "study", lambda _: Study(STUDY.rows, killed))
+        return study_page.cost_table().splitlines()[2].split("|")[8].strip()
+
+    assert peak() == f"{runs[-1]['environment']['peak_memory_mib'] / 1024:.1f}"
+    del killed[-1]["environment"]["peak_memory_mib"]
+    assert peak() == ""
+
+
 def test_every_ood_set_by_hand() -> None:
     rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["task"] == 0) & (STUDY.rows["metric"] == "auc")]
     rows = rows[rows["cil"].isin(measured.CIL) & (rows["ood"] == "svhn")]
