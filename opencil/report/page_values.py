@@ -1,6 +1,7 @@
 """The values of a study as the page holds them: whole numbers in dense blocks, and what they mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,10 @@ def metrics_of(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     """The values of one benchmark and k; ``counted`` says what the tables make of them.
 
-    ``values[metric]`` has a block for each CIL model × detector × seed, in that order: its steps × OOD sets,
-    or None where it has none. Shifted sets stand behind the OOD sets, and only their own metrics have values
-    there. ``accuracy`` has a list over steps for each CIL model × seed. ``planned`` is how many steps there
-    will be, ``needed`` how many of them have a metric: some begin at step 2. Averages are over the sets that
-    are ``shared``; a method that is a ``variant`` of another has no rank. What is ``kept`` at last is in
-    megabytes.
+    ``values`` are by metric; shifted sets stand behind the OOD sets. ``accuracy`` has a list over steps for
+    each CIL model × seed. ``planned`` is how many steps there will be, ``needed`` how many of them have a
+    metric: some begin at step 2. Averages are over the sets that are ``shared``; a method that is a
+    ``variant`` of another has no rank. What is ``kept`` at last is in megabytes.
     """
     detected = of_datasets(rows)
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
@@ -57,20 +56,13 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     oods = sort_datasets(benchmark, dict(distances))
     shifted = _shifted(rows)
     sets = oods | dict.fromkeys(sorted(shifted["ood"].unique()), SHIFTED)
-    axes: dict[str, list[Any]] = {
-        "cil": cils,
-        "detector": list(family),
-        "seed": seeds,
-        "step": steps,
-        "ood": list(sets),
-    }
-    # What is of clean ID images is the same whichever OOD set is looked at, and what is of the model alone
-    # whichever detector was run on it.
-    clean = _clean(rows).drop(columns="ood").merge(pd.DataFrame({"ood": list(oods)}), how="cross")
+    axes: dict[str, list[Any]] = {"cil": cils, "detector": list(family), "seed": seeds, "step": steps}
+    # What is of clean ID images is shown with OOD sets, what is of the model alone with all its detectors.
+    clean = _clean(rows) if oods else rows[:0]
     of_model, of_detector = shifted[shifted["detector"] == ""], shifted[shifted["detector"] != ""]
     of_model = of_model.drop(columns="detector").merge(tried, on=["cil", "seed"])
     detected = pd.concat([detected, clean, of_detector, of_model], ignore_index=True)
-    values = {str(metric): _blocks(part, axes) for metric, part in detected.groupby("metric")}
+    values = {str(metric): _values(part, axes, sets) for metric, part in detected.groupby("metric")}
     planned = counted.steps if counted else int(rows["step"].max())
     first = detected.groupby("metric")["step"].min()
     partial, kept = (counted.partial, counted.kept) if counted else ({}, {})
@@ -95,7 +87,7 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
         "notes": [*counted.uneven(), *counted.mixture()] if counted else [],
         "missing": counted.missing(averaged=True) if counted else [],
         "values": values,
-        "accuracy": _blocks(models, {key: axes[key] for key in ("cil", "seed", "step")}),
+        "accuracy": _blocks(models, {key: axes[key] for key in axes if key != "detector"}),
     }
 
 
@@ -109,14 +101,30 @@ def _shifted(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["distance"] == SHIFTED) & (rows["task"] == 0)]
 
 
-def _blocks(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]]) -> list[list[int | None] | None]:
+def _values(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]], sets: Iterable[str]) -> dict[str, Any]:
+    """A metric's ``blocks``, of its steps × its own sets, and which one each CIL model × detector × seed has.
+
+    ``sets`` says where in them each of the group's sets is, if it is; what is of no set is the same on all.
+    """
+    own = [name for name in ("", *sets) if (rows["ood"] == name).any()]
+    places, blocks = {name: i for i, name in enumerate(own)}, dict[Any, int]()
+    return {
+        "sets": [places.get(name, places.get("")) for name in sets],
+        "at": numbered(_blocks(rows, {**axes, "ood": own}), blocks),
+        "blocks": list(blocks),
+    }
+
+
+def numbered(things: Iterable[Any], known: dict[Any, int]) -> list[int]:
+    """Things as their numbers among those ``known``, to which it adds: what is the same is written once."""
+    return [known.setdefault(thing, len(known)) for thing in things]
+
+
+def _blocks(rows: pd.DataFrame, axes: Mapping[str, Sequence[Any]]) -> list[tuple[int | None, ...]]:
     """Values as whole numbers: a block of the axes from ``step`` on for each place on the axes before."""
     table = np.full([len(axis) for axis in axes.values()], np.nan)
     places = tuple(pd.Index(axis).get_indexer(rows[name]) for name, axis in axes.items())
     table[places] = rows["value"].to_numpy() * 100 * SCALE
     width = int(np.prod([len(axis) for axis in list(axes.values())[list(axes).index("step") :]]))
-    return [_whole(block) if np.isfinite(block).any() else None for block in table.reshape(-1, width)]
-
-
-def _whole(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[int | None]:
-    return [int(value) if np.isfinite(value) else None for value in np.rint(values)]
+    blocks = np.rint(table).reshape(-1, width).tolist()
+    return [tuple(int(value) if isfinite(value) else None for value in block) for block in blocks]

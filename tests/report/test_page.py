@@ -59,15 +59,19 @@ def values(data: dict[str, Any]) -> dict[tuple[Any, ...], float]:
     for group in data["groups"]:
         head = (group["benchmark"], group["k"])
         cils, detectors, oods = ([one["name"] for one in group[key]] for key in ("cils", "detectors", "oods"))
-        for metric, blocks in group["values"].items():
+        for metric, of in group["values"].items():
             places = product(cils, detectors, group["seeds"])
-            for (cil, detector, seed), block in zip(places, blocks, strict=True):
-                inner = list(product(group["steps"], oods))
-                for (step, ood), value in zip(inner, block or [None] * len(inner), strict=True):
+            for (cil, detector, seed), number in zip(places, of["at"], strict=True):
+                values = of["blocks"][number]
+                width = len(values) // len(group["steps"])
+                for (t, step), (ood, at) in product(
+                    enumerate(group["steps"]), zip(oods, of["sets"], strict=True)
+                ):
+                    value = None if at is None else values[t * width + at]
                     if value is not None:
                         found[(*head, cil, seed, step, detector, ood, metric)] = value / data["scale"] / 100
         for (cil, seed), block in zip(product(cils, group["seeds"]), group["accuracy"], strict=True):
-            for step, value in zip(group["steps"], block or [None] * len(group["steps"]), strict=True):
+            for step, value in zip(group["steps"], block, strict=True):
                 if value is not None:
                     found[(*head, cil, seed, step, "", "", "accuracy")] = value / data["scale"] / 100
     return found
@@ -109,6 +113,33 @@ def test_shifted_sets_have_their_own_metrics_alone(
         of = detector if metric == "fpr_shifted" else ""
         assert value == pytest.approx(shifted.loc[(seed, step, of, ood, metric), "value"], abs=5.1e-6)
     assert len(of_sets) == 2 * 3 * 4 * 2 * 2  # metrics, seeds, steps, detectors, sets
+
+
+def test_values_that_are_alike_are_written_once(
+    made_up: Rows, with_shifted: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    """So are those of the model alone; a metric has places for its own sets, what is of clean images one."""
+    rows = made_up()
+    clean = rows[(rows["detector"] != "") & (rows["ood"] == "n1") & (rows["metric"] == "auc")]
+    clean = clean.assign(ood="", distance="", metric="accuracy_with_rejection")
+    data = content(page(Study(pd.concat([with_shifted(rows), clean]), [run()])))
+    (group,) = data["groups"]
+    written = {
+        name: (of["sets"], of["at"], [len(block) for block in of["blocks"]])
+        for name, of in group["values"].items()
+    }
+    seeds, shifted = range(3), [None] * 4 + [0, 1]
+    assert written["accuracy_shifted"] == (shifted, [*seeds, *seeds], [8] * 3)  # of msp, of energy
+    assert written["fpr_shifted"] == (shifted, [*range(6)], [8] * 6)
+    assert written["auc"] == ([0, 1, 2, 3, None, None], [*range(6)], [16] * 6)
+    assert written["accuracy_with_rejection"] == ([0] * 6, [*range(6)], [4] * 6)
+    whole = clean.set_index(["seed", "step", "detector"])["value"]
+    for (_, _, _, seed, step, detector, ood, metric), value in values(data).items():
+        if metric == "accuracy_with_rejection":
+            assert value == pytest.approx(whole[seed, step, detector], abs=5.1e-6), ood
+    shifted_alone = with_shifted(rows[rows["ood"] == ""])
+    (group,) = content(page(Study(pd.concat([shifted_alone, clean]), [run()])))["groups"]
+    assert set(group["values"]) == {"accuracy_shifted", "fpr_shifted"}, "clean images need an OOD set"
 
 
 def test_the_page_says_how_many_steps_there_will_be(made_up: Rows) -> None:

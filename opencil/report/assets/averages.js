@@ -11,18 +11,18 @@ function spread(values) {
 
 // Percent per step of one run and detector: the mean over the chosen OOD sets; null where there is none.
 function steps(group, metric, c, d, s, oods) {
-  const block = (group.values[metric] || [])[(c * group.detectors.length + d) * group.seeds.length + s];
-  const width = group.oods.length;
+  const { sets, at, blocks } = group.values[metric];
+  const block = blocks[at[(c * group.detectors.length + d) * group.seeds.length + s]];
+  const chosen = known(oods.map((o) => sets[o]));
   return group.steps.map((_, t) => {
-    if (!block) return null;
-    const found = known(oods.map((o) => block[t * width + o]));
+    const found = known(chosen.map((place) => block[(t * block.length) / group.steps.length + place]));
     return found.length ? mean(found) / data.scale : null;
   });
 }
 const accuracies = (group, c, s) =>
   group.steps.map((_, t) => {
-    const value = (group.accuracy[c * group.seeds.length + s] || [])[t];
-    return value === null || value === undefined ? null : value / data.scale;
+    const value = group.accuracy[c * group.seeds.length + s][t];
+    return value === null ? null : value / data.scale;
   });
 
 const perSeed = (view, of) => view.seeds.map(of);

@@ -115,9 +115,9 @@ function showBoard(view, board) {
   const first = el("th", { scope: "col" }, el("span", { class: "unseen" }, "on the chart"));
   $("board").tHead.replaceChildren(el("tr", {}, first, head));
   $("board").tBodies[0].replaceChildren(...body);
-  const blocks = view.group.values[view.metric];
-  const pairs = blocks.map((block, i) => block && Math.floor(i / view.group.seeds.length));
-  const all = unique(known(pairs)).length; // not every detector is run on every model
+  const { at, blocks } = view.group.values[view.metric];
+  const filled = [...at.keys()].filter((i) => known(blocks[at[i]]).length);
+  const all = unique(filled.map((i) => Math.floor(i / view.group.seeds.length))).length; // not every detector is run on every model
   $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
   $("all").hidden = board.found.length <= FIRST;
   $("all").textContent = state.all ? `Show the first ${FIRST}` : `Show all ${board.found.length}`;

@@ -144,3 +144,26 @@ def test_shifted_sets_can_be_looked_at(
             assert float(line[at].split(" ")[0]) == pytest.approx(mean, abs=0.0061)
     browser.choose("metric", "auc")
     assert len(browser.board()) == 2
+
+
+def test_what_is_of_the_model_or_of_clean_images_is_shown_with_each_detector(
+    show: Callable[..., Any],
+    made_up: Rows,
+    with_shifted: Callable[[pd.DataFrame], pd.DataFrame],
+    record: Record,
+) -> None:
+    rows = with_shifted(made_up())
+    clean = rows[(rows["ood"] == "n1") & (rows["metric"] == "auc")]
+    clean = clean.assign(ood="", distance="", metric="accuracy_with_rejection")
+    browser = show(pd.concat([rows, clean]), runs(record))
+    of_model = rows.loc[rows["metric"] == "accuracy_shifted", "value"].mean()
+    of_detector = clean.groupby("detector")["value"].mean()
+    for metric, sets, expected in (
+        ("accuracy_shifted", (), {"msp": of_model, "energy": of_model}),
+        ("accuracy_with_rejection", (), of_detector),
+        ("accuracy_with_rejection", ("f2", "f3"), of_detector),
+    ):
+        browser.choose("metric", metric)
+        browser.choose("ood", *sets)
+        found = {line[2]: float(line[3].split(" ")[0]) for line in browser.board()}
+        assert found == {name: pytest.approx(100 * of, abs=0.0061) for name, of in expected.items()}
