@@ -1,6 +1,7 @@
 """One HTML file to explore results: tables, curves, figures, runs; it needs no network and no server.
 
 Everything stands in the file: values as whole numbers in blocks (about 6 bytes each), pictures as SVG text.
+Pictures and configs share most of their lines, so each line stands there once.
 Names come from rows and configs, so from anyone: they enter as JSON and are put on the page as text, and a
 policy in the file lets no script run but the page's own, and nothing be loaded.
 """
@@ -30,7 +31,7 @@ from opencil.report.figures.drawing import Figure
 from opencil.report.figures.parts import DARK
 from opencil.report.layout import LATEX, Cell, Table
 from opencil.report.order import method
-from opencil.report.page_values import SCALE, group_of, metrics_of
+from opencil.report.page_values import SCALE, group_of, metrics_of, numbered
 from opencil.report.results import Outcome, count, results
 from opencil.study.records import Identity, RunRecord, identity
 from opencil.study.study import Study
@@ -70,10 +71,11 @@ def page(
     ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
     paper's; with ``refresh`` the page loads itself anew every so many seconds.
     """
-    rows, runs, kept = shares(study.rows), study.runs, _latest(megabytes(study.rows))
+    rows, kept = shares(study.rows), _latest(megabytes(study.rows))
     counted: dict[Any, Outcome] = {
         (outcome.benchmark, outcome.k): outcome for outcome in results(study, metrics=["auc"])
     }
+    texts: dict[str, int] = {}  # lines of what is below
     data = {
         "scale": SCALE,
         "noise": _NOISE,
@@ -84,14 +86,14 @@ def page(
             "detector": _methods(DETECTORS, rows["detector"].unique()),
         },
         "tables": [_sheet(table) for table in tables],
-        "figures": [_figure(figure) for figure in figures],
+        "runs": [_record(run, texts) | kept.get(identity(run), {}) for run in study.runs],
+        "figures": [_figure(figure, texts) for figure in figures],
         "dark": DARK,
         "latex": LATEX,
-        "runs": [_record(run, i) | kept.get(identity(run), {}) for i, run in enumerate(runs)],
         "problems": study.problems,
-        "configs": [dump_yaml(run["config"]) for run in runs],
         "differences": list(differences),
         "refresh": refresh,
+        "texts": list(texts),
     }
     # In a block, what they define is theirs alone.
     script = "\n".join(['"use strict";', "{", *(_asset(f"{name}.js") for name in _SCRIPTS), "}"])
@@ -134,15 +136,18 @@ def _asset(name: str) -> str:
 
 
 def _json(data: object) -> str:
-    """JSON that is safe between script tags: nothing in it can end them, or begin a comment."""
+    """JSON that is safe between script tags: without a ``<`` nothing can end them, or begin a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return text.replace("<", "\\u003c")
 
 
-def _record(run: RunRecord, config: int) -> dict[str, Any]:
-    shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "seconds", "detectors", "environment"}
+def _record(run: RunRecord, texts: dict[str, int]) -> dict[str, Any]:
+    shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "detectors", "environment"}
     shown |= {"failed", "left_out"}
-    return {key: value for key, value in run.items() if key in shown} | {"config": config}
+    return {key: value for key, value in run.items() if key in shown} | {
+        "seconds": pd.DataFrame(run["seconds"]).sum().to_dict(),  # by their kind
+        "config": numbered(dump_yaml(run["config"]).split("\n"), texts),
+    }
 
 
 def _latest(kept: pd.DataFrame) -> dict[Identity, dict[str, list[float]]]:
@@ -191,18 +196,18 @@ def _sheet_cell(cell: Cell) -> str | dict[str, Any]:
     return {"mean": cell.value, "std": cell.std, "rank": cell.rank, "text": cell.text}
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def _figure(figure: Figure, texts: dict[str, int]) -> dict[str, Any]:
     width, height = (round(96 * side) for side in figure.size)
     return {
         **asdict(figure.about),
-        "svg": _shorter(figure.svg),
+        "svg": numbered(_elements(figure.svg), texts),
         "width": width,
         "height": height,
         "wide": width > 2 * height,
     }
 
 
-def _shorter(svg: str) -> str:
-    """An SVG without its head, remarks and indentation."""
+def _elements(svg: str) -> list[str]:
+    """An SVG without its head, remarks and indentation, an element a line."""
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"\s*\n\s*", "\n", svg)
+    return re.sub(r"\s+", " ", svg).replace("> <", ">\n<").split("\n")

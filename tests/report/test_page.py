@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from opencil.config import dump_yaml
 from opencil.evaluation.metric import metric_of, metrics
 from opencil.report.figures.drawing import figures
 from opencil.report.page import page
@@ -39,6 +40,11 @@ def content(text: str) -> dict[str, Any]:
     assert match
     found: dict[str, Any] = json.loads(match[1])
     return found
+
+
+def text(numbers: list[int], data: dict[str, Any]) -> str:
+    """A figure or a config of a page, put together again."""
+    return "\n".join(data["texts"][number] for number in numbers)
 
 
 class Elements(HTMLParser):
@@ -207,8 +213,7 @@ def test_runs_and_their_configs(made_up: Rows) -> None:
         run(seed=1, trained=0, steps=None, seconds=[], config={"b": {"c": [2, 3]}}),
     ]
     data = content(page(Study(made_up(), runs), differences=["texture is smaller"], refresh=7))
-    configs = [yaml.safe_load(data["configs"][r["config"]]) for r in data["runs"]]
-    assert configs == [run["config"] for run in runs]
+    assert [text(r["config"], data) for r in data["runs"]] == [dump_yaml(run["config"]) for run in runs]
     assert [(r["seed"], r["trained"], r["steps"]) for r in data["runs"]] == [(0, 4, 4), (1, 0, None)]
     assert data["differences"] == ["texture is smaller"]
     assert data["refresh"] == 7
@@ -217,14 +222,33 @@ def test_runs_and_their_configs(made_up: Rows) -> None:
 def test_figures_are_in_the_page(made_up: Rows) -> None:
     rows = made_up(seeds=(0,), steps=2)
     drawn = list(figures(Study(rows)))
-    found = content(page(Study(rows, [run()]), figures=drawn))["figures"]
+    data = content(page(Study(rows, [run()]), figures=drawn))
+    found = data["figures"]
     assert [(f["name"], f["cil"], f["caption"]) for f in found] == [
         (f.about.name, f.about.cil, f.about.caption) for f in drawn
     ]
-    for figure in found:
-        assert figure["svg"].startswith("<svg")
-        assert figure["svg"].rstrip().endswith("</svg>")
-        assert "<metadata" not in figure["svg"]
+    for figure, whole in zip(found, drawn, strict=True):
+        svg = text(figure["svg"], data)
+        assert svg.startswith("<svg")
+        assert svg.rstrip().endswith("</svg>")
+        assert "<metadata" not in svg
+        for tag in ("path", "use", "g"):
+            assert svg.count(f"<{tag} ") == whole.svg.count(f"<{tag} ") > 0
+
+
+def test_lines_of_figures_and_configs_are_written_once(made_up: Rows) -> None:
+    rows, config = made_up(seeds=(0,), steps=2), {"a": {"b": 1}, "c": {"b": 1}}
+    drawn = list(figures(Study(rows)))
+    data = content(page(Study(rows, [run(config=config), run(seed=1, config=config)]), figures=drawn))
+    assert len(set(data["texts"])) == len(data["texts"])
+    first, second = (one["config"] for one in data["runs"])
+    assert first == second
+    assert len(first) == 5 > len(set(first)), "the same within a config too; its last line is empty"
+    every = [number for one in data["figures"] for number in one["svg"]]
+    assert len(every) > 2 * len(set(every))
+    letters = [line for line in data["texts"] if line.startswith('<path id="DejaVuSans-')]
+    assert len(letters) > 20, "a letter is a line"
+    assert all(line.endswith("/>") for line in letters)
 
 
 def test_a_page_without_rows(made_up: Rows) -> None:
@@ -243,7 +267,7 @@ def test_names_stay_inside_their_strings(made_up: Rows) -> None:
     data = content(evil)
     assert data["groups"][0]["benchmark"] == EVIL
     assert EVIL in [d["name"] for d in data["groups"][0]["detectors"]]
-    assert yaml.safe_load(data["configs"][0]) == {EVIL: EVIL}
+    assert yaml.safe_load(text(data["runs"][0]["config"], data)) == {EVIL: EVIL}
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:
@@ -281,9 +305,9 @@ def whole_study() -> pd.DataFrame:
     return table.assign(value=draw.random(len(table)))
 
 
-def test_a_whole_study_is_less_than_5_megabytes(whole_study: pd.DataFrame) -> None:
+def test_a_whole_study_is_less_than_2_megabytes(whole_study: pd.DataFrame) -> None:
     config = {f"key{i}": "value" for i in range(200)}
     runs = [run(cil=cil, seed=s, config=config) for cil in whole_study["cil"].unique() for s in range(3)]
     text = page(Study(whole_study, runs), figures=figures(Study(whole_study)))
     assert len(content(text)["figures"]) == 2 + 4 * 5
-    assert len(text.encode()) < 5_000_000
+    assert len(text.encode()) < 2_000_000

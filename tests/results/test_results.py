@@ -111,6 +111,7 @@ def test_the_published_page_is_of_the_studys_runs() -> None:
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     steps = {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in STUDY.runs}
     assert {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in data["runs"]} == steps
+    assert len(text.encode()) < 5_000_000
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 data.groups = data.groups.filter((group) => Object.keys(group.values).length); // that have been evaluated
+const textOfLines = (numbers) => numbers.map((number) => data.texts[number]).join("\n");
 const $ = (id) => document.getElementById(id);
 const unique = (values) => [...new Set(values)];
 const plural = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;

@@ -8,7 +8,7 @@ const addresses = new Map(); // of pictures, made when they are first shown
 function addressOf(figure, dark) {
   const key = `${dark} ${data.figures.indexOf(figure)}`;
   if (!addresses.has(key)) {
-    const svg = dark ? inDark(figure.svg) : figure.svg;
+    const svg = dark ? inDark(textOfLines(figure.svg)) : textOfLines(figure.svg);
     addresses.set(key, URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" })));
   }
   return addresses.get(key);

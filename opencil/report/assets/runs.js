@@ -47,10 +47,8 @@ function showRuns() {
   const rows = data.runs.map((run) => {
     const names = Object.keys(run.detectors);
     const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);
-    const kinds = {};
-    for (const [kind, time] of run.seconds.flatMap(Object.entries)) kinds[kind] = (kinds[kind] || 0) + time;
-    const seconds = Object.values(kinds).reduce((a, b) => a + b, 0);
-    const spent = Object.entries(kinds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
+    const seconds = Object.values(run.seconds).reduce((a, b) => a + b, 0);
+    const spent = Object.entries(run.seconds).map(([kind, time]) => `${kind} ${duration(time)}`).join(", ");
     const tip = spent ? `${spent}; stages overlap where runs share a device` : null;
     const few = missing.slice(0, FEW).map((name) => `${name} ${run.detectors[name]}/${run.steps ?? "?"}`);
     const left = [...few, ...(missing.length > FEW ? [`${missing.length - FEW} more`] : [])].join(", ");
@@ -73,7 +71,7 @@ function showRuns() {
   $("configs").replaceChildren(
     ...data.runs.map((run) => {
       const text = el("pre", { tabindex: "0" });
-      const load = (event) => { if (event.target.open) text.textContent = data.configs[run.config]; };
+      const load = (event) => { if (event.target.open) text.textContent = textOfLines(run.config); };
       return el("details", { ontoggle: load }, el("summary", {}, runName(run)), text);
     }),
   );
