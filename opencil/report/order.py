@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 from opencil.data.roles import OOD_ROLES
 from opencil.evaluation.metric import metrics
 from opencil.published import OOD, published_results
-from opencil.registry import DETECTORS
+from opencil.registry import DETECTORS, LEARNERS
 
 #: The blocks of a table, in the paper's order.
 FAMILIES = ("post-hoc", "fine-tuning")
@@ -21,6 +22,18 @@ def method(name: str) -> str:
 def labelled(name: str) -> bool:
     """Whether a name is a method under values of its own."""
     return "@" in name
+
+
+def upper_bound(name: str) -> bool:
+    """Whether a CIL method keeps all images: it bounds the others' accuracy, and has no rank among them.
+
+    It is one that sees old images again and chooses none to remember.
+    """
+    own = method(name)
+    if own not in LEARNERS.names():
+        return False
+    learner: Any = LEARNERS.entry(own).make
+    return bool(learner.revisits and not learner.remembers)
 
 
 def sort_cil(names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ import pandas as pd
 from opencil.data.roles import SHIFTED
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import of_datasets
-from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics
+from opencil.report.order import families, labelled, sort_cil, sort_datasets, sort_metrics, upper_bound
 from opencil.report.results import Outcome
 from opencil.study.rows import plain_k
 
@@ -43,7 +43,7 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     ``values`` are by metric; shifted sets stand behind the OOD sets. ``accuracy`` has a list over steps for
     each CIL model × seed. ``planned`` is how many steps there will be, ``needed`` how many of them have a
     metric: some begin at step 2. Averages are over the sets that are ``shared``; a method that is a
-    ``variant`` of another has no rank. What is ``kept`` at last is in megabytes.
+    ``variant`` of another has no rank, nor has an upper ``bound``. What is ``kept`` at last is in megabytes.
     """
     detected = of_datasets(rows)
     models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
@@ -65,12 +65,15 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
     values = {str(metric): _values(part, axes, sets) for metric, part in detected.groupby("metric")}
     planned = counted.steps if counted else int(rows["step"].max())
     first = detected.groupby("metric")["step"].min()
-    partial, kept = (counted.partial, counted.kept) if counted else ({}, {})
+    partial = counted.partial if counted else {}
+    kept = {name: sum(both) for name, both in counted.kept.items()} if counted else {}
+    bounds = [name for name in cils if upper_bound(name)]
+    notes = [f"Bounds of accuracy, which keep all images, have no rank: {', '.join(bounds)}."] * bool(bounds)
     return {
         "benchmark": benchmark,
         "k": plain_k(rows["k"].iloc[0]),
         "cils": [
-            {"name": name, "variant": labelled(name), "kept": sum(kept[name]) if name in kept else None}
+            {"name": name, "variant": labelled(name), "bound": name in bounds, "kept": kept.get(name)}
             for name in cils
         ],
         "detectors": [
@@ -84,7 +87,7 @@ def group_of(rows: pd.DataFrame, counted: Outcome | None) -> dict[str, Any]:
             {"name": name, "distance": distance, "shared": name not in partial}
             for name, distance in sets.items()
         ],
-        "notes": [*counted.uneven(), *counted.mixture()] if counted else [],
+        "notes": notes + ([*counted.uneven(), *counted.mixture()] if counted else []),
         "missing": counted.missing(averaged=True) if counted else [],
         "values": values,
         "accuracy": _blocks(models, {key: axes[key] for key in axes if key != "detector"}),

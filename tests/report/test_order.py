@@ -1,15 +1,26 @@
 """The order of methods: the paper's, then others."""
 
+from opencil.cil.replay import Replay
 from opencil.detectors.posthoc.energy import Energy
 from opencil.published import published_results
-from opencil.registry import register_detector
+from opencil.registry import LEARNERS, register_detector, register_learner
 from opencil.report import order
-from opencil.report.order import sort_cil, sort_datasets, sort_detectors
+from opencil.report.order import sort_cil, sort_datasets, sort_detectors, upper_bound
 
 
 def test_cil_methods() -> None:
     shuffled = ["wa", "aaa", "foster", "icarl", "wa@slow", "bic", "joint"]
     assert sort_cil(shuffled) == ["icarl", "bic", "wa", "wa@slow", "foster", "aaa", "joint"]
+
+
+def test_an_upper_bound_keeps_all_images() -> None:
+    @register_learner("hoarder")
+    class Hoarder(Replay):
+        remembers = False
+
+    known = [name for name in LEARNERS.names() if upper_bound(name)]
+    assert known == ["hoarder", "joint"]
+    assert [name for name in ("joint@short", "icarl@short", "zzz") if upper_bound(name)] == ["joint@short"]
 
 
 def test_the_papers_detectors_stand_as_in_the_paper() -> None:

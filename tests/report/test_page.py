@@ -170,6 +170,10 @@ def test_what_does_not_compare_is_named(made_up: Rows) -> None:
     assert "icarl (cil.icarl.epochs)" in mixed
     (plain,) = content(page(Study(made_up(), [run(), run(seed=1)])))["groups"]
     assert plain["notes"] == []
+    names = ("joint", "joint@short", "finetune", "of-a-plugin")
+    (group,) = content(page(Study(pd.concat([made_up(cil=name) for name in names]))))["groups"]
+    assert [cil["name"] for cil in group["cils"] if cil["bound"]] == ["joint", "joint@short"]
+    assert group["notes"] == ["Bounds of accuracy, which keep all images, have no rank: joint, joint@short."]
 
 
 def test_metrics_say_what_they_are_and_which_way_is_better(made_up: Rows) -> None:

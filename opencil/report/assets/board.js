@@ -18,9 +18,11 @@ function lines(view) {
       if (line.value.mean !== null) found.push(line);
     }
   }
-  // What lacks steps has no rank: early steps are the easy ones. Nor has a variant: it is no other method.
+  // What lacks steps has no rank: early steps are the easy ones. Nor has a variant, which is no other method, or
+  // a bound, which is no continual learner.
+  const method = ({ variant, bound }) => !variant && !bound;
   const ranked = ({ value, c, d }) =>
-    isWhole(value, view, view.metric) && !group.cils[c].variant && !group.detectors[d].variant;
+    isWhole(value, view, view.metric) && method(group.cils[c]) && method(group.detectors[d]);
   const rank = ranks(found.filter(ranked).map((line) => line.value.mean), view.metric);
   for (const line of found) line.rank = ranked(line) ? rank.get(percent(line.value.mean)) : null;
   return sorted(found.filter(({ c, d }) => view.found(c, d)), view);

@@ -98,7 +98,9 @@ def test_the_leaderboard_shows_the_averages_of_the_tables(
 def test_sorting_by_click_and_by_key(quiet: Any, written: Path) -> None:
     quiet.open(written)
     ranked = quiet.board()
-    assert [number(line[3]) for line in ranked] == sorted((number(x[3]) for x in ranked), reverse=True)
+    values = [number(line[3]) for line in ranked if line[0] != "–"]
+    assert len(values) == 10
+    assert values == sorted(values, reverse=True)
     header = "document.querySelector('th[data-key=\"metric:fpr\"]')"
     quiet.evaluate(f"{header}.querySelector('button').click()")
     by_fpr = quiet.board()
@@ -307,6 +309,20 @@ def test_values_that_look_alike_share_a_rank_and_a_mark(
     assert marks(browser) == {
         "msp": "best", "energy": "best", "odin": "second", "gen": "third", "klm": "", "msp@hot": "",
     }  # fmt: skip
+
+
+def test_an_upper_bound_is_shown_without_a_rank(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    level = {"icarl": 0.5, "joint": 0.9, "finetune": 0.3}
+    rows = pd.concat([made_up(cil=cil) for cil in level])
+    rows["value"] = rows["cil"].map(level).where(rows["metric"] == "auc", rows["value"])
+    browser = show(rows, [record(cil=cil, seed=seed) for cil in level for seed in range(3)])
+    found = [(line[0], line[1], number(line[3])) for line in browser.board()]
+    ranks = [("1.5", "icarl", 50.0)] * 2 + [("3.5", "finetune", 30.0)] * 2
+    assert found == [*ranks, *[("–", "joint", 90.0)] * 2], "the lowest bound is a method like others"
+    assert "have no rank: joint." in browser.evaluate("document.getElementById('notes').innerText")
+    assert set(marks(browser).values()) == {"best"}, "detectors on it have their places"
 
 
 def test_an_ood_set_that_some_runs_lack_is_in_no_average(
