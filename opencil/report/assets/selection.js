@@ -21,10 +21,10 @@ function keep() {
 }
 
 const filters = $("filters");
-function options(name, choices) {
+function options(name, choices, first = choices[0]?.[0]) {
   const select = filters.elements[name];
   const values = choices.map(([value]) => value);
-  if (!values.includes(state[name])) state[name] = values[0] ?? "";
+  if (!values.includes(state[name])) state[name] = first ?? "";
   select.replaceChildren(...choices.map(([value, text]) => el("option", { value }, text)));
   select.value = state[name];
   select.disabled = values.length < 2;
@@ -121,7 +121,8 @@ function choose() {
   const same = (values, kind) => values.map(String).map((value) => [value, titled(kind, value)]);
   options("benchmark", same(unique(data.groups.map((g) => g.benchmark))));
   const here = data.groups.filter((g) => g.benchmark === state.benchmark);
-  options("k", same(here.map((g) => g.k)));
+  const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
+  options("k", same(here.map((g) => g.k)), String(whole.k));
   const group = here.find((g) => String(g.k) === state.k);
   const metrics = Object.keys(data.metrics).filter((m) => group.values[m]);
   options("metric", metrics.map((m) => [m, label(m)]));

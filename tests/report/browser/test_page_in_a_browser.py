@@ -311,6 +311,21 @@ def test_values_that_look_alike_share_a_rank_and_a_mark(
     }  # fmt: skip
 
 
+def test_the_page_opens_with_a_k_that_is_finished(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    rows = pd.concat([made_up(k=2, steps=2), made_up(k=5, steps=4)])
+    chosen = "document.forms.filters.elements.k.value"
+
+    def runs(steps_at_k_5: int) -> list[Any]:
+        planned = {2: 3, 5: steps_at_k_5}
+        return [record(k=k, seed=seed, steps=steps) for k, steps in planned.items() for seed in range(3)]
+
+    assert show(rows, runs(4)).evaluate(chosen) == "5"
+    assert show(rows, runs(5)).evaluate(chosen) == "2", "the first, where none is"
+    assert show(rows, runs(4), hash="#k=2").evaluate(chosen) == "2", "what was chosen stays"
+
+
 def test_an_upper_bound_is_shown_without_a_rank(
     show: Callable[..., Any], made_up: Rows, record: Record
 ) -> None:
