@@ -42,7 +42,7 @@ OOD_SETS = {"cifar10": "CIFAR-10"} | {
 }
 #: More than so many points from the paper's AUC is far off.
 FAR_OFF = 3
-NOT_YET = "not run yet"
+NOT_YET = "not whole yet"
 #: Values with a name that run beside the defaults.
 NAMED = (*(f"{d}@stated" for d in ("relation", "klm", "react", "nnguide")), "augmix@original", "ber@chosen")
 #: What a claim may come to.
@@ -155,23 +155,32 @@ def listed(names: Iterable[Any]) -> str:
 def what_is_there() -> str:
     """Which ks and seeds are whole, and what of the plan is not there."""
     there = [f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}" for k in run_ks()]
-    lacking = f"Not run yet: {less}." if (less := not_there()) else "Nothing of the plan is missing."
+    lacking = f"Missing yet: {less}." if (less := not_there()) else "Nothing of the plan is missing."
     return f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. {lacking}"
 
 
 def not_there() -> str:
-    """What of the plan has no rows."""
+    """What of the plan has no rows, or not all."""
     lacking = []
     for k in KS:
         less = [seed for seed in SEEDS if seed not in seeds(k)]
         begun = {seed: [CIL[cil] for cil, s in trainings(k) if s == seed] for seed in less}
         shown = [
-            f"{seed} (but for {listed(models)})" if models else f"{seed}" for seed, models in begun.items()
+            f"{seed} (but for {listed(models)})" if models else f"{seed}{_steps_there(k, seed)}"
+            for seed, models in begun.items()
         ]
         lacking += [f"k = {k}, seed{'s' * (len(less) > 1)} {listed(shown)}"] if less else []
     lacking += [] if trainings(10, ("joint",)) else ["`joint`"]
     lacking += [] if shifted_seeds() else ["`corrupted` on all four models"]
     return "; ".join(lacking)
+
+
+def _steps_there(k: int, seed: int) -> str:
+    """How many steps all detectors of each model have, in brackets, where a grid was begun."""
+    grid = [run for run in study("study").runs if (run["k"], run["seed"]) == (k, seed) and run["cil"] in CIL]
+    steps = sorted({min(run["detectors"].values(), default=0) for run in grid})
+    there = " to ".join(dict.fromkeys([str(steps[0]), str(steps[-1])])) if steps else ""
+    return f" ({there} of {100 // k} steps are there)" if there else ""
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -239,6 +239,13 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     assert study_page.seeds(20) == [0, 2]
     assert study_page.not_there() == "k = 20, seed 1 (but for FOSTER and iCaRL)"
     assert "At k = 20, over 48 cells" in study_page.ranks()
+    runs = [{**run, "detectors": run["detectors"] | {"ber": 3 + (run["cil"] == "bic")}} for run in part.runs]
+    write_study(Study(part.rows, runs), place)
+    forget()
+    assert study_page.not_there() == "k = 20, seed 1 (3 to 4 of 5 steps are there)"
+    shutil.rmtree(place)
+    forget()
+    assert study_page.not_there() == "k = 20, seed 1"
 
 
 def test_the_joint_model_and_shifted_sets_count_when_they_are_whole(whole_study: Path) -> None:
