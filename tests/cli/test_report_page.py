@@ -49,7 +49,7 @@ def test_a_page(finished: Path, tmp_path: Path) -> None:
     assert (run["trained"], run["detectors"]) == (4, {"energy": 4, "msp": 4, "relation": 4})
     seal, _, config = (finished / RUN / "config.yml").read_text().partition("\n")
     assert seal.startswith("# <sha256"), "a seal is the file's, not the config's"
-    assert data["configs"][run["config"]] == config
+    assert "\n".join(data["texts"][line] for line in run["config"]) == config
     assert {figure["name"] for figure in data["figures"]} == FIGURES
     assert data["differences"][0].startswith("The paper has no results on digits")
     assert data["refresh"] is None

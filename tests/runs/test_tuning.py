@@ -664,7 +664,7 @@ def test_a_method_without_memory_gets_an_answer_and_the_other_detectors_their_ro
     tmp_path: Path, tiny: Make, run_all: RunAll
 ) -> None:
     with pytest.raises(
-        BadInput, match="finetune cannot have ber: it sees no images of old classes again, and they draw"
+        BadInput, match="finetune cannot have ber: no images of old classes are seen again, which tuned"
     ):
         tiny(tmp_path, *SETTINGS, cil="finetune", detector=["ber"])
     config = tiny(tmp_path, *SETTINGS, *short(["ber"], 1), cil="finetune", detector=["ber", "energy", "msp"])
