@@ -16,7 +16,7 @@ from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
 from opencil.runs.events import Event, Failed
 from opencil.runs.failures import unforeseen
-from opencil.runs.foreign import KeptImages, plan_foreign
+from opencil.runs.foreign import KeptImages, left_out, plan_foreign
 from opencil.runs.given import GivenModels, Source
 from opencil.runs.loading import load
 from opencil.runs.plan import RunSpec
@@ -105,6 +105,8 @@ def evaluate_steps(
         return [plan_foreign(config, name, given, memory, class_order, outputs)]
 
     specs = planned(config)
+    for reason, names in left_out(config, memory).items():
+        warnings.warn(f"{name} goes without {', '.join(names)}: {reason}", stacklevel=2)
     _carry_out(execute(config, planned), config, 1, progress)
     return Results.of(config, specs)
 

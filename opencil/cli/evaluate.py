@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opencil.cli.flags import takes_config
+from opencil.cli.guard import say
 from opencil.cli.run import DryRun, Quiet, carry_out
 from opencil.errors import BadInput, shown
 
@@ -59,7 +60,7 @@ def _evaluate(
 
     Files of weights are read as data, never as code. Started again, it goes on.
     """
-    from opencil.runs.foreign import plan_foreign
+    from opencil.runs.foreign import left_out, plan_foreign
     from opencil.runs.given import GivenModels
     from opencil.runs.model_files import ModelFiles, find_factory
 
@@ -70,6 +71,8 @@ def _evaluate(
     def planned(config: "Config") -> "list[RunSpec]":
         return [plan_foreign(config, name, models, kept, order, outputs)]
 
+    for reason, names in left_out(config, kept).items():
+        say(f"{name} goes without {', '.join(names)}: {reason}")
     carry_out(config, planned, dry_run, quiet)
 
 

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from opencil.runs.plan import RunSpec, seeds_of, spec_of
 KeptImages = Literal["herding", "none"] | Sequence[Any]
 #: What the columns of a model's logits are: the classes seen as the stream has them, or all of the dataset's.
 Outputs = Literal["stream", "labels"]
-_log = logging.getLogger("opencil.runs")
 _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
 
 
@@ -139,8 +137,7 @@ def plan_foreign(
     for key, several in (("k", config.benchmark.classes_per_step), ("seed", config.seed.runs)):
         if len(several) != 1:
             raise BadInput(f"{key} = {list(several)} is not allowed: one is, that of the models")
-    listed = None if isinstance(memory, str) else _listed(memory)
-    told = memory if isinstance(memory, str) else f"given {_digest(listed)}"
+    told = memory if isinstance(memory, str) else f"given {_digest(_listed(memory))}"
     try:
         order = None if class_order is None else [index(label) for label in class_order]
     except TypeError:
@@ -149,15 +146,21 @@ def plan_foreign(
     (seed,) = config.seed.runs
     kept = memory if isinstance(memory, str) else tuple(memory)
     learner = foreign_learner(values, seeds_of(config, seed).class_order, models, kept)
-    remembers = told == "herding" or any(listed or ())
-    least = min(map(len, listed)) if listed else config.benchmark.fewest_kept
-    refused = config.refused(least if remembers else None, revisits=remembers)
+    refused = left_out(config, memory)
     detectors = config.without(refused)
     if config.detector and not detectors:
         raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
-    for reason, names in refused.items():
-        _log.warning("%s goes without %s: %s", name, ", ".join(names), reason)
     return spec_of(config, config.benchmark.classes_per_step[0], seed, name, values, detectors, learner)
+
+
+def left_out(config: Config, memory: KeptImages) -> dict[str, list[str]]:
+    """The detectors of a config that models from elsewhere cannot have, by the reason for it."""
+    if isinstance(memory, str):
+        kept = None if memory == "none" else config.benchmark.fewest_kept
+    else:
+        counts = [len(indices) for indices in _listed(memory)]
+        kept = min(counts) if any(counts) else None
+    return config.refused(kept, revisits=kept is not None)
 
 
 def foreign_learner(
@@ -177,6 +180,6 @@ def _listed(memory: Sequence[Any]) -> list[list[Any]]:
         raise BadInput(f"memory is no list of indices for each step: {error}") from None
 
 
-def _digest(listed: list[list[Any]] | None) -> str:
+def _digest(listed: list[list[Any]]) -> str:
     """Tells one list of kept images for each step from another."""
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]

@@ -71,6 +71,13 @@ def test_a_folder_of_checkpoints_becomes_a_run() -> None:
     assert "task3.pt does not fit what the factory makes" in changed.stderr
 
 
+def test_what_models_go_without_is_said_once() -> None:
+    result = call("--detector", "msp,ber,vos", "--memory", "none", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("mine goes without ber, vos: no images of old classes are seen again")
+    assert result.stderr.count("goes without") == 1
+
+
 def test_memory_and_order_come_from_files_or_flags() -> None:
     Path("memory.json").write_text("[[], [], [], []]", encoding="utf-8")
     words = ["--detector", "msp", "--memory", "memory.json", "--class-order", "0,1,2,3,4,5,6,7"]
