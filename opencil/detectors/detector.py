@@ -141,8 +141,7 @@ class Detector(Values, ABC):
         those of ``memory``, by default of the same samples.
         """
         if not self.needs_setup and not self.by_task:
-            if classify is not None:
-                self._classify: Callable[[Tensor], Tensor] | None = classify
+            self._keep_head(features.classify if isinstance(features, Outputs) else classify)
             return self
         outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
         if len(outputs) < self.fewest:
@@ -152,17 +151,27 @@ class Detector(Values, ABC):
             )
         if self.by_task:
             self._known_tasks(outputs if memory is None else memory)
-        for known in ("_widths", "_standards"):  # it is as good as new until all of this has succeeded
-            self.__dict__.pop(known, None)
-        if self.needs_setup:
-            with FULL.active():
-                self.set_up(outputs)
-        # A head may be a whole network, which whoever does not read it should not keep, copy or store.
-        reads_head = not {"head", "linear"}.isdisjoint(self.reads_to_score)
-        self._classify = outputs.classify if reads_head else None
-        self._widths = self.widths(outputs)
-        self._follow_up(outputs, memory)
+        try:
+            self._forget()
+            if self.needs_setup:
+                with FULL.active():
+                    self.set_up(outputs)
+            self._widths = self.widths(outputs)
+            self._keep_head(outputs.classify)
+            self._follow_up(outputs, memory)
+        except BaseException:  # half of a set-up would score, by what two models or sets of classes left
+            self._forget()
+            raise
         return self
+
+    def _forget(self) -> None:
+        for learned in ("_widths", "_standards"):
+            self.__dict__.pop(learned, None)
+
+    def _keep_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
+        """Keep what it scores by; others do not need it, and it may be a whole network."""
+        reads_head = not {"head", "linear"}.isdisjoint(self.reads_to_score)
+        self._classify = classify if reads_head else None
 
     @torch.no_grad()
     def complete(self, setup: Outputs, memory: Outputs | None = None) -> Self:
@@ -170,6 +179,7 @@ class Detector(Values, ABC):
         if not self.learned:
             return self.fit(setup, memory=memory)
         reads = self.reads_to_set_up & (self.reads_to_score | {"labels"})
+        self._keep_head(setup.classify)
         self._follow_up(self._checked(reads, setup, None, None, None, None), memory)
         return self
 

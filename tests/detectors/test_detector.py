@@ -245,6 +245,8 @@ def test_who_scores_without_a_head_keeps_none(make_outputs: Maker) -> None:
         assert torch.equal(kept.score(outputs), made.score(outputs)), name
     react = create_detector("react").fit(outputs)
     assert torch.equal(react.score(outputs.features), react.score(outputs)), "by the head of its set-up"
+    ash = create_detector("ash").fit(replace(outputs, classify=lambda features: -features @ weights))
+    assert torch.equal(ash.fit(outputs).score(outputs.features), ash.score(outputs)), "not by the first head"
 
 
 def test_outputs_are_checked_as_tensors_are() -> None:

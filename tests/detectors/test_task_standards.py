@@ -1,5 +1,6 @@
 """Scores by task against a naive reference, where images are few, and where tasks are not known."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,11 @@ def test_a_set_up_that_fails_leaves_none() -> None:
         made.fit(logits=logits[:, :4], labels=labels, tasks=TASKS[:4])
     with pytest.raises(BadInput, match="Energy has not been set up"):
         made.score(logits=logits[:, :4])
+    knn = create_detector("knn", neighbours=3, by_task=True)
+    given = Outputs(torch.randn(60, 4), logits, labels, tasks=torch.tensor(TASKS))
+    with pytest.raises(BadInput, match="labels reach 8: tasks are of the classes 0 to 5"):
+        knn.fit(given, memory=replace(given, labels=labels + 3))
+    assert not knn.learned, "else the next model would be scored by these features"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
