@@ -62,8 +62,8 @@ def evaluate(
     images, for the detectors that need them; their labels likewise come with them or as ``setup_labels``.
     ``detectors`` are names, groups of them such as ``paper``, or detectors, or a mapping from names of your
     own. One that you have set up scores as it is; of one that is not a copy is set up, so that the next model
-    has its own. By default they are all there are, less those that cannot go with this model or with these
-    set-up images: a warning names each.
+    has its own. By default they are all there are, less those that refuse to be set up on these images, or to
+    score by this model: a warning names each.
     ``tasks`` gives the task, counted from 1, that each class came with; it adds the figures of old against
     new classes. ``shifted`` maps names to images of the same classes under a covariate shift; it adds the
     figures of shifted ID, and where these come with labels their accuracy. ``metrics`` are measured beside
@@ -186,15 +186,25 @@ def _detectors(
             raise BadInput(
                 f"{reprlib.repr(one)} is no detector: a name, or what create_detector makes, is needed"
             )
-        detector: Detector = DETECTORS.create(one) if isinstance(one, str) else one
-        detector = detector if detector.ready else copy.deepcopy(detector)
         name = own or (one if isinstance(one, str) else one.registered_name or type(one).__name__.lower())
+        detector: Detector = DETECTORS.create(one) if isinstance(one, str) else _own_copy(one, name)
         if name in found:
             raise BadInput(
                 f"two detectors are called {name!r}: a mapping, {{'name': detector}}, tells them apart"
             )
         found[name] = detector
     return found
+
+
+def _own_copy(given: Detector, name: str) -> Detector:
+    """A detector that is to be set up, for one model; one that the user has set up as it is."""
+    try:
+        return given if given.ready else copy.deepcopy(given)
+    except (TypeError, copy.Error) as error:
+        raise BadInput(
+            f"{name} cannot be copied, so that each model has a set-up of its own ({error}): set it up by "
+            "fit, or register it and give its name"
+        ) from error
 
 
 def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:

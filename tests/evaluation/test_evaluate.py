@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +156,28 @@ def test_a_model_is_not_scored_by_the_set_up_of_the_one_before() -> None:
     ready = knn.fit(opencil.forward(first, SETUP, TRANSFORM))  # by the user, who knows by which model
     as_it_is = evaluate(second, TEST, OOD, detectors=ready, **given)
     assert not as_it_is["value"].equals(expected["value"])
+
+
+def test_a_detector_that_cannot_be_copied_is_taken_by_name_or_ready() -> None:
+    @opencil.register_detector("locked")
+    @dataclass
+    class Locked(opencil.LogitDetector):
+        """Holds what cannot be copied."""
+
+        needs_setup = True
+
+        def __post_init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def scores(self, outputs: opencil.Outputs) -> Tensor:
+            return outputs.logits[:, 0]
+
+    given: dict[str, Any] = {"setup": SETUP, "transform": TRANSFORM}
+    by_name = evaluate(Stranger(), TEST, OOD, detectors="locked", **given)
+    ready = create_detector("locked").fit(opencil.forward(Stranger(), SETUP, TRANSFORM))
+    pd.testing.assert_frame_equal(evaluate(Stranger(), TEST, OOD, detectors=ready, **given), by_name)
+    with pytest.raises(BadInput, match=r"locked cannot be copied, .*: set it up by fit, or register it"):
+        evaluate(Stranger(), TEST, OOD, detectors=create_detector("locked"), **given)
 
 
 def test_what_nobody_named_and_refuses_the_set_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
