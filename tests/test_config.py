@@ -876,21 +876,21 @@ def test_a_head_that_is_scored_by_one_that_reads_w_and_b_needs_a_linear_head(sco
         {"benchmark": "digits", "cil": "lucir,icarl", "detector": "msp,ber@scored,ber"},
         settings=[f"detector.ber@scored.scored_by={scorer}"],
     )
-    assert config.left_out("lucir") == {"the head is not linear, and is read as W and b": ["ber@scored"]}
-    assert config.left_out("icarl") == {}
-    assert list(config.detectors_of("lucir")) == ["msp", "ber"]
+    assert config.left_out("lucir", 2) == {"the head is not linear, and is read as W and b": ["ber@scored"]}
+    assert config.left_out("icarl", 2) == {}
+    assert list(config.detectors_of("lucir", 2)) == ["msp", "ber"]
 
 
 def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_before_training() -> None:
     user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl,ewc"}
     config = resolve(user | {"detector": "all"})
-    ((why, names),) = config.left_out("icarl").items()
-    assert (names, "nnguide" in config.detectors_of("icarl")) == (["nnguide"], False)
+    ((why, names),) = config.left_out("icarl", 2).items()
+    assert (names, "nnguide" in config.detectors_of("icarl", 2)) == (["nnguide"], False)
     assert why.startswith(
-        "40 images at least are needed for the set-up, and of a memory of 39 some step has 32 ("
+        "40 images at least are needed for the set-up, and the memory of some step has 32 ("
     )
-    assert "nnguide" in config.detectors_of("ewc"), "without a memory it is set up on all that a step has"
-    with pytest.raises(BadInput, match=r"^icarl cannot have nnguide, ber@nn: 40 images .* memory of 39 "):
+    assert "nnguide" in config.detectors_of("ewc", 2), "without a memory it is set up on all that a step has"
+    with pytest.raises(BadInput, match=r"^icarl cannot have nnguide, ber@nn: 40 images .* some step has 32 "):
         resolve(
             user | {"cil": "icarl", "detector": "nnguide,ber@nn"},
             settings=["detector.ber@nn.scored_by={name: nnguide, neighbours: 40}"],
@@ -898,13 +898,12 @@ def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_befor
 
 
 def test_the_memory_is_that_of_the_step_which_leaves_it_the_fewest_images() -> None:
-    def fewest(**benchmark: Any) -> int:
-        return resolve({"benchmark": {"name": "digits", **benchmark}}).benchmark.fewest_kept
+    def fewest(k: int | str) -> int:
+        return resolve({"benchmark": {"name": "digits", "memory": 40}}).benchmark.fewest_kept(k)
 
-    assert fewest(memory=40) == 36, "6 images of each of 6 classes"
-    assert fewest(memory=40, classes_per_step=[4]) == 40
-    assert fewest(memory=40, classes_per_step=[4, 2]) == 36, "of all grids: what is left out is so in each"
-    assert fewest(memory=40, classes_per_step=["3-5"]) == 39
+    assert fewest(2) == 36, "6 images of each of 6 classes"
+    assert fewest(4) == 40
+    assert fewest("3-5") == 39
 
 
 @pytest.mark.parametrize(
@@ -919,4 +918,4 @@ def test_the_memory_is_that_of_the_step_which_leaves_it_the_fewest_images() -> N
 def test_a_detector_whose_images_may_be_enough_is_kept(detector: str, setting: str) -> None:
     user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl", "detector": detector}
     config = resolve(user, settings=[setting])
-    assert list(config.detectors_of("icarl")) == [detector]
+    assert list(config.detectors_of("icarl", 2)) == [detector]

@@ -193,8 +193,8 @@ def list_names(
         )
         name, label, _ = pattern.partition("@")
         hint = "" if name in known else nearest(name, known)
-        if needs:
-            hint += ": --needs says all that there is, such as logits,features,layers"
+        if needs and not hint:
+            hint = ": --needs says all that there is, such as logits,features,layers"
         if label and name in known:
             hint = (
                 f": a label is the user's own name for values of {name}, or one that it ships; "

@@ -107,9 +107,15 @@ def carry_out(
         say("there is nothing to run: the shares are more than the runs, and this one has none")
         return
     alike: dict[str, list[str]] = {}
-    for method in dict.fromkeys(run.spec.cil for run in ahead.runs if run.spec.cil in config.cil):
-        for reason, detectors in config.left_out(method).items():
-            alike.setdefault(f"without {', '.join(detectors)}: {reason}", []).append(method)
+    grids = dict.fromkeys(
+        (run.spec.cil, run.spec.classes_per_step) for run in ahead.runs if run.spec.cil in config.cil
+    )
+    for method, k in grids:
+        for reason, detectors in config.left_out(method, k).items():
+            every_k = all(reason in config.left_out(method, one) for one in config.benchmark.classes_per_step)
+            which = method if every_k else f"{method} (k = {k})"
+            named = alike.setdefault(f"without {', '.join(detectors)}: {reason}", [])
+            named += [which] if which not in named else []
     for goes_without, methods in alike.items():
         say(f"{', '.join(methods)} {'goes' if len(methods) == 1 else 'go'} {goes_without}")
     if dry_run:

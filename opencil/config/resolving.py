@@ -79,8 +79,9 @@ def resolve(
     for name in config.metric:
         if name not in METRICS.names():
             raise unknown("metric", name, METRICS.names())
-    if config.detector and not any(config.detectors_of(method) for method in config.cil):
-        reasons = dict.fromkeys(reason for method in config.cil for reason in config.left_out(method))
+    grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]
+    if config.detector and not any(config.detectors_of(*grid) for grid in grids):
+        reasons = dict.fromkeys(reason for grid in grids for reason in config.left_out(*grid))
         raise BadInput(
             f"{', '.join(config.cil)} cannot have {', '.join(config.detector)}: {'; '.join(reasons)}. Choose "
             "other detectors (post-hoc ones that read logits go with all), or another CIL method"

@@ -106,13 +106,15 @@ class BenchmarkConfig(Values):
         """How many there are, where that is known before the data are read."""
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
 
-    @property
-    def fewest_kept(self) -> int:
-        """Images that the memory has after the step that leaves it the fewest: as many of every class."""
+    def fewest_kept(self, k: int | str) -> int:
+        """Images that the memory has after the step of k classes, or sizes, that leaves it the fewest.
+
+        It has as many of every class, so less than its budget where that cannot be divided. It has fewer
+        still where a class has not so many images, or if only the data tell how many classes there are.
+        """
         classes = self._known_classes
-        sizes = [StepSizes.parse(k).of(classes) for k in self.classes_per_step] if classes else []
-        seen = [classes for of_steps in sizes for classes in accumulate(of_steps)]
-        return min((quota(self.memory, classes) * classes for classes in seen), default=self.memory)
+        seen = accumulate(StepSizes.parse(k).of(classes)) if classes else ()
+        return min((quota(self.memory, known) * known for known in seen), default=self.memory)
 
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again when the data tell it."""
@@ -220,14 +222,14 @@ class Config:
     metric: tuple[str, ...] = ()  #: measured beside the standard ones
     plugins: tuple[str, ...] = ()  #: files and modules that register names: imported before these are read
 
-    def detectors_of(self, method: str) -> dict[str, dict[str, Any]]:
-        """The detectors that a CIL method can have."""
-        return self.without(self.left_out(method))
+    def detectors_of(self, method: str, k: int | str) -> dict[str, dict[str, Any]]:
+        """The detectors that a CIL method can have where steps have k classes."""
+        return self.without(self.left_out(method, k))
 
-    def left_out(self, method: str) -> dict[str, list[str]]:
-        """The detectors that a CIL method cannot have, by the reason for it."""
+    def left_out(self, method: str, k: int | str) -> dict[str, list[str]]:
+        """The detectors that a CIL method cannot have where steps have k classes, by the reason for it."""
         learner: Any = LEARNERS.entry(method).make
-        kept = self.benchmark.fewest_kept if learner.remembers else None
+        kept = self.benchmark.fewest_kept(k) if learner.remembers else None
         return self.refused(kept, learner.revisits, learner.linear)
 
     def without(self, refused: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
@@ -252,9 +254,8 @@ class Config:
                 reason = "the head is not linear, and is read as W and b"
             elif kept is not None and few > kept:
                 reason = (
-                    f"{few} images at least are needed for the set-up, and of a memory of "
-                    f"{self.benchmark.memory} some step has {kept} (setup = train+, of what scores, takes "
-                    "all that a step learned from)"
+                    f"{few} images at least are needed for the set-up, and the memory of some step has "
+                    f"{kept} (setup = train+, of what scores, takes all that a step learned from)"
                 )
             else:
                 continue

@@ -150,7 +150,7 @@ def in_todays_terms(record: dict[str, Any]) -> dict[str, Any]:
 def plan(config: Config) -> list[RunSpec]:
     """The runs of a config: every step size × seed × method, methods innermost so that they compare early."""
     return [
-        spec_of(config, k, seed, name, values, config.detectors_of(name))
+        spec_of(config, k, seed, name, values, config.detectors_of(name, k))
         for k in config.benchmark.classes_per_step
         for seed in config.seed.runs
         for name, values in config.cil.items()

@@ -154,6 +154,20 @@ def test_methods_that_go_without_the_same_detectors_are_named_together() -> None
         "ewc, lwf go without ber, logitnorm: no images of old classes are seen again, which tuned heads "
         "draw on"
     )
+    small = [
+        "--cil",
+        "icarl",
+        "--detector",
+        "msp,knn",
+        "--classes-per-step",
+        "2,4",
+        "--runs",
+        "r",
+        "--dry-run",
+    ]
+    few = ["--set", "benchmark.memory=16", "--set", "detector.knn.neighbours=14"]
+    (told,) = call("run", *small, *few).stderr.splitlines()
+    assert told.startswith("icarl (k = 2) goes without knn: 14 images at least"), "six classes have 12"
     (told,) = call("run", *flags, "--cil", "lwf").stderr.splitlines()
     assert told.startswith("lwf goes without ber, logitnorm: ")
 

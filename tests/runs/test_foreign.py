@@ -342,7 +342,7 @@ def test_no_memory_leaves_out_what_draws_on_it(
 
 @pytest.mark.parametrize(
     ("settings", "memory", "some_step_has"),
-    [(["benchmark.memory=45"], "herding", 40), ([], [[*range(50)], [*range(41)], [*range(39)], []], 0)],
+    [(["benchmark.memory=45"], "herding", 40), ([], [[*range(50)], [*range(41)], [*range(39)], []], 39)],
     ids=["by our rule", "its own"],
 )
 def test_a_memory_too_small_for_a_detector_is_noticed_before_anything_is_evaluated(
