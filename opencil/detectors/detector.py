@@ -141,7 +141,7 @@ class Detector(Values, ABC):
         those of ``memory``, by default of the same samples.
         """
         if not self.needs_setup and not self.by_task:
-            self._keep_head(features.classify if isinstance(features, Outputs) else classify)
+            self._keep_head((features.classify if isinstance(features, Outputs) else None) or classify)
             return self
         outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
         if len(outputs) < self.fewest:

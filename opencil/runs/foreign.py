@@ -156,8 +156,8 @@ def plan_foreign(
 def left_out(config: Config, memory: KeptImages) -> dict[str, list[str]]:
     """The detectors of a config that models from elsewhere cannot have, by the reason for it."""
     if isinstance(memory, str):
-        (k,) = config.benchmark.classes_per_step
-        kept = None if memory == "none" else config.benchmark.fewest_kept(k)
+        benchmark = config.benchmark
+        kept = None if memory == "none" else min(map(benchmark.fewest_kept, benchmark.classes_per_step))
     else:  # where a step has no memory, detectors are set up on what it learned from
         kept = min((len(indices) for indices in _listed(memory) if indices), default=None)
     return config.refused(kept, revisits=kept is not None)

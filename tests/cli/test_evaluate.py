@@ -76,6 +76,9 @@ def test_what_models_go_without_is_said_once() -> None:
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("mine goes without ber, vos: no images of old classes are seen again")
     assert result.stderr.count("goes without") == 1
+    two = call("--detector", "msp", "--classes-per-step", "2,4")
+    assert (two.exit_code, two.stdout) == (2, "")
+    assert "k = [2, 4] is not allowed: one is, that of the models" in two.stderr
 
 
 def test_memory_and_order_come_from_files_or_flags() -> None:

@@ -247,6 +247,8 @@ def test_who_scores_without_a_head_keeps_none(make_outputs: Maker) -> None:
     assert torch.equal(react.score(outputs.features), react.score(outputs)), "by the head of its set-up"
     ash = create_detector("ash").fit(replace(outputs, classify=lambda features: -features @ weights))
     assert torch.equal(ash.fit(outputs).score(outputs.features), ash.score(outputs)), "not by the first head"
+    bare = create_detector("ash").fit(replace(outputs, classify=None), classify=outputs.classify)
+    assert torch.equal(bare.score(outputs.features), ash.score(outputs)), "nor by none"
 
 
 def test_outputs_are_checked_as_tensors_are() -> None:
