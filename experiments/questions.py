@@ -29,7 +29,7 @@ from results.measured import (
     study,
     table,
 )
-from results.study_page import SPLITS
+from results.study_page import KS, SPLITS, cells, listed, trainings
 
 #: In which nothing has changed since the first grids.
 FIVE = ("energy", "gen", "maxlogit", "msp", "odin")
@@ -642,3 +642,50 @@ def composition_table() -> str:
         lines,
         texts=(0, 1),
     )
+
+
+# --- small steps ----------------------------------------------------------------------------------
+
+#: Detectors that push the energy of outliers above a margin.
+OUTLIERS = ("vos", "npos", "ber")
+#: Halves of the steps of k = 5.
+FIRST, SECOND = (1, 10), (11, 20)
+
+
+def gained(detector: str, k: int, cil: str, first: int = 1, last: int = 100) -> float:
+    """AUC less Energy's in some steps, over the study's finished trainings of a model."""
+    seeds = [seed for model, seed in trainings(k) if model == cil]
+    where: dict[str, Any] = {"cil": cil, "seed": seeds, "distance": ("near", "far")}
+    return gain(detector, k, folder="study", first=first, last=last, **where)
+
+
+def outliers_table() -> str:
+    """Gains over Energy by k and model, in the first half of the steps / in the second."""
+    lines = []
+    for detector in (*OUTLIERS, "ber@chosen", "logitnorm"):
+        for k in sorted(KS, reverse=True):
+            half = 100 // k // 2
+            halves = ((1, half), (half + 1, 100 // k))
+            shown = [" / ".join(f"{gained(detector, k, cil, *of):+.1f}" for of in halves) for cil in CIL]
+            lines.append([SIXTEEN.get(detector, f"`{detector}`"), str(k), *shown])
+    return table(["", "k", *CIL.values()], lines)
+
+
+def trainings_of_models() -> str:
+    """How many seeds the models of each k have."""
+    said = []
+    for k in sorted(KS, reverse=True):
+        of = {name: sum(model == cil for model, _ in trainings(k)) for cil, name in CIL.items()}
+        most = max(of.values())
+        fewer = [f"{name} {number}" for name, number in of.items() if number < most]
+        said.append(f"k = {k}: {most} seeds{' (' + listed(fewer) + ')' if fewer else ''}")
+    return "; ".join(said)
+
+
+def old_and_new_gained(detector: str, k: int) -> str:
+    """AUC of old / new classes alone, less Energy's, from step 2 on, by model."""
+    of = [
+        (cells(k, metric, 2)[detector] - cells(k, metric, 2)["energy"]).groupby("cil").mean()
+        for metric in ("auc_old", "auc_new")
+    ]
+    return ", ".join(f"{name} {of[0][cil]:+.1f} / {of[1][cil]:+.1f}" for cil, name in CIL.items())

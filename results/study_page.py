@@ -1,7 +1,8 @@
 """What the page says of the study: its tables, and the paper's claims with their tests, from finished runs.
 
 A cell is a training (CIL model and seed) and an OOD set, mean over its steps: all detectors meet the same
-model and the same images there. A k without finished runs says so; everything else follows the rows.
+model and the same images there. A k counts once a seed has all four models; then every finished training
+does, and a mean over models is one of each model's own mean, since one may have more seeds than another.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,8 +53,11 @@ WHY = {
     "relation": "what it is [set up on](../experiments/set_up.md), where tried; BiC's is unexplained",
     "nnguide": "in part its bank of images; BiC's is [not that](../experiments/set_up.md): unexplained",
     "react": "unexplained; a [higher percentile](../experiments/set_up.md#reacts-percentile) is nearer",
-    "npos": "on BiC [its correction](../experiments/heads.md) of outliers; elsewhere unexplained",
-    "ber": "unexplained; [other values](../experiments/ber.md) were tried",
+    "npos": "on BiC [its correction](../experiments/heads.md) of outliers; at k = 5 "
+    "[looked into](../experiments/small_steps.md); unexplained",
+    "vos": "unexplained; at k = 5 [looked into](../experiments/small_steps.md)",
+    "ber": "unexplained; [other values](../experiments/ber.md) were tried; at k = 5 "
+    "[looked into](../experiments/small_steps.md)",
 }
 
 
@@ -88,11 +92,12 @@ def run_ks() -> list[int]:
 
 @cache
 def _rows(k: int, metric: str) -> pd.DataFrame:
-    """In percent, of the seeds of which all four models are there."""
+    """In percent, of the trainings that are there."""
     rows = study("study").rows
     asked = (rows["k"] == k) & (rows["metric"] == metric) & (rows["task"] == 0)
-    asked &= rows["cil"].isin(CIL) & rows["seed"].isin(seeds(k)) & rows["detector"].isin(["", *SIXTEEN])
-    return rows[asked].assign(value=100 * rows["value"])
+    asked &= rows["detector"].isin(["", *SIXTEEN])
+    rows = rows[asked].assign(value=100 * rows["value"])
+    return rows[pd.MultiIndex.from_frame(rows[["cil", "seed"]]).isin(trainings(k))]
 
 
 @cache
@@ -102,6 +107,16 @@ def cells(k: int, metric: str = "auc", first: int = 1, last: int = 100) -> pd.Da
     rows = rows[rows["step"].between(first, last) & (rows["detector"] != "")]
     means = rows.groupby(["cil", "seed", "ood", "detector"])["value"].mean()
     return means.unstack("detector")[list(SIXTEEN)]
+
+
+def of_models(values: Any) -> Any:
+    """Mean of the four models, of each its mean over cells: one that has fewer seeds counts as much."""
+    return values.groupby("cil").mean().mean()
+
+
+def _whole(k: int, values: pd.DataFrame) -> pd.DataFrame:
+    """The cells of seeds of which all four models are there."""
+    return values[values.index.get_level_values("seed").isin(seeds(k))]
 
 
 def _of_split(values: pd.DataFrame, split: str) -> pd.DataFrame:
@@ -147,14 +162,40 @@ def spread(values: "pd.Series[float]", digits: int = 2) -> str:
     return f"{values.mean():.{digits}f}{deviation}"
 
 
+def _spread_of_models(k: int, values: pd.DataFrame, detector: str) -> str:
+    """Mean of the four models ± over the seeds that have all of them."""
+    of_seeds = _whole(k, values)[detector].groupby("seed").mean()
+    return spread(of_seeds - of_seeds.mean() + of_models(values[detector]), 1)
+
+
 def listed(names: Iterable[Any]) -> str:
     every = [str(name) for name in names]
     return " and ".join(filter(None, [", ".join(every[:-1]), *every[-1:]]))
 
 
+def fewer_seeds() -> str:
+    """Which models have fewer seeds than others of their k, in a sentence; nothing where all have as many."""
+    said = []
+    for k in run_ks():
+        of = {name: len(accuracies(k, cil)) for cil, name in CIL.items()}
+        fewer = [name for name, number in of.items() if number < max(of.values())]
+        said += (
+            [f"At k = {k} {listed(fewer)} ha{'ve' if len(fewer) > 1 else 's'} fewer seeds than the others."]
+            if fewer
+            else []
+        )
+    return " ".join(said)
+
+
 def what_is_there() -> str:
-    """Which ks and seeds are whole, and what of the plan is not there."""
-    there = [f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}" for k in run_ks()]
+    """Which ks and seeds are whole, what counts beside them, and what of the plan is not there."""
+    there = []
+    for k in run_ks():
+        there.append(f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}")
+        for seed in sorted({s for _, s in trainings(k)} - set(seeds(k))):
+            there[-1] += (
+                f", and {listed(CIL[cil] for cil in CIL if (cil, seed) in trainings(k))} of seed {seed}"
+            )
     lacking = f"Missing yet: {less}." if (less := not_there()) else "Nothing of the plan is missing."
     return f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. {lacking}"
 
@@ -163,24 +204,26 @@ def not_there() -> str:
     """What of the plan has no rows, or not all."""
     lacking = []
     for k in KS:
-        less = [seed for seed in SEEDS if seed not in seeds(k)]
-        begun = {seed: [CIL[cil] for cil, s in trainings(k) if s == seed] for seed in less}
-        shown = [
-            f"{seed} (but for {listed(models)})" if models else f"{seed}{_steps_there(k, seed)}"
-            for seed, models in begun.items()
-        ]
-        lacking += [f"k = {k}, seed{'s' * (len(less) > 1)} {listed(shown)}"] if less else []
+        less = []
+        for seed in SEEDS:
+            models = [cil for cil in CIL if (cil, seed) not in trainings(k)]
+            whose = f"{listed(CIL[cil] for cil in models)} of " if len(models) < len(CIL) else ""
+            less += [f"{whose}seed {seed}{_steps_there(k, seed, models)}"] if models else []
+        lacking += [f"k = {k}, {listed(less)}"] if less else []
     lacking += [] if trainings(10, ("joint",)) else ["`joint`"]
     lacking += [] if shifted_seeds() else ["`corrupted` on all four models"]
     return "; ".join(lacking)
 
 
-def _steps_there(k: int, seed: int) -> str:
-    """How many steps all detectors of each model have, in brackets, where a grid was begun."""
-    grid = [run for run in study("study").runs if (run["k"], run["seed"]) == (k, seed) and run["cil"] in CIL]
-    steps = sorted({min(run["detectors"].values(), default=0) for run in grid})
-    there = " to ".join(dict.fromkeys([str(steps[0]), str(steps[-1])])) if steps else ""
-    return f" ({there} of {100 // k} steps are there)" if there else ""
+def _steps_there(k: int, seed: int, models: Iterable[str]) -> str:
+    """How many steps all detectors of some models have, in brackets, where one of them was begun."""
+    of = dict.fromkeys(models, 0)
+    for run in study("study").runs:
+        if (run["k"], run["seed"]) == (k, seed) and run["cil"] in of:
+            of[run["cil"]] = min(run["detectors"].values(), default=0)
+    fewest, most = min(of.values(), default=0), max(of.values(), default=0)
+    there = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f" ({there} of {100 // k} steps are there)" if most else ""
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -214,12 +257,10 @@ def auc_table(k: int = 10) -> str:
     def line(name: str, detectors: Sequence[str]) -> list[str]:
         made = [name]
         for cil in CIL:
-            ours: pd.Series[float] = sum(
-                (by_seed(k, d, cil) for d in detectors), start=pd.Series(0.0, seeds(k))
-            )
+            ours = _by_training(k, "all")[cil][list(detectors)].mean(axis=1)
             away = fmean(study_off(k, d, cil) for d in detectors)
             mark = "†" if len(detectors) == 1 and (detectors[0], cil) in flagged else ""
-            made.append(f"{spread(ours / len(detectors), 1)} ({away:+.1f}{mark})")
+            made.append(f"{spread(ours, 1)} ({away:+.1f}{mark})")
         return [*made, f"{fmean(mean_off(k, d) for d in detectors):+.1f}"]
 
     lines = []
@@ -237,9 +278,9 @@ def parts_table() -> str:
         shown = []
         for k in run_ks():
             for split in SPLITS[1:]:
-                ours = _of_split(cells(k), split)[detector].groupby("seed").mean()
-                shown.append(f"{spread(ours, 1)} ({mean_off(k, detector, split):+.1f})")
-            old, new = (cells(k, metric, 2)[detector].mean() for metric in ("auc_old", "auc_new"))
+                ours = _spread_of_models(k, _of_split(cells(k), split), detector)
+                shown.append(f"{ours} ({mean_off(k, detector, split):+.1f})")
+            old, new = (of_models(cells(k, metric, 2)[detector]) for metric in ("auc_old", "auc_new"))
             shown.append(f"{old:.1f} / {new:.1f}")
         lines.append([name, *shown])
     head = [text for k in run_ks() for text in (f"k = {k}: near", "far", "old / new classes")]
@@ -327,6 +368,16 @@ def far_off() -> str:
     return table(["", "more than 3 points off", "why"], lines, texts=(0, 1, 2))
 
 
+def accuracies_far_off() -> str:
+    """Accuracies that are far off the paper's, in brackets, or nothing."""
+    away = {
+        f"{name} at k = {k}": accuracies(k, cil).mean() - paper("accuracy", cil=cil, k=k)
+        for k, (cil, name) in product(run_ks(), CIL.items())
+    }
+    far = [f"{where} {by:+.1f}" for where, by in away.items() if abs(by) > FAR_OFF]
+    return f" (but {listed(far)}: unexplained)" if far else ""
+
+
 def near_the_paper(k: int) -> str:
     """How many of the 64 mean AUCs are near the paper's, and how alike the orders of the sixteen are."""
     away = [abs(study_off(k, d, c)) for d in SIXTEEN for c in CIL]
@@ -364,7 +415,7 @@ def cost_table() -> str:
         runs = [run]
         for grid in [grid for grid in grids if of & set(grid[2])]:
             of, runs = of | set(grid[2]), grids.pop(grid) + runs
-        grids[run["k"], run["seed"], tuple(sorted(of))] = runs
+        grids.setdefault((run["k"], run["seed"], tuple(sorted(of))), []).extend(runs)
     lines = []
     for (k, seed, of), runs in sorted(grids.items(), key=lambda grid: (KS.index(grid[0][0]), *grid[0][1:])):
         stages = [
@@ -424,25 +475,29 @@ def ours_and_papers_table() -> str:
 def deviations(k: int) -> dict[tuple[str, str], float]:
     """Over seeds, of the mean AUC of every detector on every model, as (model, detector)."""
     of_seeds = {(cil, d): by_seed(k, d, cil) for cil in CIL for d in SIXTEEN}
-    return {(CIL[cil], SIXTEEN[d]): float(values.std()) for (cil, d), values in of_seeds.items()}
+    found = {(CIL[cil], SIXTEEN[d]): float(values.std()) for (cil, d), values in of_seeds.items()}
+    return {pair: value for pair, value in found.items() if not np.isnan(value)}
 
 
 def noise() -> str:
-    """How far seeds are apart, at each k that has several."""
+    """How far seeds are apart, at each k and of each model that has several."""
     said = []
     for k in run_ks():
-        if len(seeds(k)) > 1:
-            of_auc = deviations(k)
-            model, detector = max(of_auc, key=lambda pair: of_auc[pair])
-            of_accuracy = [accuracies(k, cil).std() for cil in CIL]
-            of_sets = cells(k).groupby(["cil", "ood"]).std().stack()
-            said.append(
-                f"At k = {k}, over {len(seeds(k))} seeds, the standard deviation of a detector's mean AUC on "
-                f"a model is {fmean(of_auc.values()):.1f} points in the mean of the 64 and at most "
-                f"{of_auc[model, detector]:.1f} ({detector} on {model}), on a single OOD set "
-                f"{of_sets.mean():.1f} and at most {of_sets.max():.1f}; that of accuracy is "
-                f"{min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
-            )
+        if not (of_auc := deviations(k)):
+            continue
+        models = [cil for cil in CIL if len(accuracies(k, cil)) > 1]
+        number = " to ".join(map(str, sorted({len(accuracies(k, cil)) for cil in models})))
+        whose = f" of {listed(CIL[cil] for cil in models)}" if len(models) < len(CIL) else ""
+        model, detector = max(of_auc, key=lambda pair: of_auc[pair])
+        of_accuracy = [accuracies(k, cil).std() for cil in models]
+        of_sets = cells(k).groupby(["cil", "ood"]).std().stack()
+        said.append(
+            f"At k = {k}, over {number} seeds{whose}, the standard deviation of a detector's mean AUC on "
+            f"a model is {fmean(of_auc.values()):.1f} points in the mean of the {len(of_auc)} and at most "
+            f"{of_auc[model, detector]:.1f} ({detector} on {model}), on a single OOD set "
+            f"{of_sets.mean():.1f} and at most {of_sets.max():.1f}; that of accuracy is "
+            f"{min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
+        )
     return " ".join(said) or "There is one seed of each k so far."
 
 
@@ -477,7 +532,7 @@ def difference(of_cells: "pd.Series[float]") -> Difference:
     of = of_cells.groupby(names).mean()
     by_model = dict(list(of.groupby("cil"))) if "cil" in names else {}
     return Difference(
-        mean=float(of.mean()),
+        mean=float(of_models(of) if by_model else of.mean()),
         of_models={cil: float(part.mean()) for cil, part in by_model.items()},
         signs={cil: set(part > 0) for cil, part in by_model.items()},
         above=int((of > 0).sum()),
@@ -513,7 +568,7 @@ def _less(
 
 def best_other(k: int) -> str:
     """The detector with the highest mean AUC but BER."""
-    return str(cells(k).mean().drop("ber").idxmax())
+    return str(of_models(cells(k)).drop("ber").idxmax())
 
 
 def _papers_best_other(k: int) -> float:
@@ -541,7 +596,7 @@ def _as_new(k: int) -> "pd.Series[float]":
 
 def _better_models(k: int) -> "pd.Series[float]":
     """The two models that the paper has as most accurate less the two others."""
-    of = cells(k).mean(axis=1).unstack("cil")
+    of = _whole(k, cells(k)).mean(axis=1).unstack("cil")
     return (of["wa"] + of["foster"] - of["icarl"] - of["bic"]) / 2
 
 
@@ -612,7 +667,8 @@ def in_short() -> str:
 
 @cache
 def ranking(k: int) -> Ranking:
-    return rank_detectors(cells(k))
+    """Over cells of which each model has as many."""
+    return rank_detectors(_whole(k, cells(k)))
 
 
 def ranks() -> str:
@@ -624,8 +680,9 @@ def ranks() -> str:
         group = [SIXTEEN[r.detectors[i]] for i in r.groups[0]]
         apart = [d for d in r.detectors if rank[d] - rank["ber"] >= r.critical]
         above = [d for d in r.detectors if rank["ber"] - rank[d] >= r.critical]
+        number = len(_whole(k, cells(k)))
         said.append(
-            f"At k = {k}, over {len(cells(k))} cells, mean ranks must differ by {r.critical:.1f} to be told "
+            f"At k = {k}, over {number} cells, mean ranks must differ by {r.critical:.1f} to be told "
             f"apart (Nemenyi, 5 %): {listed(group)} (ranks {r.ranks[0]:.1f} to "
             f"{r.ranks[r.groups[0][-1]]:.1f}) are not. BER is at {rank['ber']:.1f}, place "
             f"{r.detectors.index('ber') + 1}; told from it are {listed(SIXTEEN[d] for d in above) or 'none'} "

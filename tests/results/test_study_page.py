@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import questions
 from opencil import BadInput, Study, read_study
 from opencil.study.records import RunRecord
 from opencil.study.study import write_study
@@ -226,6 +227,67 @@ def test_every_detector_on_six_models(tmp_path: Path, monkeypatch: pytest.Monkey
     assert words.endswith("1 are better on the memory, by most VRA (+2.0); not so SHE (-1.0).")
 
 
+def test_every_finished_training_counts(whole_study: Path) -> None:
+    """Also of a seed that lacks models; then each model counts as much as any other."""
+    place = whole_study / "study" / "k5-seed2"
+    part = read_study(place)
+    lost = part.rows["cil"].isin(["foster", "bic"])
+    runs = [run for run in part.runs if run["cil"] not in ("foster", "bic")]
+    write_study(Study(part.rows[~lost].assign(value=part.rows["value"] + 0.25), runs), place)
+    forget()
+    every = read_study(whole_study / "study").rows
+    auc = every[(every["k"] == 5) & (every["metric"] == "auc") & every["cil"].isin(measured.CIL)]
+    by_model = 100 * auc.groupby(["cil", "detector"])["value"].mean().unstack("cil")
+    assert by_model.loc["ber", "wa"] > 8 + study_page.by_seed(5, "ber", "wa")[0], "the moved seed is in"
+    means = study_page.of_models(study_page.cells(5))
+    assert means["ber"] == pytest.approx(by_model.loc["ber"].mean())
+    assert means["ber"] != pytest.approx(100 * auc[auc["detector"] == "ber"]["value"].mean(), abs=0.1)
+    found = study_page.difference(study_page.cells(5)["ber"] - study_page.cells(5)["energy"])
+    assert found.mean == pytest.approx((by_model.loc["ber"] - by_model.loc["energy"]).mean())
+    assert found.trainings == 10
+    near = auc[(auc["detector"] == "ber") & (auc["distance"] == "near")].groupby("cil")["value"].mean()
+    whole = auc[(auc["detector"] == "ber") & (auc["distance"] == "near") & (auc["seed"] < 2)]
+    deviation = 100 * whole.groupby("seed")["value"].mean().std()
+    (line,) = (line for line in study_page.parts_table().splitlines() if line.startswith("| BER |"))
+    assert f"| {100 * near.mean():.1f} ± {deviation:.1f} (" in line
+    assert "At k = 5, over 48 cells" in study_page.ranks(), "in which each model has as many"
+    assert study_page.fewer_seeds() == "At k = 5 BiC and FOSTER have fewer seeds than the others."
+    assert "k = 5 with seeds 0 and 1, and iCaRL and WA of seed 2. Missing" in study_page.what_is_there()
+    said = study_page.noise()
+    assert "At k = 5, over 2 to 3 seeds, the standard" in said
+    assert "in the mean of the 64 and at most" in said
+
+
+def test_noise_is_of_models_that_have_several_seeds(whole_study: Path) -> None:
+    for seed in (1, 2):
+        place = whole_study / "study" / f"k20-seed{seed}"
+        part = read_study(place)
+        kept = [run for run in part.runs if run["cil"] == "wa" and seed == 1]
+        write_study(Study(part.rows[(part.rows["cil"] == "wa") & (seed == 1)], kept), place)
+    forget()
+    said = study_page.noise()
+    assert "At k = 20, over 2 seeds of WA, the standard" in said
+    assert "in the mean of the 16 and" in said
+    assert study_page.difference(study_page.CLAIMS[-1].ours(20)).verdict == "one seed"
+
+
+def test_runs_of_no_known_process_share_a_line(whole_study: Path) -> None:
+    (whole_study / "study" / "calls.csv").write_text("k,seed,cil,seconds,how\n", encoding="utf-8")
+    lines = [line for line in study_page.cost_table().splitlines() if line.startswith("| 5 | 1 |")]
+    assert len(lines) == 1
+    assert lines[0].startswith("| 5 | 1 | iCaRL, BiC, WA, FOSTER × ")
+
+
+def test_accuracies_that_are_far_off_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = {"icarl": 0.5, "bic": 3.5, "wa": -4.0, "foster": 3.0}
+    monkeypatch.setattr(study_page, "run_ks", lambda: [5])
+    monkeypatch.setattr(study_page, "paper", lambda *_, **__: 50.0)
+    monkeypatch.setattr(study_page, "accuracies", lambda _, cil: pd.Series([49.0, 51.0]) + away[cil])
+    assert study_page.accuracies_far_off() == " (but BiC at k = 5 +3.5 and WA at k = 5 -4.0: unexplained)"
+    away.update(bic=-3.0, wa=0.0)
+    assert study_page.accuracies_far_off() == ""
+
+
 def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     place = whole_study / "study" / "k20-seed1"
     part = read_study(place)
@@ -237,7 +299,7 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     write_study(Study(part.rows[part.rows["cil"] != "wa"], runs), place)
     forget()
     assert study_page.seeds(20) == [0, 2]
-    assert study_page.not_there() == "k = 20, seed 1 (but for FOSTER and iCaRL)"
+    assert study_page.not_there() == "k = 20, BiC and WA of seed 1 (0 to 4 of 5 steps are there)"
     assert "At k = 20, over 48 cells" in study_page.ranks()
     runs = [{**run, "detectors": run["detectors"] | {"ber": 3 + (run["cil"] == "bic")}} for run in part.runs]
     write_study(Study(part.rows, runs), place)
@@ -293,6 +355,25 @@ def test_near_against_far_by_hand() -> None:
     assert f"ours {apart.mean():+.1f}, above 0 in {(apart > 0).sum()} of {len(apart)} trainings" in said
     fewer = 100 * rows[rows["ood"] != "mnist"].groupby(["cil", "seed", "distance"])["value"].mean().unstack()
     assert f"{(fewer['near'] - fewer['far']).mean():+.1f} without MNIST" in said
+
+
+def test_gains_over_energy_by_hand() -> None:
+    """Of the finished trainings alone, on OOD sets alone, in the steps asked for."""
+    finished = {
+        run["seed"] for run in STUDY.runs if (run["k"], run["cil"]) == (5, "foster") and run["trained"] == 20
+    }
+    values: dict[str, list[float]] = {"ber": [], "energy": []}
+    rows = STUDY.rows[
+        (STUDY.rows["k"] == 5) & (STUDY.rows["cil"] == "foster") & (STUDY.rows["metric"] == "auc")
+    ]
+    for row in rows[(rows["task"] == 0) & rows["detector"].isin(values)].itertuples():
+        if row.seed in finished and 11 <= row.step <= 20 and row.ood in study_page.OOD_SETS:
+            values[row.detector].append(100 * row.value)
+    assert len(values["ber"]) == len(finished) * 10 * 6
+    by_hand = np.mean(values["ber"]) - np.mean(values["energy"])
+    assert questions.gained("ber", 5, "foster", *questions.SECOND) == pytest.approx(by_hand)
+    (line,) = (line for line in questions.outliers_table().splitlines() if line.startswith("| BER | 5 |"))
+    assert line.endswith(f" / {by_hand:+.1f} |")
 
 
 def test_flagged_figures_do_not_count() -> None:
