@@ -128,8 +128,7 @@ def six_models_in_words() -> str:
     return (
         f"Best in the mean are {best('mean', 4)}, of the paper's sixteen {best('mean', 1, papers)}; with "
         f"near and far sets weighted alike {best('alike', 4, alike)}. On far sets {best('far', 3)} are best, "
-        f"on near ones {close} are within half a point of {best('near', 1)}. These are single runs, "
-        f"between which differences under two points mean little. Of the {len(gains)} that were set up on "
-        f"all training images too, {(gains > 0).sum()} are better on the memory, by most {most}"
+        f"on near ones {close} are within half a point of {best('near', 1)}. Of the {len(gains)} that were "
+        f"set up on all training images too, {(gains > 0).sum()} are better on the memory, by most {most}"
         f"{f'; not so {worse}' if worse else ''}."
     )

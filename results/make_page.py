@@ -11,6 +11,7 @@ from opencil import Study
 from opencil.atomic_files import write_text
 from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import Figure, figures
+from opencil.report.statistics import statistics_tables
 from opencil.report.survey import survey_tables
 from opencil.report.writing import chosen_tables, write_page
 from results.measured import CIL, HERE, SIXTEEN, study
@@ -53,9 +54,9 @@ def main() -> None:
     """Write both."""
     of = study("study")
     write_text(HERE / "study" / "tables.md", tables(of))
-    write_page(
-        replace(of, rows=of.rows[~of.rows["metric"].isin(LEFT_OUT)]), HERE / "study" / "index.html", drawn(of)
-    )
+    shown = replace(of, rows=of.rows[~of.rows["metric"].isin(LEFT_OUT)])
+    beside = [*statistics_tables(of_all_seeds(of)), *survey_tables(of)]
+    write_page(shown, HERE / "study" / "index.html", drawn(of), tables=beside)
 
 
 if __name__ == "__main__":

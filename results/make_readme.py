@@ -6,7 +6,7 @@
 A template is Markdown with ``{{expression:format}}``, as in an f-string, over the names of ``measured.py``,
 ``study_page.py``, ``learners_page.py`` and ``experiments/questions.py``. ``{{holds(...)}}`` prints nothing:
 it fails where something said in words is not so. Paragraphs and items of lists are wrapped. Templates:
-``results/README.in.md``, ``results/summary.in.md`` and those in ``experiments/templates/``.
+``results/*.in.md`` and those in ``experiments/templates/``.
 """
 
 import argparse
@@ -68,7 +68,8 @@ def pages() -> dict[Path, str]:
     """The files that have figures of rows in them, as they ought to be."""
     project = HERE.parent / "README.md"
     before, rest = project.read_text(encoding="utf-8").split(START)
-    templates = {project: HERE / "summary.in.md", HERE / "README.md": HERE / "README.in.md"}
+    templates = {project: HERE / "summary.in.md"}
+    templates |= {HERE / f"{name}.md": HERE / f"{name}.in.md" for name in ("README", "steps", "field")}
     templates |= {EXPERIMENTS / path.name: path for path in sorted((EXPERIMENTS / "templates").glob("*.md"))}
     made = {path: f"{render(of.read_text(encoding='utf-8').rstrip())}\n" for path, of in templates.items()}
     return made | {project: f"{before}{START}\n\n{made[project]}\n{END}{rest.split(END)[1]}"}

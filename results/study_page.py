@@ -19,7 +19,7 @@ from opencil import registry
 from opencil.published import SURVEY_ACCURACY
 from opencil.report.compare import agreement
 from opencil.report.order import method, sort_cil
-from opencil.report.statistics import Ranking, rank_detectors
+from opencil.report.statistics import Ranking, holm, rank_detectors, signed_rank
 from results.measured import (
     CIL,
     HERE,
@@ -46,14 +46,14 @@ FAR_OFF = 3
 NOT_YET = "not whole yet"
 #: Values with a name that run beside the defaults.
 NAMED = (*(f"{d}@stated" for d in ("relation", "klm", "react", "nnguide")), "augmix@original", "ber@chosen")
-#: What a claim may come to.
-VERDICTS = ("holds", "reversed", "by model", "not shown", "one seed")
+#: Detectors that score by logits, of the model or of a head that is tuned without outliers.
+BY_LOGITS = ("maxlogit", "energy", "gen", "odin", "logitnorm", "t2fnorm", "augmix", "regmix")
 #: What is known of detectors that are far off in some cell.
 WHY = {
     "relation": "what it is [set up on](../experiments/set_up.md), where tried; BiC's is unexplained",
     "nnguide": "in part its bank of images; BiC's is [not that](../experiments/set_up.md): unexplained",
     "react": "unexplained; a [higher percentile](../experiments/set_up.md#reacts-percentile) is nearer",
-    "npos": "on BiC [its correction](../experiments/heads.md) of outliers; at k = 5 "
+    "npos": "on BiC, at k = 10, [its correction](../experiments/heads.md) of outliers; at k = 5 "
     "[looked into](../experiments/small_steps.md); unexplained",
     "vos": "unexplained; at k = 5 [looked into](../experiments/small_steps.md)",
     "ber": "unexplained; [other values](../experiments/ber.md) were tried; at k = 5 "
@@ -65,15 +65,17 @@ WHY = {
 
 
 @cache
-def trainings(k: int, models: Iterable[str] = tuple(CIL)) -> list[tuple[str, int]]:
-    """The runs of some models that have all steps of all sixteen detectors, as (CIL model, seed)."""
+def trainings(
+    k: int, models: Iterable[str] = tuple(CIL), detectors: Iterable[str] = tuple(SIXTEEN)
+) -> list[tuple[str, int]]:
+    """The runs of some models that have all steps of some detectors, as (CIL model, seed)."""
     return sorted(
         (run["cil"], run["seed"])
         for run in study("study").runs
         if run["k"] == k
         and run["cil"] in models
         and run["trained"] == run["steps"]
-        and all(run["detectors"].get(name) == run["steps"] for name in SIXTEEN)
+        and all(run["detectors"].get(name) == run["steps"] for name in detectors)
     )
 
 
@@ -114,7 +116,7 @@ def of_models(values: Any) -> Any:
     return values.groupby("cil").mean().mean()
 
 
-def _whole(k: int, values: pd.DataFrame) -> pd.DataFrame:
+def _whole(k: int, values: Any) -> Any:
     """The cells of seeds of which all four models are there."""
     return values[values.index.get_level_values("seed").isin(seeds(k))]
 
@@ -162,10 +164,10 @@ def spread(values: "pd.Series[float]", digits: int = 2) -> str:
     return f"{values.mean():.{digits}f}{deviation}"
 
 
-def _spread_of_models(k: int, values: pd.DataFrame, detector: str) -> str:
+def _spread_of_models(k: int, values: "pd.Series[float]") -> str:
     """Mean of the four models ± over the seeds that have all of them."""
-    of_seeds = _whole(k, values)[detector].groupby("seed").mean()
-    return spread(of_seeds - of_seeds.mean() + of_models(values[detector]), 1)
+    of_seeds = _whole(k, values).groupby("seed").mean()
+    return spread(of_seeds - of_seeds.mean() + of_models(values), 1)
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -174,30 +176,25 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def fewer_seeds() -> str:
-    """Which models have fewer seeds than others of their k, in a sentence; nothing where all have as many."""
+    """How many seeds models of a k have that does not have as many of each; nothing where all have."""
     said = []
     for k in run_ks():
         of = {name: len(accuracies(k, cil)) for cil, name in CIL.items()}
-        fewer = [name for name, number in of.items() if number < max(of.values())]
-        said += (
-            [f"At k = {k} {listed(fewer)} ha{'ve' if len(fewer) > 1 else 's'} fewer seeds than the others."]
-            if fewer
-            else []
-        )
+        if len(set(of.values())) > 1:
+            said.append(f"At k = {k} the seeds are {', '.join(f'{n} of {name}' for name, n in of.items())}.")
     return " ".join(said)
 
 
 def what_is_there() -> str:
     """Which ks and seeds are whole, what counts beside them, and what of the plan is not there."""
-    there = []
+    whole = [f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}" for k in run_ks()]
+    said = [f"Whole, with all four models and sixteen detectors: {'; '.join(whole)}."]
     for k in run_ks():
-        there.append(f"k = {k} with seed{'s' * (len(seeds(k)) > 1)} {listed(seeds(k))}")
         for seed in sorted({s for _, s in trainings(k)} - set(seeds(k))):
-            there[-1] += (
-                f", and {listed(CIL[cil] for cil in CIL if (cil, seed) in trainings(k))} of seed {seed}"
-            )
-    lacking = f"Missing yet: {less}." if (less := not_there()) else "Nothing of the plan is missing."
-    return f"Whole, with all four models and sixteen detectors: {'; '.join(there)}. {lacking}"
+            models = listed(CIL[cil] for cil in CIL if (cil, seed) in trainings(k))
+            said.append(f"At k = {k} {models} of seed {seed} count too.")
+    lacking = f"Not run, for want of time on a GPU: {less}." if (less := not_there()) else ""
+    return " ".join([*said, lacking or "Nothing of the plan is missing."])
 
 
 def not_there() -> str:
@@ -271,47 +268,44 @@ def auc_table(k: int = 10) -> str:
     return table(["", *CIL.values(), "mean −"], lines)
 
 
-def parts_table() -> str:
-    """Near and far sets, old and new classes (from step 2 on) of every k, mean over the four models."""
+def parts_table(k: int = 10) -> str:
+    """Near and far sets, old and new classes (from step 2 on), mean over the four models, ± over seeds."""
     lines = []
     for detector, name in SIXTEEN.items():
         shown = []
-        for k in run_ks():
-            for split in SPLITS[1:]:
-                ours = _spread_of_models(k, _of_split(cells(k), split), detector)
-                shown.append(f"{ours} ({mean_off(k, detector, split):+.1f})")
-            old, new = (of_models(cells(k, metric, 2)[detector]) for metric in ("auc_old", "auc_new"))
-            shown.append(f"{old:.1f} / {new:.1f}")
+        for split in SPLITS[1:]:
+            ours = _spread_of_models(k, _of_split(cells(k), split)[detector])
+            shown.append(f"{ours} ({mean_off(k, detector, split):+.1f})")
+        shown += [_spread_of_models(k, cells(k, metric, 2)[detector]) for metric in ("auc_old", "auc_new")]
         lines.append([name, *shown])
-    head = [text for k in run_ks() for text in (f"k = {k}: near", "far", "old / new classes")]
-    return table(["", *head], lines)
+    return table(["", "near", "far", "old classes", "new classes"], lines)
 
 
 def sets_table(k: int = 10) -> str:
     """AUC on each OOD set, mean of the four models, ± over seeds; the best of each set in bold."""
-    means = cells(k).groupby(["ood", "seed"]).mean()
-    best = means.groupby("ood").mean().idxmax(axis=1)
+    of_sets = {ood: cells(k).xs(ood, level="ood") for ood in OOD_SETS}
+    best = {ood: of_models(values).idxmax() for ood, values in of_sets.items()}
     lines = []
     for detector, name in SIXTEEN.items():
-        shown = {ood: spread(means[detector][ood], 1) for ood in OOD_SETS}
+        shown = {ood: _spread_of_models(k, values[detector]) for ood, values in of_sets.items()}
         lines.append([name, *(f"**{a}**" if best[ood] == detector else a for ood, a in shown.items())])
     return table(["", *OOD_SETS.values()], lines)
 
 
 def named_table(k: int = 10) -> str:
-    """AUC under named values, over the seeds that have them, and what is gained over the defaults."""
+    """AUC under named values, and what is gained over the defaults on the same models."""
     rows = study("study").rows
     rows = rows[(rows["k"] == k) & (rows["metric"] == "auc") & (rows["task"] == 0)]
-    rows = rows[rows["cil"].isin(CIL) & rows["seed"].isin(seeds(k))]
     means = 100 * rows.groupby(["detector", "cil", "seed"])["value"].mean()
     lines = []
     for name in NAMED:
-        if name not in means.index.levels[0]:
+        there = trainings(k, detectors=(*SIXTEEN, name))
+        if {cil for cil, _ in there} != set(CIL):
             continue
-        of_seeds = means[name].unstack("cil")[list(CIL)].dropna()
-        gain = of_seeds - means[method(name)].unstack("cil").loc[of_seeds.index, list(CIL)]
-        shown = [f"{spread(of_seeds[cil], 1)} ({gain[cil].mean():+.1f})" for cil in CIL]
-        lines.append([f"`{name}`", *shown, f"{of_seeds.stack().mean():.1f} ({gain.stack().mean():+.1f})"])
+        of = means[name].loc[there]
+        gain = of - means[method(name)].loc[there]
+        shown = [f"{spread(of[cil], 1)} ({gain[cil].mean():+.1f})" for cil in CIL]
+        lines.append([f"`{name}`", *shown, f"{of_models(of):.1f} ({of_models(gain):+.1f})"])
     return table(["", *CIL.values(), "mean"], lines)
 
 
@@ -324,6 +318,23 @@ def old_and_new() -> str:
     return "; ".join(said)
 
 
+def _auc_apart(k: int) -> pd.DataFrame:
+    """Our AUCs beside the paper's over all, near and far sets."""
+    every = compared("study", k)
+    return every[every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS) & (every["metric"] == "auc")]
+
+
+def _accuracy_apart(k: int) -> float:
+    """Mean distance from the paper's accuracies."""
+    return fmean(abs(accuracies(k, cil).mean() - paper("accuracy", cil=cil, k=k)) for cil in CIL)
+
+
+def distances(metric: str) -> str:
+    """Mean distance from the paper's accuracies, or AUCs, at each k."""
+    of = {"accuracy": _accuracy_apart, "auc": lambda k: _auc_apart(k)["difference"].abs().mean()}[metric]
+    return " / ".join(f"{of(k):.2f}" for k in run_ks())
+
+
 def distance_table() -> str:
     """Mean distance from the paper's figures, those that it contradicts itself left out."""
     lines = []
@@ -331,17 +342,15 @@ def distance_table() -> str:
         if not seeds(k):
             lines.append([str(k), NOT_YET, *[""] * 8])
             continue
-        every = compared("study", k)
-        every = every[every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS)]
-        auc = every[every["metric"] == "auc"]
+        auc, every = _auc_apart(k), compared("study", k)
+        fpr = every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS) & (every["metric"] == "fpr")
         parts = [auc, *(auc[auc["place"] == place] for place in SPLITS)]
-        parts += [auc[auc["detector"] != "relation"], every[every["metric"] == "fpr"]]
+        parts += [auc[auc["detector"] != "relation"], every[fpr]]
         away = [part["difference"].abs() for part in parts]
         ranks = [agreement(part).correlation for _, part in parts[1].groupby("cil")]
-        accuracy = fmean(abs(accuracies(k, c).mean() - paper("accuracy", cil=c, k=k)) for c in CIL)
         values = [f"{part.mean():.2f}" for part in away]
         rank = f"{fmean(r for r in ranks if r is not None):.2f}"
-        lines.append([str(k), f"{away[0].count()}", *values, rank, f"{accuracy:.2f}"])
+        lines.append([str(k), f"{away[0].count()}", *values, rank, f"{_accuracy_apart(k):.2f}"])
     head = ["k", "cells", "AUC", "all", "near", "far", "without Relation", "FPR", "rank ρ", "accuracy"]
     return table(head, lines)
 
@@ -358,14 +367,24 @@ def far_off() -> str:
     lines = []
     for detector, name in SIXTEEN.items():
         shown = []
-        for k, split in product(run_ks(), SPLITS):
-            away = {CIL[cil]: study_off(k, detector, cil, split) for cil in CIL}
-            away["mean"] = mean_off(k, detector, split)
-            far = [f"{where} {value:+.1f}" for where, value in away.items() if abs(value) > FAR_OFF]
-            shown += [f"k = {k}, {split}: {', '.join(far)}"] if far else []
-        if shown:
-            lines.append([name, "; ".join(shown), WHY.get(detector, "unexplained")])
-    return table(["", "more than 3 points off", "why"], lines, texts=(0, 1, 2))
+        for k in run_ks():
+            of_k = []
+            for split in SPLITS:
+                away = {CIL[cil]: study_off(k, detector, cil, split) for cil in CIL}
+                away["mean"] = mean_off(k, detector, split)
+                far = [f"{where} {value:+.1f}" for where, value in away.items() if abs(value) > FAR_OFF]
+                of_k += [f"{split}: {', '.join(far)}"] if far else []
+            shown.append("; ".join(of_k))
+        if any(shown):
+            lines.append([name, *shown, WHY.get(detector, "unexplained")])
+    head = ["", *(f"k = {k}" for k in run_ks()), "why"]
+    return table(head, lines, texts=range(len(head)))
+
+
+def off_alike(k: int, cil: str, split: str = "all") -> str:
+    """How far off the paper detectors are that score by logits, of the model or of a head like its own."""
+    away = [study_off(k, detector, cil, split) for detector in BY_LOGITS]
+    return f"{min(away):+.1f} to {max(away):+.1f}"
 
 
 def accuracies_far_off() -> str:
@@ -429,7 +448,12 @@ def cost_table() -> str:
         peaks = [run["environment"].get("peak_memory_mib") for run in runs]
         peak = max(filter(None, peaks), default=None)
         cils = sort_cil(run["cil"] for run in runs)
-        names = ", ".join(registry.LEARNERS.entry(cil).title for cil in cils)
+        done = {run["cil"]: min(run["detectors"].values(), default=0) for run in runs}
+        steps = {
+            cil: "" if n == runs[0]["steps"] else f" ({n} of {runs[0]['steps']} steps)"
+            for cil, n in done.items()
+        }
+        names = ", ".join(f"{registry.LEARNERS.entry(cil).title}{steps[cil]}" for cil in cils)
         lines.append(
             [
                 *(str(k), str(seed), f"{names} × {detectors}"),
@@ -479,6 +503,11 @@ def deviations(k: int) -> dict[tuple[str, str], float]:
     return {pair: value for pair, value in found.items() if not np.isnan(value)}
 
 
+def seeds_apart(k: int) -> float:
+    """How far two seeds are apart at most in the mean AUC of a detector on a model."""
+    return max(float(np.ptp(by_seed(k, d, cil))) for cil in CIL for d in SIXTEEN)
+
+
 def noise() -> str:
     """How far seeds are apart, at each k and of each model that has several."""
     said = []
@@ -494,9 +523,9 @@ def noise() -> str:
         said.append(
             f"At k = {k}, over {number} seeds{whose}, the standard deviation of a detector's mean AUC on "
             f"a model is {fmean(of_auc.values()):.1f} points in the mean of the {len(of_auc)} and at most "
-            f"{of_auc[model, detector]:.1f} ({detector} on {model}), on a single OOD set "
-            f"{of_sets.mean():.1f} and at most {of_sets.max():.1f}; that of accuracy is "
-            f"{min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
+            f"{of_auc[model, detector]:.1f} ({detector} on {model}; two seeds are up to {seeds_apart(k):.1f} "
+            f"apart), on a single OOD set {of_sets.mean():.1f} and at most {of_sets.max():.1f}; that of "
+            f"accuracy is {min(of_accuracy):.1f} to {max(of_accuracy):.1f}."
         )
     return " ".join(said) or "There is one seed of each k so far."
 
@@ -633,6 +662,16 @@ CLAIMS = (
 )
 
 
+def claimed(words: str, k: int) -> Difference:
+    """What the claim that begins with some words comes to at a k."""
+    return difference(next(claim for claim in CLAIMS if claim.words.startswith(words)).ours(k))
+
+
+def claimed_by_k(words: str) -> str:
+    """Its difference at each k."""
+    return listed(f"{claimed(words, k).mean:+.1f} (k = {k})" for k in run_ks())
+
+
 def claims_table() -> str:
     """Each claim at each k: the difference, the paper's, each model's, and how many trainings have it."""
     lines = []
@@ -651,24 +690,33 @@ def claims_table() -> str:
     return table(["difference in points", *(f"k = {k}" for k in KS)], lines, texts=(0, 1, 2, 3))
 
 
-def in_short() -> str:
-    """What the claims came to, by verdict, with the ks of those that came to another elsewhere."""
-    verdicts: dict[str, list[str]] = {}
-    for claim in CLAIMS:
-        of_ks: dict[str, list[int]] = {}
-        for k in run_ks():
-            of_ks.setdefault(difference(claim.ours(k)).verdict.strip("*"), []).append(k)
-        for verdict, ks in of_ks.items():
-            where = f" (k = {listed(ks)})" if len(of_ks) > 1 else ""
-            verdicts.setdefault(verdict, []).append(f"{claim.words}{where}")
-    order = [verdict for verdict in VERDICTS if verdict in verdicts]
-    return "\n".join(f"- **{verdict}:** {'; '.join(verdicts[verdict])}" for verdict in order)
-
-
 @cache
 def ranking(k: int) -> Ranking:
-    """Over cells of which each model has as many."""
-    return rank_detectors(_whole(k, cells(k)))
+    return rank_detectors(cells(k))
+
+
+def told_from(k: int, detector: str) -> tuple[list[str], list[str]]:
+    """The detectors that one is above and below: paired over cells (Wilcoxon), 5 % for all others (Holm)."""
+    others = [name for name in SIXTEEN if name != detector]
+    less = {name: cells(k)[detector] - cells(k)[name] for name in others}
+    p = dict(zip(others, holm([signed_rank(less[name].to_numpy()) for name in others]), strict=True))
+    told = [name for name in others if p[name] < 0.05]
+    return [name for name in told if less[name].mean() > 0], [name for name in told if less[name].mean() < 0]
+
+
+def paired() -> str:
+    """From which detectors the best one and BER are told by the paired test, at each k."""
+    said = []
+    for k in run_ks():
+        best = str(of_models(cells(k)).idxmax())
+        above, _ = told_from(k, best)
+        but = [SIXTEEN[name] for name in SIXTEEN if name not in (best, *above)]
+        of_ber = [listed(SIXTEEN[name] for name in side) or "none" for side in told_from(k, "ber")]
+        said.append(
+            f"At k = {k} {SIXTEEN[best]} is above all fifteen others{' but ' + listed(but) if but else ''}; "
+            f"BER is above {of_ber[0]}, and below {of_ber[1]}."
+        )
+    return " ".join(said)
 
 
 def ranks() -> str:
@@ -680,9 +728,8 @@ def ranks() -> str:
         group = [SIXTEEN[r.detectors[i]] for i in r.groups[0]]
         apart = [d for d in r.detectors if rank[d] - rank["ber"] >= r.critical]
         above = [d for d in r.detectors if rank["ber"] - rank[d] >= r.critical]
-        number = len(_whole(k, cells(k)))
         said.append(
-            f"At k = {k}, over {number} cells, mean ranks must differ by {r.critical:.1f} to be told "
+            f"At k = {k}, over {len(cells(k))} cells, mean ranks must differ by {r.critical:.1f} to be told "
             f"apart (Nemenyi, 5 %): {listed(group)} (ranks {r.ranks[0]:.1f} to "
             f"{r.ranks[r.groups[0][-1]]:.1f}) are not. BER is at {rank['ber']:.1f}, place "
             f"{r.detectors.index('ber') + 1}; told from it are {listed(SIXTEEN[d] for d in above) or 'none'} "
@@ -712,18 +759,38 @@ def ber_places(k: int) -> str:
     return f"k = {k}: {', '.join(said)}"
 
 
+def _near_less_far(k: int, left_out: str = "") -> Difference:
+    """AUC on near sets less that on far ones, but one of these, mean of the sixteen."""
+    of = cells(k).mean(axis=1)
+    of = of[of.index.get_level_values("ood") != left_out].to_frame()
+    near, far = (_of_split(of, split).groupby(["cil", "seed"]).mean()[0] for split in ("near", "far"))
+    return difference(near - far)
+
+
+def near_far_by_k(left_out: str = "") -> str:
+    """By how much near sets are the harder, or far ones but one, at each k."""
+    return listed(f"{abs(_near_less_far(k, left_out).mean):.1f} (k = {k})" for k in run_ks())
+
+
 def near_and_far(k: int) -> str:
     """AUC on near sets less that on far ones, mean of the sixteen: the paper's, and ours where it is run."""
     papers = fmean(paper("auc", d, k=k, split="near") - paper("auc", d, k=k, split="far") for d in SIXTEEN)
     if not seeds(k):
         return f"k = {k}: paper {papers:+.1f}, ours {NOT_YET}"
     shown = []
-    for left_out, words in (([], ""), (["mnist"], " without MNIST")):
-        of = cells(k).mean(axis=1).drop(left_out, level="ood").to_frame()
-        near, far = (_of_split(of, split).groupby(["cil", "seed"]).mean()[0] for split in ("near", "far"))
-        found = difference(near - far)
+    for left_out, words in (("", ""), ("mnist", " without MNIST")):
+        found = _near_less_far(k, left_out)
         shown.append(f"{found.mean:+.1f}{words}, above 0 in {found.above} of {found.trainings} trainings")
     return f"k = {k}: paper {papers:+.1f}, ours {' and '.join(shown)}"
+
+
+def within_models() -> list[float]:
+    """Rank correlations of accuracy and mean AUC over the seeds of each model and k that has several."""
+    found = []
+    for k, cil in product(run_ks(), CIL):
+        accurate, auc = accuracies(k, cil), _by_training(k, "all")[cil].mean(axis=1)
+        found += [float(accurate.corr(auc, method="spearman"))] if len(auc) > 1 else []
+    return found
 
 
 def accuracy_and_auc(k: int) -> str:

@@ -29,6 +29,8 @@ PAGES = (
     "benchmarks/README.md",
     "experiments/*.md",
     "results/README.md",
+    "results/steps.md",
+    "results/field.md",
     "results/study/tables.md",
 )
 QUICKSTART = "docs/quickstart.ipynb"

@@ -42,7 +42,7 @@ def test_the_pages_are_what_the_rows_give(
 def test_a_page_that_says_something_else_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = RESULTS / "README.md"
+    page = RESULTS / "field.md"
     text = page.read_text(encoding="utf-8")
     (line,) = (line for line in text.splitlines() if line.startswith("| LwF |"))
     monkeypatch.setattr(make_readme, "pages", lambda: {page: text.replace(line, "| LwF | 99 |")})
@@ -50,7 +50,7 @@ def test_a_page_that_says_something_else_is_shown(
     with pytest.raises(SystemExit, match="True"):
         make_readme.main()
     said = capsys.readouterr().out
-    assert "results/README.md is not what the rows give: run python -m results.make_readme" in said
+    assert "results/field.md is not what the rows give: run python -m results.make_readme" in said
     assert f"-{line}" in said
     assert "+| LwF | 99 |" in said
     assert page.read_text(encoding="utf-8") == text
@@ -115,7 +115,9 @@ def test_the_published_page_is_of_the_studys_runs() -> None:
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", RESULTS / "README.md", *sorted(EXPERIMENTS.glob("*.md"))]:
+    templates = {*RESULTS.glob("*.in.md")}
+    pages = [*sorted({*RESULTS.glob("*.md")} - templates), *sorted(EXPERIMENTS.glob("*.md"))]
+    for page in [ROOT / "README.md", *pages]:
         for link, heading in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
             target = page.parent / link if link else page
             assert "://" in link or target.exists(), f"{page.name}: {link}"
@@ -184,7 +186,7 @@ def _values(config: dict[str, Any], k: int, cil: str) -> dict[str, Any]:
                 (EXPERIMENTS / "heads.md", "Named values, and outliers that skip BiC's correction"),
             ],
         ),
-        (RESULTS / "learners", True, [(RESULTS / "README.md", "The field's learners")]),
+        (RESULTS / "learners", True, [(RESULTS / "field.md", "The field's learners")]),
         (EXPERIMENTS / "rows/defaults", True, [(EXPERIMENTS / "defaults.md", "")]),
         (EXPERIMENTS / "rows/set_up", True, [(EXPERIMENTS / "set_up.md", "Memory, train+, or as released")]),
     ],
