@@ -1,4 +1,7 @@
-"""Averages of rows, in the paper's order: over datasets, then over steps, then over seeds."""
+"""Averages of rows, in the paper's order: over datasets, then over steps, then over seeds.
+
+A seed that has fewer steps than another of its method is in no average over seeds: later steps are harder.
+"""
 
 import pandas as pd
 import torch
@@ -53,8 +56,13 @@ def _over_steps(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean and sample standard deviation over seeds; one seed has no deviation."""
+    """Mean and sample standard deviation over the farthest seeds; one seed has no deviation."""
     return spread(over_steps(rows), [*_METHOD, "split", "metric"])
+
+
+def farthest(table: pd.DataFrame, keys: list[str], steps: "pd.Series[int]") -> pd.DataFrame:
+    """The lines of seeds that have as many ``steps`` as any other of the same ``keys``."""
+    return table[steps == steps.groupby([table[key] for key in keys]).transform("max")]
 
 
 def megabytes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -94,7 +102,7 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Mean and sample standard deviation of runs' values over seeds."""
-    return per_run.groupby(keys, as_index=False).agg(
+    """Mean and sample standard deviation of runs' values over the farthest seeds."""
+    return farthest(per_run, keys, per_run["steps"]).groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
     )

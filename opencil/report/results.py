@@ -142,8 +142,8 @@ class Outcome:
     def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
         """Sentences on what is not finished, damaged, lost or failed: whatever is made of it should say so.
 
-        ``averaged``: what is not finished is in the averages all the same. ``of`` are the CIL methods that
-        are shown (default: all).
+        ``averaged``: what is not finished is in the averages all the same, but for seeds that others of
+        their method are ahead of. ``of`` are the CIL methods that are shown (default: all).
         """
         runs = [run for run in self.runs if of is None or run["cil"] in of]
         lost = [f"{_run(run)} ({', '.join(files)})" for run in runs if (files := run.get("left_out"))]

@@ -56,6 +56,16 @@ def test_bytes_are_in_no_average_of_shares(made_up: Rows, keeping: Rows) -> None
         pd.testing.assert_frame_equal(average(rows), average(plain))
 
 
+def test_a_seed_that_is_behind_is_in_no_average(made_up: Rows) -> None:
+    """Of each method by itself: later steps are harder, so that it would look better than it is."""
+    every = pd.concat([made_up(), made_up(cil="wa", steps=2)])
+    behind = (every["cil"] == "icarl") & (every["seed"] == 2)
+    for average in (over_seeds, continual):
+        found = average(every[~(behind & (every["step"] > 3))])
+        pd.testing.assert_frame_equal(found, average(every[~behind]))
+        assert set(found[found["cil"] == "wa"]["seeds"]) == {3}, "all are as far there"
+
+
 def test_megabytes(keeping: Rows) -> None:
     rows = pd.concat([keeping((3e6, 2e6), (4e6, 1e6)), keeping((5e6, 0), (7e6, 8), seed=1)])
     found = megabytes(rows[~rows["value"].isin([3e6, 8])])  # of two steps the model alone, or the memory

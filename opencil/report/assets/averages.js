@@ -26,13 +26,16 @@ const accuracies = (group, c, s) =>
   });
 
 const perSeed = (view, of) => view.seeds.map(of);
-const curve = (series) => series[0].map((_, t) => spread(known(series.map((values) => values[t]))));
-// Of the seeds that have all planned steps, as in the tables; where none has, of what there is.
+// The seeds that have the most steps, as in the tables: with fewer of the later, harder ones none compares.
+function farthest(series) {
+  const steps = Math.max(...series.map((values) => known(values).length));
+  return steps ? series.filter((values) => known(values).length === steps) : [];
+}
+const curve = (series) =>
+  series[0].map((_, t) => spread(known(farthest(series).map((values) => values[t]))));
 function average(series, all) {
-  const begun = series.map(known).filter((values) => values.length);
-  const whole = begun.filter((values) => values.length >= all);
-  const used = whole.length ? whole : begun;
-  const steps = used.length ? Math.min(...used.map((values) => values.length)) : 0;
+  const used = farthest(series).map(known);
+  const steps = used.length ? used[0].length : 0;
   return { ...spread(used.map(mean)), steps, lacking: steps < all ? `${steps}/${all} steps`
     : used.length < series.length ? `${used.length}/${series.length} seeds` : "" };
 }

@@ -7,7 +7,7 @@ import pandas as pd
 
 from opencil.atomic_files import file_name
 from opencil.errors import unknown
-from opencil.report.averages import over_seeds, per_step
+from opencil.report.averages import farthest, over_seeds, per_step
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome, results
 from opencil.report.top import Top
@@ -155,11 +155,11 @@ class _Group:
         models = rows[(rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == "accuracy")]
         self._averages = over_seeds(rows[rows["metric"].isin(["auc", "accuracy"])])
         every = pd.concat([steps[steps["split"] == "all"].drop(columns="split"), models])
-        curves = _over_seeds(every, ["cil", "detector", "metric", "step"])
+        curves = _over_seeds(every, ["cil", "detector", "metric"], ["step"])
         self._curves = dict(list(curves.groupby(["cil", "detector", "metric"])))
         self._none = curves[:0]
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == choice.confidence)]
-        self._confidence = _over_seeds(of_tasks, ["cil", "ood", "step", "task"])
+        self._confidence = _over_seeds(of_tasks, ["cil"], ["ood", "step", "task"])
         distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
         self._oods = list(sort_datasets(benchmark, dict(distances)))
         self.score = f"mean score of {short(choice.confidence or '')}"  #: what confidence is, for an axis
@@ -321,9 +321,10 @@ def short(name: str, letters: int = 20) -> str:
     return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
-def _over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Mean, sample deviation and number of seeds."""
-    found = rows.groupby(keys, as_index=False).agg(
+def _over_seeds(rows: pd.DataFrame, of: list[str], places: list[str]) -> pd.DataFrame:
+    """Mean, sample deviation and number of the seeds that are farthest of their kind, at each place."""
+    rows = farthest(rows, of, rows.groupby([*of, "seed"])["step"].transform("nunique"))
+    found = rows.groupby([*of, *places], as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
     )
     return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])

@@ -274,6 +274,13 @@ def test_unfinished_runs_have_no_rank_and_say_so(
     whole = some[(some["seed"] != 2) & (some["cil"] == "joint") & (some["metric"] == "auc")]
     table = over_seeds(whole).set_index(["detector", "split"])
     assert number(by_cil["joint"][3]) == pytest.approx(100 * table.loc[("msp", "all"), "mean"], abs=0.0061)
+    quiet.choose("cil", "joint")
+    quiet.choose("detector", "msp")
+    of_all = quiet.curves()
+    quiet.choose("seed", "0", "1")
+    assert quiet.curves() == of_all, "the seed that is behind is in no curve"
+    quiet.choose("seed", "0")
+    assert quiet.curves() != of_all
 
 
 def marks(browser: Any) -> dict[str, str]:
