@@ -648,8 +648,15 @@ def composition_table() -> str:
 OUTLIERS = ("vos", "npos", "ber")
 WITHOUT = [name for name in TUNED if name not in OUTLIERS]
 BIC = "bic"  # a template's nested quotes are used up
-#: Halves of the steps of k = 5.
-FIRST, SECOND = (1, 10), (11, 20)
+
+
+def halves(k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first and the last step of the first half of a k's steps, and of the second."""
+    steps = 100 // k
+    return (1, steps // 2), (steps // 2 + 1, steps)
+
+
+FIRST, SECOND = halves(5)
 
 
 def gained(
@@ -672,28 +679,17 @@ def outliers_table() -> str:
     lines = []
     for detector in (*OUTLIERS, "ber@chosen", *WITHOUT):
         for k in sorted(KS, reverse=True):
-            half = 100 // k // 2
-            halves = ((1, half), (half + 1, 100 // k))
-            shown = [" / ".join(f"{gained(detector, k, cil, *of):+.1f}" for of in halves) for cil in CIL]
+            shown = [" / ".join(f"{gained(detector, k, cil, *of):+.1f}" for of in halves(k)) for cil in CIL]
             lines.append([SIXTEEN.get(detector, f"`{detector}`"), str(k), *shown])
     return table(["", "k", *CIL.values()], lines)
 
 
-def trainings_of_models() -> str:
-    """How many seeds the models of each k have."""
-    said = []
-    for k in sorted(KS, reverse=True):
-        of = {name: sum(model == cil for model, _ in trainings(k)) for cil, name in CIL.items()}
-        most = max(of.values())
-        fewer = [f"{name} {number}" for name, number in of.items() if number < most]
-        said.append(f"k = {k}: {most} seeds{' (' + listed(fewer) + ')' if fewer else ''}")
-    return "; ".join(said)
+def old_and_new_gained(k: int) -> pd.DataFrame:
+    """BER's AUC of old classes alone and of new ones alone, less Energy's, from step 2 on, by model."""
+    of = {metric: cells(k, metric, 2) for metric in ("auc_old", "auc_new")}
+    return pd.DataFrame({m: (c["ber"] - c["energy"]).groupby("cil").mean() for m, c in of.items()})
 
 
-def old_and_new_gained(detector: str, k: int) -> str:
-    """AUC of old / new classes alone, less Energy's, from step 2 on, by model."""
-    of = [
-        (cells(k, metric, 2)[detector] - cells(k, metric, 2)["energy"]).groupby("cil").mean()
-        for metric in ("auc_old", "auc_new")
-    ]
-    return ", ".join(f"{name} {of[0][cil]:+.1f} / {of[1][cil]:+.1f}" for cil, name in CIL.items())
+def old_and_new_in_words(k: int) -> str:
+    of = old_and_new_gained(k)
+    return ", ".join(f"{CIL[cil]} {of['auc_old'][cil]:+.1f} / {of['auc_new'][cil]:+.1f}" for cil in CIL)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from opencil import BadInput, Study, read_study
+from opencil import BadInput, OpenCILError, Study, read_study
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of
 from opencil.study.study import write_study
 
 STUDY = Path(__file__).parent / "study"
 BENCHMARK = "cifar100"
+_NAMED = 5  # of what a run lacks, so many are named
 
 
 def merged(there: Study, new: Study, replace: bool = False) -> Study:
@@ -43,7 +44,7 @@ def _lost(old: RunRecord, new: RunRecord) -> str:
     """What a run has and another of the same name has not: detectors with their steps, '' for none."""
     before, now = ({"model": run["trained"], **run["detectors"]} for run in (old, new))
     less = [f"{name} {now.get(name, 0)} of {n}" for name, n in before.items() if now.get(name, 0) < n]
-    return ", ".join(less)
+    return ", ".join(less[:_NAMED]) + f" and {len(less) - _NAMED} more" * (len(less) > _NAMED)
 
 
 def _of(rows: pd.DataFrame, runs: Iterable[tuple[str, int | str, str, int]]) -> pd.DataFrame:
@@ -57,15 +58,16 @@ def add(new: Study, folder: Path = STUDY, replace: bool = False) -> list[Path]:
         raise BadInput("\n  ".join(["some of it is damaged or lost:", *new.problems]))
     if others := {run["benchmark"] for run in new.runs} - {BENCHMARK}:
         raise BadInput(f"the study is of {BENCHMARK}, and some runs are of {', '.join(sorted(others))}")
-    written = []
+    made = {}
     for k, seed in sorted({(run["k"], run["seed"]) for run in new.runs}, key=str):
         place = folder / f"k{k}-seed{seed}"
         runs = [run for run in new.runs if (run["k"], run["seed"]) == (k, seed)]
         part = Study(_of(new.rows, map(identity, runs)), runs)
         there = read_study(place) if place.exists() else Study(new.rows.iloc[:0])
-        write_study(merged(there, part, replace), place)
-        written.append(place)
-    return written
+        made[place] = merged(there, part, replace)
+    for place, study in made.items():  # all or none: what is refused was refused above
+        write_study(study, place)
+    return list(made)
 
 
 def main() -> None:
@@ -79,7 +81,7 @@ def main() -> None:
     try:
         for place in add(read_study(*given.runs), replace=given.replace):
             print(f"written: {place.relative_to(STUDY.parents[1]).as_posix()}")
-    except BadInput as error:
+    except OpenCILError as error:
         raise SystemExit(str(error)) from None
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opencil import registry
+from opencil import Study, registry
 from opencil.published import SURVEY_ACCURACY
-from opencil.report.compare import agreement
+from opencil.report.compare import agreement, compare
 from opencil.report.order import method, sort_cil
+from opencil.report.results import results
 from opencil.report.statistics import Ranking, holm, rank_detectors, signed_rank
 from results.measured import (
     CIL,
@@ -111,7 +112,7 @@ def cells(k: int, metric: str = "auc", first: int = 1, last: int = 100) -> pd.Da
     return means.unstack("detector")[list(SIXTEEN)]
 
 
-def of_models(values: Any) -> Any:
+def mean_of_models(values: Any) -> Any:
     """Mean of the four models, of each its mean over cells: one that has fewer seeds counts as much."""
     return values.groupby("cil").mean().mean()
 
@@ -158,16 +159,15 @@ def accuracies(k: int, cil: str, metric: str = "accuracy") -> "pd.Series[float]"
     return of_seeds
 
 
-def spread(values: "pd.Series[float]", digits: int = 2) -> str:
+def spread(values: "pd.Series[float]", digits: int = 2, mean: float | None = None) -> str:
     """Mean ± sample standard deviation over seeds; of one seed there is none."""
     deviation = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{deviation}"
+    return f"{values.mean() if mean is None else mean:.{digits}f}{deviation}"
 
 
 def _spread_of_models(k: int, values: "pd.Series[float]") -> str:
     """Mean of the four models ± over the seeds that have all of them."""
-    of_seeds = _whole(k, values).groupby("seed").mean()
-    return spread(of_seeds - of_seeds.mean() + of_models(values), 1)
+    return spread(_whole(k, values).groupby("seed").mean(), 1, mean_of_models(values))
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -217,7 +217,7 @@ def _steps_there(k: int, seed: int, models: Iterable[str]) -> str:
     of = dict.fromkeys(models, 0)
     for run in study("study").runs:
         if (run["k"], run["seed"]) == (k, seed) and run["cil"] in of:
-            of[run["cil"]] = min(run["detectors"].values(), default=0)
+            of[run["cil"]] = min(run["detectors"].get(name, 0) for name in SIXTEEN)
     fewest, most = min(of.values(), default=0), max(of.values(), default=0)
     there = f"{most}" if fewest == most else f"{fewest} to {most}"
     return f" ({there} of {100 // k} steps are there)" if most else ""
@@ -284,7 +284,7 @@ def parts_table(k: int = 10) -> str:
 def sets_table(k: int = 10) -> str:
     """AUC on each OOD set, mean of the four models, ± over seeds; the best of each set in bold."""
     of_sets = {ood: cells(k).xs(ood, level="ood") for ood in OOD_SETS}
-    best = {ood: of_models(values).idxmax() for ood, values in of_sets.items()}
+    best = {ood: mean_of_models(values).idxmax() for ood, values in of_sets.items()}
     lines = []
     for detector, name in SIXTEEN.items():
         shown = {ood: _spread_of_models(k, values[detector]) for ood, values in of_sets.items()}
@@ -305,7 +305,7 @@ def named_table(k: int = 10) -> str:
         of = means[name].loc[there]
         gain = of - means[method(name)].loc[there]
         shown = [f"{spread(of[cil], 1)} ({gain[cil].mean():+.1f})" for cil in CIL]
-        lines.append([f"`{name}`", *shown, f"{of_models(of):.1f} ({of_models(gain):+.1f})"])
+        lines.append([f"`{name}`", *shown, f"{mean_of_models(of):.1f} ({mean_of_models(gain):+.1f})"])
     return table(["", *CIL.values(), "mean"], lines)
 
 
@@ -318,10 +318,22 @@ def old_and_new() -> str:
     return "; ".join(said)
 
 
-def _auc_apart(k: int) -> pd.DataFrame:
-    """Our AUCs beside the paper's over all, near and far sets."""
-    every = compared("study", k)
-    return every[every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS) & (every["metric"] == "auc")]
+@cache
+def _beside_the_paper(k: int) -> pd.DataFrame:
+    """Every figure that the paper has of the sixteen beside ours, of the trainings that are there."""
+    of = study("study")
+    keys = [(k, *training) for training in trainings(k)]
+    rows = of.rows[pd.MultiIndex.from_frame(of.rows[["k", "cil", "seed"]]).isin(keys)]
+    runs = [run for run in of.runs if (run["k"], run["cil"], run["seed"]) in keys]
+    (outcome,) = results(Study(rows, runs))
+    every = compare(outcome)
+    return every[every["detector"].isin(SIXTEEN)]
+
+
+def _apart(k: int, metric: str = "auc") -> pd.DataFrame:
+    """A metric of ours beside the paper's over all, near and far sets."""
+    every = _beside_the_paper(k)
+    return every[every["place"].isin(SPLITS) & (every["metric"] == metric)]
 
 
 def _accuracy_apart(k: int) -> float:
@@ -331,7 +343,7 @@ def _accuracy_apart(k: int) -> float:
 
 def distances(metric: str) -> str:
     """Mean distance from the paper's accuracies, or AUCs, at each k."""
-    of = {"accuracy": _accuracy_apart, "auc": lambda k: _auc_apart(k)["difference"].abs().mean()}[metric]
+    of = {"accuracy": _accuracy_apart, "auc": lambda k: _apart(k)["difference"].abs().mean()}[metric]
     return " / ".join(f"{of(k):.2f}" for k in run_ks())
 
 
@@ -342,10 +354,9 @@ def distance_table() -> str:
         if not seeds(k):
             lines.append([str(k), NOT_YET, *[""] * 8])
             continue
-        auc, every = _auc_apart(k), compared("study", k)
-        fpr = every["detector"].isin(SIXTEEN) & every["place"].isin(SPLITS) & (every["metric"] == "fpr")
+        auc = _apart(k)
         parts = [auc, *(auc[auc["place"] == place] for place in SPLITS)]
-        parts += [auc[auc["detector"] != "relation"], every[fpr]]
+        parts += [auc[auc["detector"] != "relation"], _apart(k, "fpr")]
         away = [part["difference"].abs() for part in parts]
         ranks = [agreement(part).correlation for _, part in parts[1].groupby("cil")]
         values = [f"{part.mean():.2f}" for part in away]
@@ -357,8 +368,8 @@ def distance_table() -> str:
 
 def lower_precision() -> str:
     """In how many of the paper's figures of AP, near and far, ours is lower."""
-    every = pd.concat([compared("study", k) for k in run_ks()])
-    less = every.loc[every["detector"].isin(SIXTEEN) & (every["metric"] == "ap"), "difference"].dropna() < 0
+    every = pd.concat([_beside_the_paper(k) for k in run_ks()])
+    less = every.loc[every["metric"] == "ap", "difference"].dropna() < 0
     return f"{less.sum()} of {len(less)}"
 
 
@@ -401,8 +412,8 @@ def near_the_paper(k: int) -> str:
     """How many of the 64 mean AUCs are near the paper's, and how alike the orders of the sixteen are."""
     away = [abs(study_off(k, d, c)) for d in SIXTEEN for c in CIL]
     near = [sum(distance <= most for distance in away) for most in (1, FAR_OFF)]
-    every = compared("study", k)
-    every = every[every["detector"].isin(SIXTEEN) & (every["place"] == "all") & (every["metric"] == "auc")]
+    every = _apart(k)
+    every = every[every["place"] == "all"]
     orders = {cil: agreement(part).correlation for cil, part in every.groupby("cil")}
     shown = ", ".join(f"{CIL[cil]} {orders[cil]:.2f}" for cil in CIL)
     return f"k = {k}: {near[0]} and {near[1]}; {shown}"
@@ -425,7 +436,7 @@ def cost_table() -> str:
     """Seconds and memory of runs, those together that some process made together."""
     every = processes()
     grids: dict[tuple[Any, int, tuple[int, ...]], list[Any]] = {}
-    for run in study("study").runs:
+    for run in (run for run in study("study").runs if run.get("made")):
         of = {
             call.Index
             for call in every.itertuples()
@@ -436,12 +447,15 @@ def cost_table() -> str:
             of, runs = of | set(grid[2]), grids.pop(grid) + runs
         grids.setdefault((run["k"], run["seed"], tuple(sorted(of))), []).extend(runs)
     lines = []
-    for (k, seed, of), runs in sorted(grids.items(), key=lambda grid: (KS.index(grid[0][0]), *grid[0][1:])):
+    place = {k: i for i, k in enumerate(KS)}
+    for (k, seed, of), runs in sorted(
+        grids.items(), key=lambda grid: (place.get(grid[0][0], len(KS)), str(grid[0][0]), *grid[0][1:])
+    ):
         stages = [
             f"{sum(step.get(stage, 0) for run in runs for step in run['seconds']):.0f}"
             for stage in ("training", "tuning", "evaluation")
         ]
-        made = [made for run in runs for made in run.get("made", [])]
+        made = [made for run in runs for made in run["made"]]
         days = sorted({m["first"][:10] for m in made} | {m["last"][:10] for m in made})
         detectors = " or ".join(map(str, sorted({len(run["detectors"]) for run in runs})))
         # A run that was killed has none.
@@ -486,9 +500,10 @@ def ours_and_papers_table() -> str:
         for cil, name in CIL.items()
     }
     for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
-        ours = cells(10)[list(detectors)].mean(axis=1).groupby("seed").mean()
-        theirs = fmean(paper("auc", d) for d in detectors)
-        pairs[f"AUC, mean of {kind} detectors on all four"] = spread(ours), ours.mean(), theirs
+        ours = cells(10)[list(detectors)].mean(axis=1)
+        mean, theirs = mean_of_models(ours), fmean(paper("auc", d) for d in detectors)
+        shown = spread(_whole(10, ours).groupby("seed").mean(), 2, mean)
+        pairs[f"AUC, mean of {kind} detectors on all four"] = shown, mean, theirs
     lines = [[name, shown, f"{b:.2f}", f"{a - b:+.1f}"] for name, (shown, a, b) in pairs.items()]
     return table(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
 
@@ -498,9 +513,8 @@ def ours_and_papers_table() -> str:
 
 def deviations(k: int) -> dict[tuple[str, str], float]:
     """Over seeds, of the mean AUC of every detector on every model, as (model, detector)."""
-    of_seeds = {(cil, d): by_seed(k, d, cil) for cil in CIL for d in SIXTEEN}
-    found = {(CIL[cil], SIXTEEN[d]): float(values.std()) for (cil, d), values in of_seeds.items()}
-    return {pair: value for pair, value in found.items() if not np.isnan(value)}
+    of_seeds = {(CIL[cil], SIXTEEN[d]): by_seed(k, d, cil) for cil in CIL for d in SIXTEEN}
+    return {pair: float(values.std()) for pair, values in of_seeds.items() if len(values) > 1}
 
 
 def seeds_apart(k: int) -> float:
@@ -561,7 +575,7 @@ def difference(of_cells: "pd.Series[float]") -> Difference:
     of = of_cells.groupby(names).mean()
     by_model = dict(list(of.groupby("cil"))) if "cil" in names else {}
     return Difference(
-        mean=float(of_models(of) if by_model else of.mean()),
+        mean=float(mean_of_models(of) if by_model else of.mean()),
         of_models={cil: float(part.mean()) for cil, part in by_model.items()},
         signs={cil: set(part > 0) for cil, part in by_model.items()},
         above=int((of > 0).sum()),
@@ -597,7 +611,7 @@ def _less(
 
 def best_other(k: int) -> str:
     """The detector with the highest mean AUC but BER."""
-    return str(of_models(cells(k)).drop("ber").idxmax())
+    return str(mean_of_models(cells(k)).drop("ber").idxmax())
 
 
 def _papers_best_other(k: int) -> float:
@@ -687,7 +701,14 @@ def claims_table() -> str:
             counted = f"{found.above} of {found.trainings}: {found.verdict}"
             shown.append(", ".join(filter(None, [f"{found.mean:+.1f}{beside}", by_model, counted])))
         lines.append([claim.words, *shown])
-    return table(["difference in points", *(f"k = {k}" for k in KS)], lines, texts=(0, 1, 2, 3))
+    return table(["difference in points", *map(_with_single_seeds, KS)], lines, texts=(0, 1, 2, 3))
+
+
+def _with_single_seeds(k: int) -> str:
+    """A k with the models of which one seed is there where others have more."""
+    of = {name: len(accuracies(k, cil)) for cil, name in CIL.items()}
+    single = [name for name, number in of.items() if number == 1 < max(of.values())]
+    return f"k = {k}" + f" ({listed(single)}: one seed)" * bool(single)
 
 
 @cache
@@ -708,7 +729,7 @@ def paired() -> str:
     """From which detectors the best one and BER are told by the paired test, at each k."""
     said = []
     for k in run_ks():
-        best = str(of_models(cells(k)).idxmax())
+        best = str(mean_of_models(cells(k)).idxmax())
         above, _ = told_from(k, best)
         but = [SIXTEEN[name] for name in SIXTEEN if name not in (best, *above)]
         of_ber = [listed(SIXTEEN[name] for name in side) or "none" for side in told_from(k, "ber")]

@@ -103,6 +103,7 @@ def continual(rows: pd.DataFrame) -> pd.DataFrame:
 
 def spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Mean and sample standard deviation of runs' values over the farthest seeds."""
-    return farthest(per_run, keys, per_run["steps"]).groupby(keys, as_index=False).agg(
+    per_run = farthest(per_run, keys, per_run["steps"])
+    return per_run.groupby(keys, as_index=False).agg(
         mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
     )

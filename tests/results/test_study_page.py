@@ -243,9 +243,19 @@ def test_every_finished_training_counts(whole_study: Path) -> None:
     auc = every[(every["k"] == 5) & (every["metric"] == "auc") & every["cil"].isin(measured.CIL)]
     by_model = 100 * auc.groupby(["cil", "detector"])["value"].mean().unstack("cil")
     assert by_model.loc["ber", "wa"] > 8 + study_page.by_seed(5, "ber", "wa")[0], "the moved seed is in"
-    means = study_page.of_models(study_page.cells(5))
+    means = study_page.mean_of_models(study_page.cells(5))
     assert means["ber"] == pytest.approx(by_model.loc["ber"].mean())
     assert means["ber"] != pytest.approx(100 * auc[auc["detector"] == "ber"]["value"].mean(), abs=0.1)
+    others = by_model.loc[[name for name in measured.SIXTEEN if name != "ber"]].mean(axis=1)
+    assert study_page.best_other(5) == others.idxmax()
+    ranks = study_page.cells(5).rank(axis=1, ascending=False).mean()
+    assert dict(
+        zip(study_page.ranking(5).detectors, study_page.ranking(5).ranks, strict=True)
+    ) == pytest.approx(dict(ranks))
+    old = every[(every["k"] == 5) & (every["metric"] == "auc_old") & (every["detector"] == "ber")]
+    old = old[old["cil"].isin(measured.CIL) & (old["step"] > 1)].groupby("cil")["value"].mean()
+    (line,) = (line for line in study_page.parts_table(5).splitlines() if line.startswith("| BER |"))
+    assert line.split("|")[4].split("±")[0].strip() == f"{100 * old.mean():.1f}"
     found = study_page.difference(study_page.cells(5)["ber"] - study_page.cells(5)["energy"])
     assert found.mean == pytest.approx((by_model.loc["ber"] - by_model.loc["energy"]).mean())
     assert found.trainings == 10
@@ -269,6 +279,15 @@ def test_every_finished_training_counts(whole_study: Path) -> None:
     said = study_page.noise()
     assert "At k = 5, over 2 to 3 seeds, the standard" in said
     assert "in the mean of the 64 and at most" in said
+
+
+def test_the_best_is_that_of_models_not_of_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = pd.MultiIndex.from_tuples(
+        [("icarl", 0, "tin"), ("icarl", 1, "tin"), ("foster", 0, "tin")], names=["cil", "seed", "ood"]
+    )
+    values = pd.DataFrame({"msp": [90, 90, 50], "energy": [80, 80, 65], "ber": [99, 99, 99]}, index)
+    monkeypatch.setattr(study_page, "cells", lambda _: values)
+    assert study_page.best_other(5) == "energy"
 
 
 def test_noise_is_of_models_that_have_several_seeds(whole_study: Path) -> None:
@@ -309,8 +328,23 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
         for run in part.runs
         if run["cil"] != "wa"
     ]
-    write_study(Study(part.rows[part.rows["cil"] != "wa"], runs), place)
+    distances, accurate = study_page.distance_table(), study_page.accuracies(20, "bic")
+    spoilt = part.rows.assign(value=part.rows["value"] + 0.25 * (part.rows["cil"] == "bic"))
+    write_study(Study(spoilt[spoilt["cil"] != "wa"], runs), place)
     forget()
+    assert list(study_page.cells(20).loc["bic"].index.unique("seed")) == [0, 2]
+    assert list(study_page.accuracies(20, "bic").index) == [0, 2]
+    assert study_page.accuracies(20, "bic")[0] == accurate[0]
+    moved, before = (
+        [
+            float(cell)
+            for line in text.splitlines()[2:]
+            if line.startswith("| 20")
+            for cell in line.split("|")[3:-1]
+        ]
+        for text in (study_page.distance_table(), distances)
+    )
+    assert moved == pytest.approx(before, abs=0.2), "values that are 25 points off do not count"
     assert study_page.seeds(20) == [0, 2]
     assert study_page.not_there() == "k = 20, BiC and WA of seed 1 (0 to 4 of 5 steps are there)"
     assert "At k = 20, over 60 cells" in study_page.ranks(), "those of FOSTER and iCaRL count"
@@ -318,9 +352,39 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     write_study(Study(part.rows, runs), place)
     forget()
     assert study_page.not_there() == "k = 20, seed 1 (3 to 4 of 5 steps are there)"
+    few = [{**run, "detectors": {"msp": 5, "ber@chosen": 5}} for run in part.runs]
+    write_study(Study(part.rows, few), place)
+    forget()
+    assert study_page.not_there() == "k = 20, seed 1", "of the sixteen most have nothing"
     shutil.rmtree(place)
     forget()
     assert study_page.not_there() == "k = 20, seed 1"
+
+
+def test_what_has_not_begun_costs_nothing(whole_study: Path) -> None:
+    """A run that was stopped before its first step, and one of another k, which comes last."""
+    part = read_study(whole_study / "study" / "k5-seed0")
+    begun = [
+        {**run, "seed": 7, "made": [], "trained": 0, "detectors": {}, "seconds": []} for run in part.runs
+    ]
+    write_study(Study(part.rows[:0], begun), whole_study / "study" / "k5-seed7")
+    other = [{**run, "k": "50+10"} for run in part.runs]
+    write_study(Study(part.rows.assign(k="50+10"), other), whole_study / "study" / "k50+10-seed0")
+    forget()
+    lines = study_page.cost_table().splitlines()
+    assert not any("| 7 |" in line for line in lines)
+    assert lines[-1].startswith("| 50+10 | 0 | iCaRL, BiC, WA, FOSTER × ")
+
+
+def test_models_of_one_seed_are_named_where_others_have_more(whole_study: Path) -> None:
+    assert "| k = 10 | k = 20 | k = 5 |" in study_page.claims_table()
+    for seed in (1, 2):
+        place = whole_study / "study" / f"k5-seed{seed}"
+        part = read_study(place)
+        runs = [run for run in part.runs if run["cil"] not in ("foster", "bic")]
+        write_study(Study(part.rows[~part.rows["cil"].isin(["foster", "bic"])], runs), place)
+    forget()
+    assert "| k = 10 | k = 20 | k = 5 (BiC and FOSTER: one seed) |" in study_page.claims_table()
 
 
 def test_the_joint_model_and_shifted_sets_count_when_they_are_whole(whole_study: Path) -> None:
@@ -420,6 +484,7 @@ def test_trainings_count_not_their_ood_sets() -> None:
         ([-1, -2], [-3, -4], "**reversed**"),
         ([1, 2], [-3, -4], "by model"),
         ([1, 2], [3, -4], "not shown"),
+        ([1, 2], [3], "**holds**"),
         ([1], [3], "one seed"),
     ],
 )
@@ -519,3 +584,23 @@ def test_nothing_damaged_or_of_elsewhere_is_added(small: Study, tmp_path: Path) 
     with pytest.raises(BadInput, match="the study is of cifar100, and some runs are of digits"):
         add_rows.add(digits, tmp_path / "study")
     assert not (tmp_path / "study").exists()
+
+
+def test_all_that_is_added_or_nothing(small: Study, tmp_path: Path) -> None:
+    names = [f"detector{i}" for i in range(9)]
+    add_rows.add(Study(small.rows, [{**small.runs[0], "detectors": dict.fromkeys(names, 2)}]), tmp_path)
+    fresh = Study(small.rows.assign(k=1), [{**small.runs[0], "k": 1}])  # its folder comes first
+    both = Study(pd.concat([fresh.rows, small.rows]), [*fresh.runs, *small.runs])
+    with pytest.raises(BadInput, match=r": detector0 0 of 2, .*, detector4 0 of 2 and 4 more; --replace"):
+        add_rows.add(both, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["k10-seed0"]
+
+
+def test_a_damaged_file_is_a_sentence(
+    small: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(small, tmp_path)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr("sys.argv", ["add_rows.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="parquet"):
+        add_rows.main()
