@@ -4,9 +4,9 @@
     python -m results.make_readme --check    # show what differs from what the rows give, and fail
 
 A template is Markdown with ``{{expression:format}}``, as in an f-string, over the names of ``measured.py``,
-``study_page.py``, ``learners_page.py`` and ``experiments/questions.py``. ``{{holds(...)}}`` prints nothing:
-it fails where something said in words is not so. Paragraphs and items of lists are wrapped. Templates:
-``results/*.in.md`` and those in ``experiments/templates/``.
+``study_page.py``, ``claims_page.py``, ``learners_page.py`` and ``experiments/questions.py``.
+``{{holds(...)}}`` prints nothing: it fails where something said in words is not so. Paragraphs and items of
+lists are wrapped. Templates: ``results/*.in.md`` and those in ``experiments/templates/``.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments import questions
-from results import learners_page, measured, study_page
+from results import claims_page, learners_page, measured, study_page
 from results.measured import EXPERIMENTS, HERE
 
 START, END = "<!-- figures: results/summary.in.md, by results/make_readme.py -->", "<!-- end of figures -->"
@@ -28,6 +28,7 @@ NAMES = {
     **vars(measured),
     **vars(learners_page),
     **vars(questions),
+    **vars(claims_page),
     **vars(study_page),
 }
 

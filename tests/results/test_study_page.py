@@ -15,7 +15,7 @@ from experiments import questions
 from opencil import BadInput, Study, read_study
 from opencil.study.records import RunRecord
 from opencil.study.study import write_study
-from results import add_rows, learners_page, make_page, make_readme, measured, study_page
+from results import add_rows, claims_page, learners_page, make_page, make_readme, measured, study_page
 
 ROOT = Path(__file__).parents[2]
 STUDY = read_study(ROOT / "results" / "study")
@@ -247,16 +247,16 @@ def test_every_finished_training_counts(whole_study: Path) -> None:
     assert means["ber"] == pytest.approx(by_model.loc["ber"].mean())
     assert means["ber"] != pytest.approx(100 * auc[auc["detector"] == "ber"]["value"].mean(), abs=0.1)
     others = by_model.loc[[name for name in measured.SIXTEEN if name != "ber"]].mean(axis=1)
-    assert study_page.best_other(5) == others.idxmax()
+    assert claims_page.best_other(5) == others.idxmax()
     ranks = study_page.cells(5).rank(axis=1, ascending=False).mean()
     assert dict(
-        zip(study_page.ranking(5).detectors, study_page.ranking(5).ranks, strict=True)
+        zip(claims_page.ranking(5).detectors, claims_page.ranking(5).ranks, strict=True)
     ) == pytest.approx(dict(ranks))
     old = every[(every["k"] == 5) & (every["metric"] == "auc_old") & (every["detector"] == "ber")]
     old = old[old["cil"].isin(measured.CIL) & (old["step"] > 1)].groupby("cil")["value"].mean()
     (line,) = (line for line in study_page.parts_table(5).splitlines() if line.startswith("| BER |"))
     assert line.split("|")[4].split("±")[0].strip() == f"{100 * old.mean():.1f}"
-    found = study_page.difference(study_page.cells(5)["ber"] - study_page.cells(5)["energy"])
+    found = claims_page.difference(study_page.cells(5)["ber"] - study_page.cells(5)["energy"])
     assert found.mean == pytest.approx((by_model.loc["ber"] - by_model.loc["energy"]).mean())
     assert found.trainings == 10
     near = auc[(auc["detector"] == "ber") & (auc["distance"] == "near")].groupby("cil")["value"].mean()
@@ -270,7 +270,7 @@ def test_every_finished_training_counts(whole_study: Path) -> None:
     gain = by_model.loc["ber@chosen"] - by_model.loc["ber"]
     (line,) = (line for line in study_page.named_table(5).splitlines() if line.startswith("| `ber@chosen` |"))
     assert line.endswith(f" {by_model.loc['ber@chosen'].mean():.1f} ({gain.mean():+.1f}) |")
-    assert "At k = 5, over 60 cells" in study_page.ranks()
+    assert "At k = 5, over 60 cells" in claims_page.ranks()
     said = "At k = 5 the seeds are 3 of iCaRL, 2 of BiC, 3 of WA, 2 of FOSTER."
     assert study_page.fewer_seeds() == said
     assert (
@@ -286,8 +286,8 @@ def test_the_best_is_that_of_models_not_of_trainings(monkeypatch: pytest.MonkeyP
         [("icarl", 0, "tin"), ("icarl", 1, "tin"), ("foster", 0, "tin")], names=["cil", "seed", "ood"]
     )
     values = pd.DataFrame({"msp": [90, 90, 50], "energy": [80, 80, 65], "ber": [99, 99, 99]}, index)
-    monkeypatch.setattr(study_page, "cells", lambda _: values)
-    assert study_page.best_other(5) == "energy"
+    monkeypatch.setattr(claims_page, "cells", lambda _: values)
+    assert claims_page.best_other(5) == "energy"
 
 
 def test_noise_is_of_models_that_have_several_seeds(whole_study: Path) -> None:
@@ -300,7 +300,7 @@ def test_noise_is_of_models_that_have_several_seeds(whole_study: Path) -> None:
     said = study_page.noise()
     assert "At k = 20, over 2 seeds of WA, the standard" in said
     assert "in the mean of the 16 and" in said
-    assert study_page.difference(study_page.CLAIMS[-1].ours(20)).verdict == "one seed"
+    assert claims_page.difference(claims_page.CLAIMS[-1].ours(20)).verdict == "one seed"
 
 
 def test_runs_of_no_known_process_share_a_line(whole_study: Path) -> None:
@@ -347,7 +347,7 @@ def test_what_is_not_whole_does_not_count(whole_study: Path) -> None:
     assert moved == pytest.approx(before, abs=0.2), "values that are 25 points off do not count"
     assert study_page.seeds(20) == [0, 2]
     assert study_page.not_there() == "k = 20, BiC and WA of seed 1 (0 to 4 of 5 steps are there)"
-    assert "At k = 20, over 60 cells" in study_page.ranks(), "those of FOSTER and iCaRL count"
+    assert "At k = 20, over 60 cells" in claims_page.ranks(), "those of FOSTER and iCaRL count"
     runs = [{**run, "detectors": run["detectors"] | {"ber": 3 + (run["cil"] == "bic")}} for run in part.runs]
     write_study(Study(part.rows, runs), place)
     forget()
@@ -377,14 +377,14 @@ def test_what_has_not_begun_costs_nothing(whole_study: Path) -> None:
 
 
 def test_models_of_one_seed_are_named_where_others_have_more(whole_study: Path) -> None:
-    assert "| k = 10 | k = 20 | k = 5 |" in study_page.claims_table()
+    assert "| k = 10 | k = 20 | k = 5 |" in claims_page.claims_table()
     for seed in (1, 2):
         place = whole_study / "study" / f"k5-seed{seed}"
         part = read_study(place)
         runs = [run for run in part.runs if run["cil"] not in ("foster", "bic")]
         write_study(Study(part.rows[~part.rows["cil"].isin(["foster", "bic"])], runs), place)
     forget()
-    assert "| k = 10 | k = 20 | k = 5 (BiC and FOSTER: one seed) |" in study_page.claims_table()
+    assert "| k = 10 | k = 20 | k = 5 (BiC and FOSTER: one seed) |" in claims_page.claims_table()
 
 
 def test_the_joint_model_and_shifted_sets_count_when_they_are_whole(whole_study: Path) -> None:
@@ -428,7 +428,7 @@ def test_near_against_far_by_hand() -> None:
     rows = rows[rows["cil"].isin(measured.CIL) & rows["detector"].isin(measured.SIXTEEN)]
     means = 100 * rows.groupby(["cil", "seed", "distance"])["value"].mean().unstack()
     apart = means["near"] - means["far"]
-    said = study_page.near_and_far(10)
+    said = claims_page.near_and_far(10)
     assert f"ours {apart.mean():+.1f}, above 0 in {(apart > 0).sum()} of {len(apart)} trainings" in said
     fewer = 100 * rows[rows["ood"] != "mnist"].groupby(["cil", "seed", "distance"])["value"].mean().unstack()
     assert f"{(fewer['near'] - fewer['far']).mean():+.1f} without MNIST" in said
@@ -471,7 +471,7 @@ def of_trainings(**seeds_of: list[float]) -> "pd.Series[float]":
 
 
 def test_trainings_count_not_their_ood_sets() -> None:
-    found = study_page.difference(of_trainings(a=[-0.5, 3.5], b=[-5.5, 3.5]))
+    found = claims_page.difference(of_trainings(a=[-0.5, 3.5], b=[-5.5, 3.5]))
     assert found.mean == pytest.approx(0.25)
     assert found.of_models == pytest.approx({"a": 1.5, "b": -1.0})
     assert (found.above, found.trainings, found.seeds) == (2, 4, 2)
@@ -489,7 +489,7 @@ def test_trainings_count_not_their_ood_sets() -> None:
     ],
 )
 def test_a_claim_holds_where_all_trainings_say_so(of_a: list[float], of_b: list[float], verdict: str) -> None:
-    assert study_page.difference(of_trainings(a=of_a, b=of_b)).verdict == verdict
+    assert claims_page.difference(of_trainings(a=of_a, b=of_b)).verdict == verdict
 
 
 def test_the_paired_test_by_hand() -> None:
@@ -501,12 +501,14 @@ def test_the_paired_test_by_hand() -> None:
     for i, name in enumerate(sorted(others, key=p.__getitem__)):
         largest = max(largest, (15 - i) * p[name])
         told |= {name} if largest < 0.05 else set()
-    above, below = study_page.told_from(10, "ber")
+    above, below = claims_page.told_from(10, "ber")
     assert set(above) == {name for name in told if cells["ber"].mean() > cells[name].mean()}
     assert set(below) == told - set(above)
     assert above
     assert below
-    assert f"BER is above {study_page.listed(measured.SIXTEEN[n] for n in above)}, and" in study_page.paired()
+    assert (
+        f"BER is above {study_page.listed(measured.SIXTEEN[n] for n in above)}, and" in claims_page.paired()
+    )
 
 
 def test_the_page_has_the_statistics_of_all_seeds() -> None:
@@ -519,7 +521,7 @@ def test_the_page_has_the_statistics_of_all_seeds() -> None:
 def test_claims_by_hand() -> None:
     rows = STUDY.rows[(STUDY.rows["k"] == 10) & (STUDY.rows["task"] == 0)]
     rows = rows[rows["cil"].isin(measured.CIL)]
-    test = {claim.words[:28]: study_page.difference(claim.ours(10)) for claim in study_page.CLAIMS}
+    test = {claim.words[:28]: claims_page.difference(claim.ours(10)) for claim in claims_page.CLAIMS}
     auc = rows[(rows["metric"] == "auc") & rows["detector"].isin(measured.SIXTEEN)]
     first, last = (auc[auc["step"] == step]["value"].mean() for step in (1, 10))
     assert test["detection is worse after the"].mean == pytest.approx(100 * (first - last))
