@@ -50,7 +50,7 @@ def test_the_matrix_as_latex(show: Callable[..., Any], made_up: Rows, record: Re
     assert r'a "b", 50 \% \& c\_d & \underline{50.00} \\' in text
     assert r"msp & 40.00 \\" in text
     assert r"\begin{tabular}{lr}" in text
-    assert "One seed: differences under 2 points mean little." in text
+    assert "One seed: differences under 3 points mean little." in text
     assert text.count("{") == text.count("}")
     browser.evaluate("document.querySelector('#grid button').click()")  # a family that is folded is not shown
     assert "energy" not in browser.saved("#matrix", "LaTeX")

@@ -86,7 +86,7 @@ def test_a_tip_is_shown_to_keyboard_and_pointer(
 def test_one_seed_says_that_small_differences_mean_little(
     show: Callable[..., Any], made_up: Rows, record: Record
 ) -> None:
-    said = "One seed: differences under 2 points mean little."
+    said = "One seed: differences under 3 points mean little."
     notes = "document.getElementById('notes').innerText"
     browser = show(made_up(), runs(record))
     assert said not in browser.evaluate(notes)
