@@ -176,8 +176,8 @@ def claimed_by_k(words: str) -> str:
     return listed(f"{claimed(words, k).mean:+.1f} (k = {k})" for k in run_ks())
 
 
-def claims_table() -> str:
-    """Each claim at each k: the difference, the paper's, each model's, and how many trainings have it."""
+def claims_table(models: Iterable[str] = tuple(CIL)) -> str:
+    """Each claim at each k: the difference, the paper's, some models' own, and how many trainings have it."""
     lines = []
     for claim in CLAIMS:
         shown = []
@@ -187,7 +187,7 @@ def claims_table() -> str:
                 continue
             found, papers = difference(claim.ours(k)), claim.papers(k)
             beside = "" if papers is None else f" (paper {papers:+.1f})"
-            by_model = " / ".join(f"{found.of_models[cil]:+.1f}" for cil in CIL if cil in found.of_models)
+            by_model = " / ".join(f"{found.of_models[cil]:+.1f}" for cil in models if cil in found.of_models)
             counted = f"{found.above} of {found.trainings}: {found.verdict}"
             shown.append(", ".join(filter(None, [f"{found.mean:+.1f}{beside}", by_model, counted])))
         lines.append([claim.words, *shown])
@@ -270,7 +270,7 @@ def ber_places(k: int) -> str:
     return f"k = {k}: {', '.join(said)}"
 
 
-def _near_less_far(k: int, left_out: str = "") -> Difference:
+def near_less_far(k: int, left_out: str = "") -> Difference:
     """AUC on near sets less that on far ones, but one of these, mean of the sixteen."""
     of = cells(k).mean(axis=1)
     of = of[of.index.get_level_values("ood") != left_out].to_frame()
@@ -280,7 +280,7 @@ def _near_less_far(k: int, left_out: str = "") -> Difference:
 
 def near_far_by_k(left_out: str = "") -> str:
     """By how much near sets are the harder, or far ones but one, at each k."""
-    return listed(f"{abs(_near_less_far(k, left_out).mean):.1f} (k = {k})" for k in run_ks())
+    return listed(f"{abs(near_less_far(k, left_out).mean):.1f} (k = {k})" for k in run_ks())
 
 
 def near_and_far(k: int) -> str:
@@ -290,7 +290,7 @@ def near_and_far(k: int) -> str:
         return f"k = {k}: paper {papers:+.1f}, ours {NOT_YET}"
     shown = []
     for left_out, words in (("", ""), ("mnist", " without MNIST")):
-        found = _near_less_far(k, left_out)
+        found = near_less_far(k, left_out)
         shown.append(f"{found.mean:+.1f}{words}, above 0 in {found.above} of {found.trainings} trainings")
     return f"k = {k}: paper {papers:+.1f}, ours {' and '.join(shown)}"
 

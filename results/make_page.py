@@ -9,13 +9,16 @@ from dataclasses import replace
 
 from opencil import Study
 from opencil.atomic_files import write_text
+from opencil.report.compare import comparison_tables
 from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import Figure, figures
+from opencil.report.layout import Block, Column, Table, words
 from opencil.report.statistics import statistics_tables
 from opencil.report.survey import survey_tables
 from opencil.report.writing import chosen_tables, write_page
+from results.claims_page import claims_table
 from results.measured import CIL, HERE, SIXTEEN, study
-from results.study_page import NAMED
+from results.study_page import NAMED, cost_table, distance_table
 
 #: Metrics under other conventions, or of a threshold alone.
 LEFT_OUT = ("ap_id_positive", "fpr_ood_positive", "fpr_old", "fpr_new", "accuracy_with_rejection")
@@ -50,13 +53,35 @@ def drawn(of: Study) -> list[Figure]:
     ]
 
 
+def of_the_readme() -> list[Table]:
+    """The claims, the distances from the paper and the costs, as the page has tables."""
+    texts = {
+        "claims": ("Which of the paper's claims hold, by differences", claims_table(models=())),
+        "distances": ("Mean distance from the paper, in points", distance_table()),
+        "costs": ("What it cost", cost_table()),
+    }
+    note = "What it means, and more of it, is told in results/README.md."
+    return [from_markdown(name, title, text, note) for name, (title, text) in texts.items()]
+
+
+def from_markdown(name: str, title: str, text: str, note: str) -> Table:
+    """A Markdown table as one of a report; its first column has names."""
+    head, _, *lines = (
+        [cell.strip(" *").replace("**", "").replace("`", "") for cell in line[1:-1].split("|")]
+        for line in text.splitlines()
+    )
+    columns = [Column(text, label=i == 0) for i, text in enumerate(head)]
+    return Table(name, title, columns, [Block([list(map(words, line)) for line in lines])], [note])
+
+
 def main() -> None:
     """Write both."""
     of = study("study")
     write_text(HERE / "study" / "tables.md", tables(of))
     shown = replace(of, rows=of.rows[~of.rows["metric"].isin(LEFT_OUT)])
-    beside = [*statistics_tables(of_all_seeds(of)), *survey_tables(of)]
-    write_page(shown, HERE / "study" / "index.html", drawn(of), tables=beside)
+    four = of_all_seeds(of)
+    made = [*of_the_readme(), *comparison_tables(four), *statistics_tables(four), *survey_tables(of)]
+    write_page(shown, HERE / "study" / "index.html", drawn(of), tables=made)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The study's page: what it computes, and that it stays right as rows of further grids come in."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -511,11 +512,26 @@ def test_the_paired_test_by_hand() -> None:
     )
 
 
-def test_the_page_has_the_statistics_of_all_seeds() -> None:
-    """Of the paper's sixteen detectors: others were run with one seed, and would leave no other cells."""
+def test_the_page_has_what_the_readme_has() -> None:
+    """Claims, distances and costs; statistics of the paper's sixteen, since others were run with one seed."""
     text = (ROOT / "results" / "study" / "index.html").read_text(encoding="utf-8")
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    shown = {table["title"]: table for table in data["tables"]}
+    for table in make_page.of_the_readme():
+        assert shown[table.title]["columns"][0]["text"] == table.columns[0].name
+        lines = [list(line) for line in shown[table.title]["lines"]]
+        assert lines == [[cell.text for cell in line] for block in table.blocks for line in block.lines]
     for k in study_page.run_ks():
-        assert f"{len(study_page.cells(k))} cells" in text
+        ranked = shown[f"cifar100, {k} classes per step: detectors ranked by AUC↑"]
+        assert any(f" {len(study_page.cells(k))} cells " in f" {note}" for note in ranked["notes"])
+
+
+def test_a_markdown_table_as_one_of_a_report() -> None:
+    made = make_page.from_markdown(
+        "t", "T", measured.table(["", "a", "b"], [["x", "**1**", ""], ["y", "", "`2`"]]), "n"
+    )
+    assert [column.name for column in made.columns] == ["", "a", "b"]
+    assert [[cell.text for cell in line] for line in made.blocks[0].lines] == [["x", "1", ""], ["y", "", "2"]]
 
 
 def test_claims_by_hand() -> None:
