@@ -1,8 +1,8 @@
 # make demo   set up, run the embedded benchmark, show its table and name its page; FLAGS: more for 'opencil run'
 # make test   set up, run the test suite, in a random order whose seed it prints; FLAGS: more for pytest
 # make coverage  the same, and which lines and branches of the package no test reaches
-# make mutants  put faults into the code and see that tests notice; FLAGS: --count, --seed, --only
-# make siege  kill runs, fill disks, damage files; COUNT kills (200) and SEED (1); what it comes to is in siege.log
+# make mutants  put faults into the code and see that tests notice, with cosmic-ray; hours, and it resumes
+# make siege  kill runs and damage their files, COUNT times (200); SEED (1) chooses when and how
 # make check  set up, lint and type checks
 # make docs   set up, build the documentation as a site; make docs-serve: show it on localhost:8000
 # make browser  install chromium where that is possible: the HTML report is tested in it
@@ -31,11 +31,14 @@ test: $(VENV)/.installed-test
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term $(FLAGS)
 
-mutants: $(VENV)/.installed-test
-	$(BIN)/python -m tests.mutants $(FLAGS)
+# The code is changed in place: commit before.
+mutants: $(VENV)/.installed-mutants
+	[ -f mutants.sqlite ] || $(BIN)/cosmic-ray init pyproject.toml mutants.sqlite
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cosmic-ray exec pyproject.toml mutants.sqlite
+	$(BIN)/cr-report --surviving-only mutants.sqlite
 
 siege: $(VENV)/.installed-test
-	$(BIN)/python -m tests.siege --count $(COUNT) --seed $(SEED)
+	COUNT=$(COUNT) SEED=$(SEED) $(BIN)/python -m pytest -n auto tests/runs/test_kills.py tests/runs/test_damage.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
