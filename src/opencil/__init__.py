@@ -10,7 +10,7 @@ The public names, all here::
     results = opencil.run(benchmark="digits", cil="icarl", detector="all")
     print(results.table())
 
-Importing this costs next to nothing; torch, and what else a name needs, is imported when it is first used.
+Importing the package is fast: torch and other libraries are imported when a name that needs them is used.
 """
 
 from importlib import import_module
@@ -36,7 +36,6 @@ from opencil.registry import (
 if TYPE_CHECKING:
     from opencil.cil.learner import Learner, Task, distillation
     from opencil.config import Config, list_benchmarks, resolve
-    from opencil.creating import create_detector, create_learner
     from opencil.data.benchmark import OOD, BenchmarkData
     from opencil.data.images import Access, Dataset, Images, ImageSet
     from opencil.data.memory import Memory
@@ -58,79 +57,57 @@ if TYPE_CHECKING:
     from opencil.nets.wrap import WrappedModel, wrap
     from opencil.openood import Evaluator
     from opencil.published import published_results
+    from opencil.runs.launch import execute
     from opencil.runs.loading import benchmark
     from opencil.runs.reading import read_study
-    from opencil.runs.run import Run, open_run
-    from opencil.runs.runner import execute
+    from opencil.runs.state import Run, open_run
     from opencil.runs.store import read_rows
     from opencil.study.study import Study
 
-list_learners, list_detectors = LEARNERS.names, DETECTORS.names
+create_learner, list_learners = LEARNERS.create, LEARNERS.names
+create_detector, list_detectors = DETECTORS.create, DETECTORS.names
 create_dataset, list_datasets = DATASETS.create, DATASETS.names
 list_backbones = BACKBONES.names
 list_metrics = METRICS.names
 
-#: Names whose modules need more than Python, torch at least.
+#: Names by the module that is imported when they are first used, since it needs torch.
 _LATER = {
-    "Access": "opencil.data.images",
-    "AdaptedBackbone": "opencil.nets.adapter",
-    "Backbone": "opencil.nets.model",
-    "BenchmarkData": "opencil.data.benchmark",
-    "Config": "opencil.config",
-    "Dataset": "opencil.data.images",
-    "Detector": "opencil.detectors.detector",
-    "Evaluator": "opencil.openood",
-    "ImageSet": "opencil.data.images",
-    "Images": "opencil.data.images",
-    "Inputs": "opencil.engine.forward",
-    "Learner": "opencil.cil.learner",
-    "LogitDetector": "opencil.detectors.detector",
-    "Memory": "opencil.data.memory",
-    "Metric": "opencil.evaluation.metric",
-    "Model": "opencil.nets.model",
-    "OOD": "opencil.data.benchmark",
-    "OODMetrics": "opencil.evaluation.metrics",
-    "Outputs": "opencil.engine.forward",
-    "Results": "opencil.front",
-    "Run": "opencil.runs.run",
-    "Schedule": "opencil.engine.schedule",
-    "SetUpDetector": "opencil.detectors.detector",
-    "Stage": "opencil.engine.loop",
-    "Step": "opencil.data.stream",
-    "Stream": "opencil.data.stream",
-    "StreamedImages": "opencil.data.streamed",
-    "Study": "opencil.study.study",
-    "Task": "opencil.cil.learner",
-    "Transform": "opencil.data.transforms",
-    "Tuner": "opencil.detectors.finetune.tuner",
-    "WrappedModel": "opencil.nets.wrap",
-    "accuracy": "opencil.evaluation.metrics",
-    "benchmark": "opencil.runs.loading",
-    "create_backbone": "opencil.nets.create",
-    "create_detector": "opencil.creating",
-    "create_learner": "opencil.creating",
-    "distillation": "opencil.cil.learner",
-    "evaluate": "opencil.evaluation.evaluate",
-    "evaluate_steps": "opencil.front",
-    "execute": "opencil.runs.runner",
-    "forward": "opencil.engine.forward",
-    "joint_metrics": "opencil.evaluation.metrics",
-    "list_benchmarks": "opencil.config",
-    "ood_metrics": "opencil.evaluation.metrics",
-    "open_run": "opencil.runs.run",
-    "published_results": "opencil.published",
-    "read_rows": "opencil.runs.store",
-    "read_study": "opencil.runs.reading",
-    "register_metric": "opencil.evaluation.metric",
-    "resolve": "opencil.config",
-    "run": "opencil.front",
-    "wrap": "opencil.nets.wrap",
+    "cil.learner": "Learner Task distillation",
+    "config": "Config list_benchmarks resolve",
+    "data.benchmark": "BenchmarkData OOD",
+    "data.images": "Access Dataset ImageSet Images",
+    "data.memory": "Memory",
+    "data.stream": "Step Stream",
+    "data.streamed": "StreamedImages",
+    "data.transforms": "Transform",
+    "detectors.detector": "Detector LogitDetector SetUpDetector",
+    "detectors.finetune.tuner": "Tuner",
+    "engine.forward": "Inputs Outputs forward",
+    "engine.loop": "Stage",
+    "engine.schedule": "Schedule",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.metric": "Metric register_metric",
+    "evaluation.metrics": "OODMetrics accuracy joint_metrics ood_metrics",
+    "front": "Results evaluate_steps run",
+    "nets.adapter": "AdaptedBackbone",
+    "nets.create": "create_backbone",
+    "nets.model": "Backbone Model",
+    "nets.wrap": "WrappedModel wrap",
+    "openood": "Evaluator",
+    "published": "published_results",
+    "runs.launch": "execute",
+    "runs.loading": "benchmark",
+    "runs.reading": "read_study",
+    "runs.state": "Run open_run",
+    "runs.store": "read_rows",
+    "study.study": "Study",
 }
+_MODULES = {name: f"opencil.{module}" for module, names in _LATER.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     if not name.startswith("_") and find_spec(f"opencil.{name}"):
         return import_module(f"opencil.{name}")
     raise AttributeError(f"module 'opencil' has no attribute {name!r}")
@@ -140,73 +117,16 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__all__ = [
-    "OOD",
-    "Access",
-    "AdaptedBackbone",
-    "Backbone",
-    "BadInput",
-    "BenchmarkData",
-    "Config",
-    "Dataset",
-    "Detector",
-    "Evaluator",
-    "ImageSet",
-    "Images",
-    "Inputs",
-    "Learner",
-    "LogitDetector",
-    "Memory",
-    "Metric",
-    "Model",
-    "OODMetrics",
-    "OpenCILError",
-    "Outputs",
-    "Paper",
-    "Results",
-    "Run",
-    "Schedule",
-    "SetUpDetector",
-    "Stage",
-    "Step",
-    "Stream",
-    "StreamedImages",
-    "Study",
-    "Task",
-    "Transform",
-    "Tuner",
-    "WrappedModel",
-    "__version__",
-    "accuracy",
-    "benchmark",
-    "create_backbone",
-    "create_dataset",
-    "create_detector",
-    "create_learner",
-    "distillation",
-    "evaluate",
-    "evaluate_steps",
-    "execute",
-    "forward",
-    "joint_metrics",
-    "list_backbones",
-    "list_benchmarks",
-    "list_datasets",
-    "list_detectors",
-    "list_learners",
-    "list_metrics",
-    "load_plugin",
-    "ood_metrics",
-    "open_run",
-    "published_results",
-    "read_rows",
-    "read_study",
-    "register_backbone",
-    "register_dataset",
-    "register_detector",
-    "register_learner",
-    "register_metric",
-    "resolve",
-    "run",
-    "wrap",
-]
+__all__ = ["Access", "AdaptedBackbone", "Backbone", "BadInput", "BenchmarkData", "Config", "Dataset"]
+__all__ += ["Detector", "Evaluator", "ImageSet", "Images", "Inputs", "Learner", "LogitDetector", "Memory"]
+__all__ += ["OOD", "Metric", "Model", "OODMetrics", "OpenCILError", "Outputs", "Paper", "Results", "Run"]
+__all__ += ["Schedule", "SetUpDetector", "Stage", "Step", "Stream", "StreamedImages", "Study", "Task"]
+__all__ += ["Transform", "Tuner", "WrappedModel"]
+__all__ += ["create_backbone", "create_dataset", "create_detector", "create_learner"]
+__all__ += ["list_backbones", "list_benchmarks", "list_datasets", "list_detectors", "list_learners"]
+__all__ += ["list_metrics"]
+__all__ += ["register_backbone", "register_dataset", "register_detector", "register_learner"]
+__all__ += ["register_metric"]
+__all__ += ["__version__", "accuracy", "benchmark", "distillation", "evaluate", "evaluate_steps", "execute"]
+__all__ += ["forward", "joint_metrics", "load_plugin", "ood_metrics", "open_run", "published_results"]
+__all__ += ["read_rows", "read_study", "resolve", "run", "wrap"]

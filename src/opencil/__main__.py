@@ -1,4 +1,4 @@
-"""``python -m opencil``."""
+"""Run ``python -m opencil``."""
 
 from opencil.cli import main
 

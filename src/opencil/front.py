@@ -1,29 +1,27 @@
-"""The front door for Python, as ``cli`` is for the shell: ask for runs, get what they have come to."""
+"""Start runs and get their results from Python, as ``cli`` does from the shell."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from opencil.config import Config, read_yaml, resolve
 from opencil.errors import BadInput, OpenCILError, unknown
-from opencil.plugins import outdated
+from opencil.plugins import describe_changed
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
 from opencil.runs.events import Event, Failed
-from opencil.runs.failures import unforeseen
-from opencil.runs.foreign import KeptImages, left_out, plan_foreign
-from opencil.runs.given import GivenModels, Source
+from opencil.runs.failures import find_unexpected
+from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
+from opencil.runs.launch import execute
 from opencil.runs.loading import load
-from opencil.runs.plan import RunSpec
 from opencil.runs.reading import study_so_far
-from opencil.runs.run import Run, opened_run
-from opencil.runs.runner import execute
-from opencil.runs.shares import planned_share
+from opencil.runs.spec import RunSpec, plan_share
+from opencil.runs.state import Run, open_run_at
 from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
 
@@ -39,22 +37,22 @@ def run(
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Train, evaluate and store whatever is asked for and not done yet; what the runs have come to.
+    """Train, evaluate and store the runs of a config that are not stored yet; return the results.
 
-    ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections, laid on it:
+    ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections that override it:
     ``run(benchmark="digits", cil={"icarl": {"epochs": 2}}, detector="energy", seed=[0, 1])``. ``settings``
     are texts, as ``--set`` takes them. ``only="1/3"`` is the first of three shares of the runs, for machines
-    that share a grid. ``progress`` draws bars, where a terminal or a notebook shows them.
+    that share a grid. ``progress`` draws bars in a terminal or a notebook.
 
-    A run that fails does not keep the others from going on; then an error names each of them with its reason.
-    What was finished is stored, and the same call goes on from there.
+    A failing run does not stop the others; an error at the end names each failed run with its reason.
+    Finished steps are stored, and the same call resumes from there.
     """
-    resolved = _resolved(config, sections, settings)
-    planned = planned_share(only)
+    resolved = _resolve_call(config, sections, settings)
+    planned = plan_share(only)
     specs = planned(resolved)
     _carry_out(execute(resolved, planned), resolved, len(specs), progress)
     results = Results.of(resolved, specs)
-    for sentence in outdated(results.study.runs):
+    for sentence in describe_changed(results.study.runs):
         warnings.warn(sentence, stacklevel=2)
     return results
 
@@ -67,39 +65,38 @@ def evaluate_steps(
     k: int | str | None = None,
     seed: int = 0,
     detector: Any = "all",
-    memory: KeptImages = "herding",
+    memory: Exemplars = "herding",
     class_order: Sequence[int] | None = None,
     outputs: Literal["stream", "labels"] = "stream",
     settings: Iterable[str] = (),
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Put models that were trained elsewhere, one for each step, through the whole protocol, as run ``name``.
+    """Evaluate models that were trained elsewhere, one for each step, by the whole protocol, as run ``name``.
 
     ``models`` is a list, an iterator, or a function of the step (``step.number`` from 1 on, ``step.seen``
     classes). Each is a model with ``features`` and ``classify``, one from ``opencil.wrap``, or a function
-    from normalised images to logits, for detectors that read these alone. ``k`` is the number of classes that
-    a step brings, if not the benchmark's.
+    from normalised images to logits, for detectors that read logits alone. ``k`` is the number of classes of
+    a step, if not the benchmark's.
 
-    A model's logits are those of the classes seen so far, in the order that they came in. That order is the
-    stream's, ``numpy.random.RandomState(1993).permutation(classes)`` as most of the field has it, or
+    A model has a logit for each class seen so far, in the class order. By default that is
+    ``numpy.random.RandomState(1993).permutation(classes)``, as in most of the field, or
     ``class_order``: the dataset's labels as they were learned. With ``outputs="labels"`` the columns of a
     head are the dataset's labels, seen or not.
 
-    ``memory`` says which images detectors find as those that the method has kept: chosen by ``"herding"`` on
-    the given models within the benchmark's budget, as for every method that is trained here; ``"none"``; or
-    for each step the indices of the training images that were kept after it.
+    ``memory`` says which exemplars detectors find: chosen by ``"herding"`` with the given models within the
+    benchmark's budget, as for every method that is trained here; ``"none"``; or for each step the indices of
+    the training images that were kept after it.
 
-    Other keyword arguments are sections, as ``opencil.run`` takes them. The run is stored as any other and
-    goes on where it stopped. Of the models it holds checksums: another one for a step with rows is refused.
+    Other keyword arguments are sections, as for ``opencil.run``. The run is stored and resumed like any
+    other. It stores fingerprints of the models: another model for a step with rows is refused.
     """
     if "cil" in sections:
-        raise BadInput("cil is what is trained here: models from elsewhere are called by their name alone")
+        raise BadInput("cil names methods that are trained here: models from elsewhere have a name alone")
     named: dict[str, Any] = dict(benchmark) if isinstance(benchmark, Mapping) else {"name": benchmark}
-    if k is not None:
-        named["classes_per_step"] = k
-    asked = {"benchmark": named, "seed": seed, "detector": detector}
-    config, given = _resolved(None, sections | asked, settings), GivenModels(models)
+    named |= {} if k is None else {"classes_per_step": k}
+    sections |= {"benchmark": named, "seed": seed, "detector": detector}
+    config, given = _resolve_call(None, sections, settings), GivenModels(models)
 
     def planned(config: Config) -> list[RunSpec]:
         return [plan_foreign(config, name, given, memory, class_order, outputs)]
@@ -111,34 +108,21 @@ def evaluate_steps(
     return Results.of(config, specs)
 
 
-@dataclass(frozen=True, repr=False)
-class Tables(Sequence[Table]):
-    """Tables that print as a terminal shows them, and that notebooks draw."""
-
-    tables: tuple[Table, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> Table: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Table, ...]: ...
-    def __getitem__(self, index: int | slice) -> Table | tuple[Table, ...]:
-        return self.tables[index]
-
-    def __len__(self) -> int:
-        return len(self.tables)
+class Tables(tuple[Table, ...]):
+    """Tables that print as text and are drawn in notebooks."""
 
     def __repr__(self) -> str:
-        return "\n\n".join(map(str, self.tables))
+        return "\n\n".join(map(str, self))
 
     def _repr_html_(self) -> str:
-        return "\n".join(table.html() for table in self.tables)
+        return "\n".join(table.html() for table in self)
 
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What a config's runs have come to, read from their folders: nothing is computed again.
+    """The results of a config's runs, read from their folders.
 
-    ``study`` has the rows of the detectors that were asked for and a record of each run.
+    ``study`` has the rows of the chosen detectors and a record of each run.
     """
 
     config: Config
@@ -147,13 +131,13 @@ class Results:
 
     @classmethod
     def of(cls, config: Config, specs: Sequence[RunSpec]) -> "Results":
-        """Those of some of a config's runs, as far as they have come."""
+        """Read the results of some of a config's runs, as far as they are."""
         folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
         return cls(config, folders, study_so_far(folders, config.detector))
 
     @property
     def rows(self) -> "pd.DataFrame":
-        """Every value that was measured, one a row."""
+        """Return every measured value, one per row."""
         return self.study.rows
 
     def table(
@@ -164,23 +148,22 @@ class Results:
         statistics: bool = False,
         extra: bool = False,
     ) -> Tables:
-        """The report's tables of a kind: summary, main, distance, dataset or ablation; or ``all`` of them.
+        """Return the report's tables of a kind: summary, main, distance, dataset or ablation; or ``all``.
 
-        ``compare``, ``statistics`` and ``extra`` add what the flags of ``opencil report`` add.
+        ``compare``, ``statistics`` and ``extra`` are the flags of ``opencil report``.
         """
         kinds = [kind for kind in KINDS if name in (kind, "all")]
         if not kinds:
             raise unknown("table", name, [*KINDS, "all"])
         if compare not in (None, "paper", "survey"):
             raise unknown("comparison", compare, ["paper", "survey"])
-        made = chosen_tables(self.study, kinds, compare=compare, statistics=statistics, extra=extra)
-        return Tables(tuple(made))
+        return Tables(chosen_tables(self.study, kinds, compare=compare, statistics=statistics, extra=extra))
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The stored runs, opened: models, memories and detectors of each step. They share their data."""
+        """Return the stored runs, opened, with models, memories and detectors of each step."""
         data = load(self.config)
-        return [opened_run(folder, self.config.place, data) for folder in self.folders]
+        return [open_run_at(folder, self.config.place, data) for folder in self.folders]
 
     def __repr__(self) -> str:
         names = ", ".join(folder.as_posix() for folder in self.folders)
@@ -193,59 +176,45 @@ class Results:
         return self.table()._repr_html_()
 
 
-def _resolved(
+def _resolve_call(
     config: Config | Mapping[str, Any] | str | Path | None,
     sections: Mapping[str, Any],
     settings: Iterable[str],
 ) -> Config:
-    """The config of a call."""
+    """Return the config of a call."""
     settings = [settings] if isinstance(settings, str) else list(settings)
     if isinstance(config, Config):
         if sections or settings:
-            raise BadInput(
-                f"{', '.join([*sections, *['settings'] * bool(settings)])} cannot change a config that is "
-                "resolved: give them to opencil.resolve, or a mapping or a YML in place of the config"
-            )
+            changes = ", ".join([*sections, *["settings"] * bool(settings)])
+            raise BadInput(f"{changes} cannot change a resolved config: pass them to opencil.resolve")
         return config
     if isinstance(config, str | Path):
         config = read_yaml(Path(config))
-    elif config is not None and not isinstance(config, Mapping):
-        raise BadInput(
-            f"config is {type(config).__name__}: a Config, a mapping or the path of a YML is needed"
-        )
+    elif not isinstance(config, Mapping | None):
+        raise BadInput(f"config is {type(config).__name__}: a Config, a mapping or a path is expected")
     flags = {key: list(v) if isinstance(v, tuple | range) else v for key, v in sections.items()}
     return resolve(config, flags=flags, settings=settings)
 
 
-def _carry_out(events: Generator[Event], config: Config, runs: int, progress: bool) -> None:
-    """Let runs come to their end; an error names those that failed, when all the others are done."""
-    failures: list[Failed] = []
-    # Whoever is interrupted, in a notebook say, has the runs' locks free again, and not when Python pleases.
-    with closing(events), training_curves(config.place.tensorboard) as write, _bars(runs, progress) as show:
+def _carry_out(events: Generator[Event], config: Config, runs: int, wanted: bool) -> None:
+    """Carry out all runs, and then raise an error that names those that failed."""
+    from rich.console import Console
+
+    from opencil.cli.progress import progress
+
+    screen, failures = Console(), list[Failed]()
+    shown = progress(screen, runs, quiet=not (wanted and (screen.is_terminal or screen.is_jupyter)))
+    # Closing releases the locks of runs at once where a notebook is interrupted.
+    with closing(events), training_curves(config.place.tensorboard) as write, shown as show:
         for event in events:
             show(event)
             write(event)
             failures += [event] if isinstance(event, Failed) else []
     if failures:
         first = failures[0].error
-        told = f"run {failures[0].run} failed, and what it had finished is stored: {first}"
+        text = f"run {failures[0].run} failed; its finished work is stored: {first}"
         if runs > 1:
-            told = f"{len(failures)} of {runs} runs failed, and what they had finished is stored:"
-            told += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
+            text = f"{len(failures)} of {runs} runs failed; their finished work is stored:"
+            text += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
         kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
-        raise kind(told) from unforeseen([first]) or first
-
-
-@contextmanager
-def _bars(runs: int, wanted: bool) -> Iterator[Callable[[Event], None]]:
-    """A function that shows events as the command line does, where there is a terminal or a notebook."""
-    from rich.console import Console
-
-    screen = Console()
-    if not wanted or not (screen.is_terminal or screen.is_jupyter):
-        yield lambda _: None
-        return
-    from opencil.cli.progress import progress
-
-    with progress(screen, runs) as show:
-        yield show
+        raise kind(text) from find_unexpected([first]) or first

@@ -1,7 +1,7 @@
-"""A user's own files and modules: imported once, known by what they register and by their text.
+"""A user's own files and modules: import them, and record with a run which of them it needs.
 
-``--plugin my_method.py``, ``plugins: [my_method.py]`` in a YML, and ``opencil.load_plugin`` end here. What a
-stored run needs of them is noted with it: which plugin registered which name, and the sha256 of its text.
+``--plugin my_method.py``, ``plugins: [my_method.py]`` in a YML, and ``opencil.load_plugin`` end here. A run's
+record says which plugin registered which name, and the SHA-256 of the plugin's text.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 from opencil.errors import BadInput, nearest, not_imported
-from opencil.registry import REGISTRIES, Registry, file_of, registered_by
+from opencil.registry import REGISTRIES, Registry, registered_by
 
-#: What a run's record says about plugins: by each as it was given, its ``sha256`` and what it ``registers``.
+#: What a run's record says about plugins: the ``sha256`` of each, and the names that it ``registers``.
 Notes = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One that has been imported: where it lies, and the sha256 of the text that was run."""
+    """An imported plugin: its file, if it has one, and the SHA-256 of the text that was run."""
 
     path: Path | None
     sha256: str
@@ -32,62 +32,56 @@ _loaded: dict[str, Plugin] = {}
 
 
 def load_plugin(plugin: str | Path) -> ModuleType:
-    """Import a Python file, or a module by its name, and so know what it registers; the module.
+    """Import a Python file, or a module by its name, so that its methods are registered; return the module.
 
-    Once: a file is imported again only where its text has changed. It may import the files beside it.
+    A file is imported again only where its text has changed. It may import the files beside it.
     """
-    if not str(plugin):
-        raise _unknown("")
-    given = _spelt(plugin)
-    for registry in REGISTRIES:  # ours come first, so that what is registered from here on is the plugin's
+    for registry in REGISTRIES:  # built-in methods are not to be attributed to the plugin
         registry.names()
-    return _load_file(given, Path(given).expanduser()) if is_file(str(plugin)) else _load_module(given)
+    name = _normalise(plugin)
+    return _load_file(name, Path(name).expanduser()) if is_file(str(plugin)) else _load_module(name)
 
 
-def _spelt(plugin: str | Path) -> str:
-    """A plugin as it is noted: ``./my_method.py`` is ``my_method.py``."""
+def _normalise(plugin: str | Path) -> str:
+    """Return a plugin's name as records have it: ``./my_method.py`` is ``my_method.py``."""
     return str(Path(plugin))
 
 
-def is_file(given: str) -> bool:
-    """Whether a plugin is given as a file: it ends in .py, or has a folder, or a dot, in front."""
-    return given.endswith(".py") or given.startswith(".") or "/" in given or "\\" in given
+def is_file(plugin: str) -> bool:
+    """Return whether a plugin is named as a file: it ends in .py, begins with a dot, or names a folder."""
+    return plugin.endswith(".py") or plugin.startswith(".") or "/" in plugin or "\\" in plugin
 
 
-def loaded(given: str) -> Plugin:
-    """What is known of a plugin that has been imported."""
-    given = _spelt(given)
-    if given not in _loaded:  # of an installed package
-        _loaded[given] = _of_module(sys.modules.get(given))
-    return _loaded[given]
+def loaded_plugin(plugin: str) -> Plugin:
+    """Return the record of an imported plugin."""
+    name = _normalise(plugin)
+    if name not in _loaded:  # of an installed package
+        _loaded[name] = _of_module(sys.modules.get(name))
+    return _loaded[name]
 
 
-def registered(given: str) -> Iterator[tuple[Registry[Any], str]]:
-    """What an imported plugin registers, each name with its registry."""
-    own = loaded(given)
-    spellings = {other for other, plugin in _loaded.items() if plugin == own}
+def registered_names(plugin: str) -> Iterator[tuple[Registry[Any], str]]:
+    """Yield the names that an imported plugin registers, each with its registry."""
+    own = loaded_plugin(plugin)
+    spellings = {name for name, other in _loaded.items() if other == own}
     for registry in REGISTRIES:
-        for name in registry.names():
-            if registry.plugin_of(name) in spellings:
-                yield registry, name
+        yield from ((registry, name) for name in registry.names() if registry.plugin_of(name) in spellings)
 
 
-def _load_file(given: str, path: Path) -> ModuleType:
+def _load_file(plugin: str, path: Path) -> ModuleType:
     try:
         text = path.read_bytes()
-    except (OSError, ValueError) as error:  # no file has a name with a 0 in it
-        folder = path.parent
-        others = [found.name for found in folder.glob("*.py")] if folder.is_dir() else []
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"plugin {given!r} cannot be read: {why}{nearest(path.name, others)}") from None
+    except OSError as error:
+        hint = nearest(path.name, [found.name for found in path.parent.glob("*.py")])
+        raise BadInput(f"plugin {plugin!r} cannot be read: {error.strerror}{hint}") from None
     path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
-    # The name is the same whenever the file is imported.
+    # A file has the same module name however it is spelt.
     name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if Plugin(path, sha256) in _loaded.values():
-        _loaded[given] = Plugin(path, sha256)
+        _loaded[plugin] = Plugin(path, sha256)
         return sys.modules[name]
-    # What an earlier text of it registered is gone, whether this one can be imported or not.
-    earlier = [other for other, plugin in _loaded.items() if plugin.path == path]
+    # An earlier text of the file may have registered other names.
+    earlier = [other for other, known in _loaded.items() if known.path == path]
     for other in earlier:
         del _loaded[other]
         _forget(other)
@@ -96,46 +90,40 @@ def _load_file(given: str, path: Path) -> ModuleType:
     if (beside := str(path.parent)) not in sys.path:
         sys.path.append(beside)
     try:
-        with registered_by(given):
+        with registered_by(plugin):
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:
-        sys.modules.pop(name, None)
-        _forget(given)
+        del sys.modules[name]
+        _forget(plugin)
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise not_imported(given, path, error) from error
-    _loaded.update(dict.fromkeys([*earlier, given], Plugin(path, sha256)))
+        raise BadInput(not_imported(plugin, error)) from error
+    _loaded.update(dict.fromkeys([*earlier, plugin], Plugin(path, sha256)))
     return module
-
-
-def _forget(given: str) -> None:
-    for registry in REGISTRIES:
-        registry.forget(given)
 
 
 def _load_module(name: str) -> ModuleType:
     try:
         with registered_by(name):
             module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise not_imported(name, file_of(name), error) from error
-        beside = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
-        raise _unknown(name, beside) from None
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         _forget(name)
-        raise not_imported(name, file_of(name), error) from error
-    for registry in REGISTRIES:  # it may have been imported before
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            hint = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
+            allowed = "allowed are a Python file, ending in .py, and a module that can be imported"
+            raise BadInput(f"plugin {name!r} is unknown: {allowed}{hint}") from None
+        raise BadInput(not_imported(name, error)) from error
+    for registry in REGISTRIES:  # the module may have been imported before
         registry.attribute(name, name)
     _loaded[name] = _of_module(module)
     return module
 
 
-def _unknown(given: str, beside: str = "") -> BadInput:
-    allowed = "allowed are a Python file, ending in .py, and a module that can be imported"
-    return BadInput(f"plugin {given!r} is unknown: {allowed}{beside}")
+def _forget(plugin: str) -> None:
+    for registry in REGISTRIES:
+        registry.forget(plugin)
 
 
 def _of_module(module: ModuleType | None) -> Plugin:
@@ -144,80 +132,67 @@ def _of_module(module: ModuleType | None) -> Plugin:
     return Plugin(path, hashlib.sha256(text).hexdigest())
 
 
-# --- what a stored run needs -------------------------------------------------------------------------
-
-
 def notes_of(names: Iterable[tuple[Registry[Any], str]]) -> Notes:
-    """The plugins that registered some names, for a run's record."""
+    """Return the plugins that registered some names, for a run's record."""
     notes: Notes = {}
     for registry, name in dict.fromkeys(names):
         if plugin := registry.plugin_of(name):
-            note = notes.setdefault(plugin, {"sha256": loaded(plugin).sha256, "registers": []})
+            note = notes.setdefault(plugin, {"sha256": loaded_plugin(plugin).sha256, "registers": []})
             note["registers"].append(f"{registry.kind} {name.partition('@')[0]}")
     return notes
 
 
-def joined(before: object, now: Notes) -> Notes:
-    """Notes of two calls on one run: each name stands with the plugin that registered it last."""
-    together: Notes = {}
-    latest = {name for note in now.values() for name in note["registers"]}
-    for plugin, name, sha256 in _noted(before):
-        if name not in latest:
-            together.setdefault(plugin, {"sha256": sha256, "registers": []})["registers"].append(name)
+def merge_notes(before: Notes | None, now: Notes) -> Notes:
+    """Merge the notes of two calls on one run: each name has the plugin that registered it last."""
+    latest, merged = {name for note in now.values() for name in note["registers"]}, dict(before or {})
+    for plugin, note in merged.items():
+        merged[plugin] = {**note, "registers": [name for name in note["registers"] if name not in latest]}
     for plugin, note in now.items():
-        older = together.get(plugin, {"registers": []})["registers"]
-        together[plugin] = {**note, "registers": [*older, *note["registers"]]}
-    return together
+        earlier = merged.get(plugin, {"registers": []})["registers"]
+        merged[plugin] = {**note, "registers": [*earlier, *note["registers"]]}
+    return {plugin: note for plugin, note in merged.items() if note["registers"]}
 
 
-def outdated(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each plugin imported here that had another text when rows of some runs were made.
+def describe_changed(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each imported plugin that had another text when rows of some runs were made.
 
-    It is known by its file's name: the folder in front of it is as it was seen from where a call was made.
+    Plugins are compared by their file's name, since the folder depends on where a command was called.
     """
     texts: dict[str, set[str]] = {}
-    for given, plugin in _loaded.items():
-        texts.setdefault(Path(given).name, set()).add(plugin.sha256)
-    old: dict[str, set[str]] = {}
+    for name, plugin in _loaded.items():
+        texts.setdefault(Path(name).name, set()).add(plugin.sha256)
+    changed: dict[str, set[str]] = {}
     for cil, made in [(run["cil"], made) for run in runs for made in run.get("made", ())]:
-        for plugin, sha256 in made.get("plugins", {}).items():
-            if sha256 not in texts.get(Path(plugin).name, {sha256}):
-                old.setdefault(plugin, set()).update(name or cil for name in made["steps"])
+        for name, sha256 in made.get("plugins", {}).items():
+            if sha256 not in texts.get(Path(name).name, {sha256}):
+                changed.setdefault(name, set()).update(step or cil for step in made["steps"])
     return [
         f"{plugin} has changed since rows of {', '.join(sorted(names))} were made, and they are kept: for "
         "new ones delete a detector's files in step*/detectors and step*/heads, or a model's run"
-        for plugin, names in old.items()
+        for plugin, names in changed.items()
     ]
 
 
-def missing(notes: object, kinds: Iterable[str] = ()) -> dict[str, list[str]]:
-    """What notes name and nobody has registered here, by the plugin that did; of some kinds, or of all."""
+def missing_names(notes: Notes | None, kinds: Iterable[str] = ()) -> dict[str, list[str]]:
+    """Return the names in notes that are not registered here, by plugin; of some kinds, or of all."""
     wanted = set(kinds)
     registries = {r.kind: r for r in REGISTRIES if r.kind in wanted or not wanted}
-    lacking: dict[str, list[str]] = {}
-    for plugin, noted, _ in _noted(notes):
-        kind, _, name = noted.rpartition(" ")
-        if kind in registries and name not in registries[kind].names():
-            lacking.setdefault(plugin, []).append(f"{kind} {name!r}")
-    return lacking
+    missing: dict[str, list[str]] = {}
+    for plugin, note in (notes or {}).items():
+        for kind, _, name in (registered.rpartition(" ") for registered in note["registers"]):
+            if kind in registries and name not in registries[kind].names():
+                missing.setdefault(plugin, []).append(f"{kind} {name!r}")
+    return missing
 
 
-def told(lacking: Mapping[str, list[str]]) -> str:
-    """What is missing in words: ``detector 'margin' is registered by margin.py: give --plugin margin.py``."""
-    each = ((", ".join(names), "is" if len(names) == 1 else "are", p) for p, names in lacking.items())
+def describe_missing(missing: Mapping[str, list[str]]) -> str:
+    """Return what to do: ``detector 'margin' is registered by margin.py: give --plugin margin.py``."""
+    each = ((", ".join(names), "is" if len(names) == 1 else "are", p) for p, names in missing.items())
     return "; ".join(f"{names} {are} registered by {p}: give --plugin {p}" for names, are, p in each)
 
 
-def require(notes: object, kinds: Iterable[str], what: str) -> None:
-    """Refuse to go on with a stored run whose names are not known here, saying which plugin has them."""
-    if lacking := missing(notes, kinds):
-        loads = ", ".join(f"opencil.load_plugin({plugin!r})" for plugin in lacking)
-        raise BadInput(f"{what}: {told(lacking)}, or in Python call {loads}")
-
-
-def _noted(notes: object) -> Iterator[tuple[str, str, str]]:
-    """(plugin, name that it registered, its sha256); what is not as we write it is passed over."""
-    for plugin, note in notes.items() if isinstance(notes, dict) else ():
-        if isinstance(note, dict) and isinstance(names := note.get("registers"), list):
-            for name in names:
-                yield str(plugin), str(name), str(note.get("sha256", ""))
+def require(notes: Notes | None, kinds: Iterable[str], what: str) -> None:
+    """Refuse to resume a stored run whose names are not registered here, naming the plugin that has them."""
+    if missing := missing_names(notes, kinds):
+        loads = ", ".join(f"opencil.load_plugin({plugin!r})" for plugin in missing)
+        raise BadInput(f"{what}: {describe_missing(missing)}, or in Python call {loads}")

@@ -1,65 +1,74 @@
-"""When a training is checkpointed: every so often, and at once where somebody leaves in its middle."""
+"""When a training is checkpointed: at intervals, and at once where it is interrupted."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.loop import Progress
-from opencil.engine.ranks import LostRank
 from opencil.errors import OpenCILError
 
-#: The least time between two copies that are kept in memory of where a training was: on a GPU an epoch may
-#: be shorter than it takes to make a hundred of them.
-KEPT_EVERY = 1.0
+#: The least seconds between two copies in memory: on a GPU an epoch may be shorter than a hundred copies
+#: take.
+COPY_EVERY = 1.0
 
 
 class Checkpoints:
-    """The checkpoints of one training: ``store`` is called with the tensors, at most every ``seconds``.
+    """The checkpoints of one training: ``store`` is called with tensors and notes, at most every ``seconds``.
 
-    A training can be gone on from the end of an epoch. So whoever leaves in the middle of one, by Ctrl-C or
-    because time is up, has the last end stored: a copy of it is kept in memory.
+    A training is resumed from the end of an epoch. A copy of the latest end is kept in memory and stored when
+    the training is interrupted.
     """
 
-    def __init__(self, seconds: float, store: Callable[[dict[str, Tensor]], None]) -> None:
+    def __init__(self, seconds: float, store: Callable[[dict[str, Tensor], list[Any]], None]) -> None:
         self._seconds, self._store = seconds, store
         self._stored = self._copied = time.monotonic()
-        self._latest: Checkpoint | None = None
+        self._latest: tuple[Checkpoint, list[Any]] | None = None
 
     def note(
-        self, module: nn.Module, progress: Progress, ended: list[dict[str, Tensor]] | None = None
+        self,
+        module: nn.Module,
+        progress: Progress,
+        ended: list[dict[str, Tensor]] | None = None,
+        notes: Sequence[Any] = (),
     ) -> None:
-        """Another iteration is done: at the end of an epoch its state is stored, kept, or passed over."""
+        """Take note of an iteration: at the end of an epoch store its state, copy it, or pass over it.
+
+        ``notes`` belong to the state: a copy of them is stored with it.
+        """
         now = time.monotonic()
-        if not progress.epoch_ends or now - min(self._stored + self._seconds, self._copied + KEPT_EVERY) < 0:
+        if not progress.epoch_ends or now < min(self._stored + self._seconds, self._copied + COPY_EVERY):
             return
         taken = Checkpoint.take(module, progress, ended)
         if now - self._stored >= self._seconds:
             self._latest = None
-            if taken.finite:  # else the last good one stays
-                self._store(taken.tensors())
+            if taken.finite:  # else the last good checkpoint stays
+                self._store(taken.tensors(), list(notes))
             self._stored = time.monotonic()
         else:
-            self._latest = _copied(taken)
+            self._latest = _copy(taken), list(notes)
         self._copied = time.monotonic()
 
     @contextmanager
     def stored_on_leaving(self) -> Iterator[None]:
-        """Where the block is left in the middle, and not by an error, what is kept in memory is stored."""
+        """Store the copy in memory where the block is interrupted, but not where it raises an error."""
         try:
             yield
-        except (GeneratorExit, KeyboardInterrupt, LostRank):
-            with suppress(OSError, OpenCILError):  # a full disk: the last one stays
-                if self._latest is not None and self._latest.finite:
-                    self._store(self._latest.tensors())
+        except Exception:
+            raise
+        except BaseException:  # GeneratorExit, KeyboardInterrupt, a lost rank
+            with suppress(OSError, OpenCILError):  # a full disk: the last checkpoint stays
+                if self._latest is not None and self._latest[0].finite:
+                    self._store(self._latest[0].tensors(), self._latest[1])
             raise
 
 
-def _copied(taken: Checkpoint) -> Checkpoint:
-    """The same in tensors of its own: the training goes on in place."""
+def _copy(taken: Checkpoint) -> Checkpoint:
+    """Copy a checkpoint's tensors: the training changes them in place."""
     weights, state = (
         {name: tensor.clone() for name, tensor in tensors.items()} for tensors in (taken.weights, taken.state)
     )

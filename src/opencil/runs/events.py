@@ -1,10 +1,10 @@
-"""What happens in runs, told to whoever iterates over them."""
+"""Events of runs."""
 
 from dataclasses import dataclass
 
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
-from opencil.runs.plan import RunSpec
+from opencil.runs.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,6 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Lost(Event):
-    """The worker that had a run has ended; the run is taken up by another, from where it is stored."""
+    """The worker of a run has ended; another worker resumes the run from where it is stored."""
 
     reason: str

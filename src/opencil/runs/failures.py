@@ -1,4 +1,4 @@
-"""What is kept of a run that fails: a sentence, and of an error that nobody foresaw its whole traceback."""
+"""The error of a failed run: a sentence and, of an unexpected error, its traceback in ``error.txt``."""
 
 import sys
 import traceback
@@ -6,26 +6,28 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 
-from opencil.atomic_files import write_text
-from opencil.disk import trouble_of_disk
-from opencil.engine.determinism import refused_operation
+from opencil.engine.arithmetic import refused_operation
 from opencil.errors import BadInput, OpenCILError
+from opencil.files import find_disk_error, write_text
 from opencil.runs.events import Failed
-from opencil.runs.plan import RunSpec
-from opencil.runs.store import RunFolder
+from opencil.runs.spec import RunSpec
+from opencil.runs.store import LockedRun, RunFolder
 
-#: What computes for us: an error in it is shown from the code that called it.
+#: Packages whose frames are left out of the traceback that a user is shown.
 _MACHINERY = {"opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"}
 
 
-class Unforeseen(OpenCILError):
-    """An error that nobody foresaw, in a sentence; its cause is the error itself."""
+class Unexpected(OpenCILError):
+    """An unexpected error in a sentence; its cause is the error itself."""
 
-    own_code = ""  #: of one from another process, which has no cause here: its traceback_of_own_code
+    def __init__(self, text: str, cause: Exception | None = None, own_code: str = "") -> None:
+        super().__init__(text)
+        self.__cause__ = cause
+        self.own_code = own_code  #: traceback_of_own_code of an error from another process: it has no cause
 
 
 def in_words(error: Exception) -> str:
-    """An error as part of a sentence: one that is not ours is named."""
+    """Return an error as part of a sentence, with the type of an unexpected error."""
     if operation := refused_operation(error):
         return (
             f"torch has no deterministic implementation of {operation} on this device: leave this method "
@@ -34,10 +36,10 @@ def in_words(error: Exception) -> str:
     return str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
 
 
-def unforeseen(errors: Iterable[Exception]) -> Exception | None:
-    """The first of some errors that nobody foresaw, or that one of them was raised for."""
+def find_unexpected(errors: Iterable[Exception]) -> Exception | None:
+    """Return the first unexpected error among some errors and their causes."""
     for error in errors:
-        cause = error.__cause__ if isinstance(error, Unforeseen) else error
+        cause = error.__cause__ if isinstance(error, Unexpected) else error
         ours = isinstance(cause, OpenCILError) or refused_operation(cause)
         if isinstance(cause, Exception) and not ours:
             return cause
@@ -45,41 +47,33 @@ def unforeseen(errors: Iterable[Exception]) -> Exception | None:
 
 
 def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
-    """The error of a run some of whose detectors have no rows: for each, the step and what went wrong."""
+    """Return the error of a run some of whose detectors have no rows, with the step and reason for each."""
     reasons: dict[str, list[str]] = {}
     for name, (step, error) in problems.items():
         reasons.setdefault(f"step {step}: {in_words(error)}", []).append(name)
-    told = "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
-    cause = unforeseen(error for _, error in problems.values())
-    return OpenCILError(told) if cause is None else _unforeseen(told, cause)
+    text = "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
+    cause = find_unexpected(error for _, error in problems.values())
+    return Unexpected(text, cause) if cause else OpenCILError(text)
 
 
-def failed(spec: RunSpec, folder: RunFolder, error: Exception, held: bool = True) -> Failed:
-    """The event of a run that an error has ended, which is left in its folder.
-
-    Of an unforeseen one that is the traceback; of others their sentence, if the run was ``held``: else it may
-    be another process's.
-    """
-    error = trouble_of_disk(error, folder.path) or error
-    if refused_operation(error) and not isinstance(error, OpenCILError):
-        error = OpenCILError(f"{spec.cil}: {in_words(error)}")
-    cause = unforeseen([error])
-    text = f"{error}\n" if cause is None else "".join(traceback.format_exception(cause))
-    if held or cause is not None:
-        with suppress(OSError, OpenCILError):  # a full disk may be what has ended it
+def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
+    """Return the event of a run that an error has ended, and write the error into the run's folder."""
+    error = find_disk_error(error, folder.path) or error
+    cause = find_unexpected([error])
+    text = f"{in_words(error)}\n" if cause is None else "".join(traceback.format_exception(cause))
+    if folder.writes and not isinstance(error, LockedRun):
+        with suppress(OSError, OpenCILError):  # a full disk may be the reason
             write_text(folder.error, text, follow=False)
-    if cause is None:
-        assert isinstance(error, OpenCILError)
-        return Failed(spec, error)
-    where = f" (traceback: {folder.error})" if folder.error.exists() else ""
-    return Failed(spec, _unforeseen(f"{in_words(error)}{where}", cause))
+    if cause is not None:
+        return Failed(spec, Unexpected(f"{in_words(error)} (traceback: {folder.error})", cause))
+    return Failed(spec, error if isinstance(error, OpenCILError) else OpenCILError(in_words(error)))
 
 
 def traceback_of_own_code(error: OpenCILError) -> str:
-    """The traceback from the first place on that is neither ours nor a library's; empty where none is."""
-    cause = unforeseen([error])
+    """Return the traceback from the first frame of the user's own code on; '' where there is none."""
+    cause = find_unexpected([error])
     if cause is None:
-        return error.own_code if isinstance(error, Unforeseen) else ""
+        return error.own_code if isinstance(error, Unexpected) else ""
     place = cause.__traceback__
     while place and _machinery(place):
         place = place.tb_next
@@ -87,20 +81,12 @@ def traceback_of_own_code(error: OpenCILError) -> str:
 
 
 def portable(error: OpenCILError) -> OpenCILError:
-    """An error for another process: its kind and words, and of an unforeseen one the traceback, as text."""
-    if isinstance(error, Unforeseen):
-        told = Unforeseen(str(error))
-        told.own_code = traceback_of_own_code(error)
-        return told
+    """Return an error that can be sent to another process, with its traceback as text."""
+    if isinstance(error, Unexpected):
+        return Unexpected(str(error), own_code=traceback_of_own_code(error))
     return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
 
 
 def _machinery(place: TracebackType) -> bool:
-    room = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return room in _MACHINERY or room in sys.stdlib_module_names
-
-
-def _unforeseen(text: str, cause: Exception) -> Unforeseen:
-    error = Unforeseen(text)
-    error.__cause__ = cause
-    return error
+    package = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _MACHINERY or package in sys.stdlib_module_names

@@ -4,101 +4,320 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil.cil.learner import Learner, Setting, Task
 from opencil.config import Config
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, class_order
+from opencil.engine.forward import forward
 from opencil.engine.loop import Stage
-from opencil.errors import BadInput
+from opencil.errors import BadInput, shown
 from opencil.nets.model import Model
-from opencil.nets.wrap import WRAP_HINT
+from opencil.nets.wrap import WRAP_HINT, LogitsAlone, as_classifier
 from opencil.registry import LEARNERS
-from opencil.runs.given import GivenFunction, GivenModels
-from opencil.runs.plan import RunSpec, seeds_of, spec_of
+from opencil.runs.spec import RunSpec, seeds_of, spec_of
+from opencil.runs.store import bytes_of
 
-#: Which images count as those that a method has kept: chosen by our rule, none, or its own, after each step.
-KeptImages = Literal["herding", "none"] | Sequence[Any]
-#: What the columns of a model's logits are: the classes seen as the stream has them, or all of the dataset's.
-Outputs = Literal["stream", "labels"]
+#: The source of the models: one for each step in order, or a function of the step.
+Source = Iterable[Any] | Callable[[Step], Any]
+#: The exemplars of a method: chosen by herding, none, or listed by index for each step.
+Exemplars = Literal["herding", "none"] | Sequence[Any]
 _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
+_PROBE = 16  #: test images that a fingerprint is computed on
+
+
+class _Given(nn.Module):
+    """A model from elsewhere in a run, which stores its fingerprint in place of its weights.
+
+    The fingerprint is the logits of a few images, and a checksum of the weights.
+    """
+
+    kind: str  #: the type of the original
+    step: int  #: the step that it belongs to
+    columns: Tensor | None  #: columns of its logits: the classes seen, in the stream's order
+    fingerprint: dict[str, Tensor]
+    notes: dict[str, str]  #: type and checksum, for the step's record
+
+    def settle(self, setting: Setting, step: Step) -> None:
+        """Compute the fingerprint, and refuse a model that does not fit the step."""
+        model: Any = self
+        self.step = step.number
+        logits = forward(model, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
+        if logits.shape[1] != step.seen:
+            raise BadInput(
+                f"step {self.step}: the model returns {logits.shape[1]} logits, and {step.seen} classes are "
+                "seen by then: one for each is expected, in the order of the classes; outputs='labels' "
+                "selects them in a head whose columns are the dataset's labels"
+            )
+        self.fingerprint, self.notes = {"logits": logits}, {"type": self.kind}
+        weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
+        digest = hashlib.sha256()
+        for name, tensor in sorted(weights.items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+            digest.update(bytes_of(tensor))
+        if weights:
+            self.fingerprint["sha256"] = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+            self.notes["sha256"] = digest.hexdigest()
+
+    def chosen(self, logits: Tensor) -> Tensor:
+        """Return the logits of the classes seen, in the stream's order."""
+        if self.columns is None:
+            return logits
+        if logits.shape[1] <= int(self.columns.max()):
+            raise BadInput(
+                f"the model returns {logits.shape[1]} logits: with outputs='labels' they are of the "
+                f"dataset's labels from 0 on, and {int(self.columns.max())} is seen"
+            )
+        return logits[:, self.columns.to(logits.device)]
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        """Return the fingerprint, which a run stores."""
+        return self.fingerprint
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        """Refuse another fingerprint; logits may be rounded differently."""
+        if state_dict.keys() != self.fingerprint.keys() or not all(
+            stored.shape == self.fingerprint[name].shape
+            and torch.allclose(stored.float(), self.fingerprint[name].float(), rtol=1e-3, atol=1e-3)
+            for name, stored in state_dict.items()
+        ):
+            raise BadInput(
+                f"the model of step {self.step} is not the model that the run has rows of: restore that "
+                "model, choose another name or seed, or delete the run's folder to start again"
+            )
+
+
+class GivenModel(_Given):
+    """A model with features and a head."""
+
+    def __init__(self, given: Any, columns: Tensor | None) -> None:
+        super().__init__()
+        self.given, self.columns, self.kind = given, columns, type(given).__name__
+        # Optional methods. A copy of a head does not select columns.
+        for name in ("maps", "last_stage", *["extra_head"] * (columns is None)):
+            if callable(method := getattr(given, name, None)):
+                setattr(self, name, method)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return pooled penultimate features f [B, D] of normalised images."""
+        features: Tensor = self.given.features(images)
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits z [B, classes seen] of features."""
+        return self.chosen(self.given.classify(features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of normalised images."""
+        return self.classify(self.features(images))
+
+
+class GivenFunction(_Given, LogitsAlone):
+    """A function from images to logits."""
+
+    def __init__(self, function: Callable[[Tensor], Any], columns: Tensor | None) -> None:
+        LogitsAlone.__init__(self, function)
+        self.columns, self.kind = columns, type(function).__name__
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of normalised images."""
+        return self.chosen(LogitsAlone.forward(self, images))
+
+
+class GivenModels:
+    """The models of a run, one for each step, asked for in order.
+
+    They are copied, so that the loop that yields an original may train it further.
+    """
+
+    def __init__(self, source: Source) -> None:
+        alone = isinstance(source, nn.Module) and not isinstance(source, nn.ModuleList)
+        if alone or not (isinstance(source, Iterable) or callable(source)):
+            raise BadInput(
+                f"models is a {type(source).__name__}: a list with a model for each step is expected, an "
+                "iterator over them, or a function of the step"
+            )
+        self._source = source
+        self._iterator: Iterator[Any] | None = iter(source) if isinstance(source, Iterable) else None
+        self._latest: tuple[int, GivenModel | GivenFunction] | None = None
+
+    def of(self, setting: Setting, step: Step, columns: Tensor | None) -> GivenModel | GivenFunction:
+        """Return the model of a step, on the images' device; ``columns`` choose among its logits."""
+        if self._latest is None or self._latest[0] != step.number:
+            try:
+                classifier = copy.deepcopy(as_classifier(self._next(step)))
+            except BadInput as error:
+                raise BadInput(f"step {step.number}: {error}") from None
+            made: GivenModel | GivenFunction
+            if isinstance(classifier, LogitsAlone):
+                made = GivenFunction(classifier.function, columns)
+            else:
+                made = GivenModel(classifier, columns)
+            setting.move_to_device(made).eval()  # type: ignore[arg-type]
+            made.settle(setting, step)
+            self._latest = step.number, made
+        return self._latest[1]
+
+    def _next(self, step: Step) -> Any:
+        """Return the next of the user's models, and check their number as early as it is known."""
+        count: int | str = len(self._source) if isinstance(self._source, Sized) else step.steps
+        model = None
+        if count == step.steps and callable(self._source) and self._iterator is None:
+            model = self._source(step)
+        elif count == step.steps and self._iterator is not None:
+            model = next(self._iterator, None)
+            if model is None:
+                count = step.number - 1
+            elif step.number == step.steps and next(self._iterator, None) is not None:
+                count = f"more than {step.number}"
+        if count != step.steps:
+            raise BadInput(
+                f"there are {count} models, and {step.steps} steps: one for each step is needed, and k says "
+                "how many classes a step brings"
+            )
+        return model
 
 
 @dataclass(frozen=True)
 class Foreign(Learner):
-    """A method whose models come from elsewhere: it trains nothing, and keeps the memory that it is told."""
+    """A method whose models come from elsewhere: it trains nothing, and its memory is a value."""
 
-    models: GivenModels | None  #: None in a stored run that is opened again: it has their rows, not them
-    memory: KeptImages
-    class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if that is given
-    order_seed: int  #: of the order that they were learned in, if not
-    by_labels: bool  #: whether the models' logits are those of the dataset's labels, seen or not
+    models: GivenModels | None  #: None in a stored run that is opened again
+    memory: Literal["herding", "none"] | Sequence[Tensor]
+    class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if listed
+    order_seed: int  #: of the class order, if it is not listed
+    by_labels: bool  #: whether the models have a logit for each label, seen or not
 
     def stages(self, task: Task) -> Iterable[Stage]:
-        """None."""
+        """Return no stages."""
         return ()
 
     def load(self, setting: Setting, step: Step) -> Model:
-        """The model that is given for a step."""
+        """Return the model of a step."""
         if self.models is None:
             raise BadInput(
-                "the run has rows of models that were trained elsewhere, and not the models: they are where "
-                "opencil.evaluate_steps had them from"
+                "the run has rows of models that were trained elsewhere, and does not store the models: use "
+                "the models that opencil.evaluate_steps was called with"
             )
-        columns = self._columns(setting, step) if self.by_labels else None
-        # A copy: works that go on beside each other lay theirs out in memory each for itself.
+        order = self.class_order or class_order(int(setting.images.labels.max()) + 1, self.order_seed)
+        columns = torch.tensor(order[: step.seen]) if self.by_labels else None
+        # A copy: its memory layout changes.
         model: Model = copy.deepcopy(self.models.of(setting, step, columns))  # type: ignore[assignment]
         return model
 
-    def _columns(self, setting: Setting, step: Step) -> Tensor:
-        """The dataset's labels of the classes seen, in the order of the stream."""
-        classes = int(setting.images.labels.max()) + 1
-        return torch.tensor((self.class_order or class_order(classes, self.order_seed))[: step.seen])
-
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-        """A step's task, whose model is there."""
-        model = self.load(setting, step)
-        return Task(setting, step, memory, model, None, self.training_set(setting, step, memory))
+        """Return a step's task, whose model is final."""
+        return super().begin(setting, step, memory, None)
 
     def notes(self, task: Task) -> dict[str, Any]:
-        """Which model was given."""
+        """Return which model it was."""
         return {"foreign": task.model.notes}
 
     def remember(self, task: Task) -> Memory:
-        """What counts as the memory after a step."""
+        """Return the memory after a step."""
         if self.memory == "none":
             return task.memory
         if self.memory != "herding":
-            return kept_images(self.memory, task)
+            return _choose_listed(self.memory, task)
         if isinstance(task.model, GivenFunction):
             raise BadInput(
-                f"the model gives logits alone, and herding chooses images by features: {WRAP_HINT}; or say "
-                "memory='none', or which images were kept"
+                f"the model returns logits alone, and herding chooses images by features: {WRAP_HINT}; or "
+                "pass memory='none', or the indices of the exemplars"
             )
         return super().remember(task)
 
 
-def kept_images(memory: Sequence[Any], task: Task) -> Memory:
-    """The images that a method says it has kept after a step, class by class."""
+def foreign_learner(
+    values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: Exemplars = ()
+) -> Foreign:
+    """Return the learner of a run with these values; without models where the run is opened again."""
+    order = values.get("class_order")
+    return Foreign(models, memory, order and tuple(order), order_seed, values.get("outputs") == "labels")
+
+
+def plan_foreign(
+    config: Config,
+    name: str,
+    models: GivenModels,
+    memory: Exemplars = "herding",
+    class_order: Sequence[int] | None = None,
+    outputs: Literal["stream", "labels"] = "stream",
+) -> RunSpec:
+    """Return the run of models from elsewhere under a config of one k and one seed.
+
+    ``outputs`` are the columns of the logits: classes seen, in the stream's order, or the dataset's labels.
+    """
+    taken = (*LEARNERS.groups(), *LEARNERS.names())
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name) or name.partition("@")[0] in taken:
+        raise BadInput(
+            f"name = {name!r} is not allowed: lower-case letters, digits, - and _ are, and the names of CIL "
+            "methods that are trained here are taken"
+        )
+    if outputs not in ("stream", "labels"):
+        raise BadInput(f"outputs = {outputs!r} is not allowed: stream and labels are")
+    for key, several in (("k", config.benchmark.classes_per_step), ("seed", config.seed.runs)):
+        if len(several) != 1:
+            raise BadInput(f"{key} = {list(several)} is not allowed: one is, that of the models")
+    try:
+        order = None if class_order is None else [index(label) for label in class_order]
+    except TypeError:
+        raise BadInput(f"class_order = {class_order!r} is not allowed: the dataset's labels are") from None
+    noted, chosen = memory, memory
+    if not isinstance(memory, str) or memory not in ("herding", "none"):
+        chosen = _as_indices(memory)
+        listed = json.dumps([indices.tolist() for indices in chosen])
+        noted = f"given {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
+    refused = left_out(config, memory)
+    detectors = config.without(refused)
+    if config.detector and not detectors:
+        raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
+    (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
+    values = {"memory": noted, "class_order": order, "outputs": outputs}
+    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, chosen)
+    return spec_of(config, k, seed, name, values, detectors, learner)
+
+
+def left_out(config: Config, memory: Exemplars) -> dict[str, list[str]]:
+    """Return the detectors that cannot be used with models from elsewhere, by reason."""
+    if isinstance(memory, str) and memory == "none":
+        kept = None
+    elif isinstance(memory, str) and memory == "herding":
+        kept = min(map(config.benchmark.fewest_kept, config.benchmark.classes_per_step))
+    else:  # where a step has no memory, detectors are set up on the images that it learned from
+        kept = min((len(indices) for indices in _as_indices(memory) if len(indices)), default=None)
+    return config.refused(kept, revisits=kept is not None)
+
+
+def _as_indices(memory: Any) -> list[Tensor]:
+    """Return the listed exemplars of each step as tensors."""
+    try:
+        listed = [torch.as_tensor(indices).flatten() for indices in memory]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(
+            f"memory = {shown(memory)} is not allowed ({error}): herding, none, or for each step a list of "
+            "indices is expected"
+        ) from None
+    for indices in listed:
+        if len(indices) and (indices.is_floating_point() or indices.dtype == torch.bool):
+            raise BadInput(f"memory has {indices.dtype}: indices of training images are needed")
+    return [indices.long() for indices in listed]
+
+
+def _choose_listed(memory: Sequence[Tensor], task: Task) -> Memory:
+    """Return the memory after a step from the listed indices."""
     step, images = task.step, task.setting.images
     if len(memory) != step.steps:
         raise BadInput(
             f"memory has {len(memory)} lists of images: one for each of {step.steps} steps is needed"
         )
-    try:
-        listed = torch.as_tensor(memory[step.number - 1]).flatten()
-        if len(listed) and (listed.is_floating_point() or listed.dtype == torch.bool):
-            raise TypeError(f"they are {listed.dtype}")
-        indices = listed.long()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"memory of step {step.number} is no list of whole numbers: {error}") from None
+    indices = memory[step.number - 1]
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
         raise BadInput(
             f"memory of step {step.number} has {int(indices.min())} to {int(indices.max())}: indices of the "
@@ -108,78 +327,6 @@ def kept_images(memory: Sequence[Any], task: Task) -> Memory:
     if len(labels) and int(labels.max()) >= step.seen:
         raise BadInput(
             f"memory of step {step.number} has image {int(indices[labels.argmax()])}, whose class comes in a "
-            "later step: indices are those of the training images as the dataset has them"
+            "later step: indices of the training images in the dataset's order are needed"
         )
     return Memory(task.memory.size, tuple(indices[labels == label] for label in range(step.seen)))
-
-
-def plan_foreign(
-    config: Config,
-    name: str,
-    models: GivenModels,
-    memory: KeptImages = "herding",
-    class_order: Sequence[int] | None = None,
-    outputs: Outputs = "stream",
-) -> RunSpec:
-    """The run of models from elsewhere under a config of one k and one seed."""
-    taken = (*LEARNERS.groups(), *LEARNERS.names())
-    if not isinstance(name, str) or not re.fullmatch(_NAME, name) or name.partition("@")[0] in taken:
-        raise BadInput(
-            f"name = {name!r} is not allowed: lower-case letters, digits, - and _ are, and the names of CIL "
-            "methods that are trained here are taken"
-        )
-    if isinstance(memory, str) and memory not in ("herding", "none"):
-        raise BadInput(
-            f"memory = {memory!r} is not allowed: herding and none are, or a list of indices for each step"
-        )
-    if outputs not in ("stream", "labels"):
-        raise BadInput(f"outputs = {outputs!r} is not allowed: stream and labels are")
-    for key, several in (("k", config.benchmark.classes_per_step), ("seed", config.seed.runs)):
-        if len(several) != 1:
-            raise BadInput(f"{key} = {list(several)} is not allowed: one is, that of the models")
-    told = memory if isinstance(memory, str) else f"given {_digest(_listed(memory))}"
-    try:
-        order = None if class_order is None else [index(label) for label in class_order]
-    except TypeError:
-        raise BadInput(f"class_order = {class_order!r} is not allowed: the dataset's labels are") from None
-    values = {"memory": told, "class_order": order, "outputs": outputs}
-    (seed,) = config.seed.runs
-    kept = memory if isinstance(memory, str) else tuple(memory)
-    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, kept)
-    refused = left_out(config, memory)
-    detectors = config.without(refused)
-    if config.detector and not detectors:
-        raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
-    return spec_of(config, config.benchmark.classes_per_step[0], seed, name, values, detectors, learner)
-
-
-def left_out(config: Config, memory: KeptImages) -> dict[str, list[str]]:
-    """The detectors of a config that models from elsewhere cannot have, by the reason for it."""
-    if isinstance(memory, str):
-        benchmark = config.benchmark
-        kept = None if memory == "none" else min(map(benchmark.fewest_kept, benchmark.classes_per_step))
-    else:  # where a step has no memory, detectors are set up on what it learned from
-        kept = min((len(indices) for indices in _listed(memory) if indices), default=None)
-    return config.refused(kept, revisits=kept is not None)
-
-
-def foreign_learner(
-    values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: KeptImages = ()
-) -> Foreign:
-    """What stands for the method in a run with these values; without models in one that is opened again."""
-    order = values.get("class_order")
-    by_labels = values.get("outputs") == "labels"
-    return Foreign(models, memory, order and tuple(order), order_seed, by_labels)
-
-
-def _listed(memory: Sequence[Any]) -> list[list[Any]]:
-    """The kept images of each step as plain lists."""
-    try:
-        return [torch.as_tensor(indices).flatten().tolist() for indices in memory]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"memory is no list of indices for each step: {error}") from None
-
-
-def _digest(listed: list[list[Any]]) -> str:
-    """Tells one list of kept images for each step from another."""
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""From a config to its data: images on a device, and a record of what was read."""
+"""Load the data of a config: images on a device, and a record of the datasets."""
 
 import os
 from dataclasses import replace
@@ -6,51 +6,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencil.config import Config, PlaceConfig, resolve
-from opencil.data.benchmark import BenchmarkData, dataset_of, load_data
-from opencil.data.check import Asked, describe
-from opencil.data.decoding import workers_here
-from opencil.data.images import Access, Images, Split
-from opencil.data.kept_pixels import room_here
+from opencil.data.benchmark import BenchmarkData, find_dataset, load_data
+from opencil.data.check import BenchmarkSplit, describe
+from opencil.data.decoding import count_workers
+from opencil.data.images import Access, Split
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
 from opencil.engine.device import resolve_device
-from opencil.engine.ranks import started
+from opencil.engine.ranks import world_size
 from opencil.errors import BadInput
-from opencil.runs import ray_cluster
 
 
-def usable_places(place: PlaceConfig) -> list[PlaceConfig]:
-    """The place of each process that runs are spread over; one that is not there is refused."""
-    require_one_process(place)
-    devices = [resolve_device(name) for name in place.devices] if place.launcher == "local" else []
+def check_place(place: PlaceConfig) -> None:
+    """Refuse folders that are not there or cannot be made, and several runs at once on several ranks."""
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
     runs = Path(place.runs)
     there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
-    if not there.is_dir():
-        what = "is a file" if there == runs else f"cannot be made: {there} is a file"
-        raise BadInput(f"place.runs = {place.runs!r} {what}: a folder is needed, to store runs in")
-    if there != runs and not os.access(there, os.W_OK | os.X_OK):
-        raise BadInput(
-            f"place.runs = {place.runs!r} cannot be made: {there} cannot be written to; --runs names another"
-        )
-    if place.launcher == "ray":
-        return ray_cluster.ray_places(place)
-    on_cpu = devices[0].type == "cpu"
-    asked = (place.jobs or 1) if place.jobs != "auto" else workers_here() if on_cpu else 1
-    count = asked if on_cpu else len(devices)
-    if count == 1:
-        return [replace(place, device=str(devices[0]), jobs=1, pack=max(place.pack, asked))]
-    place = with_share(place, count)
-    if on_cpu:
-        return [replace(place, device=str(devices[0]), jobs=1, threads=place.threads or 1)] * count
-    packed = replace(place, jobs=1, pack=max(place.pack, asked))
-    return [replace(packed, device=str(device)) for device in devices]
-
-
-def require_one_process(place: PlaceConfig) -> None:
-    """Refuse, on several ranks, to start more processes or to do several runs at once: a run has them all."""
-    if started() == 1:
+    if not there.is_dir() or (there != runs and not os.access(there, os.W_OK | os.X_OK)):
+        why = "cannot be written to" if there.is_dir() else "is a file"
+        raise BadInput(f"place.runs = {place.runs!r} cannot be used: {there} {why}; --runs names another")
+    if world_size() == 1:
         return
     for key, asked, one in (
         ("pack", place.pack, 1),
@@ -66,20 +42,13 @@ def require_one_process(place: PlaceConfig) -> None:
 
 
 def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
-    """The place of one of several processes of a machine: its part of the processors and of the memory."""
-    workers = place.workers or max(1, workers_here() // processes)
-    decoded_mb = room_here() // 2**20 // processes if place.decoded_mb is None else place.decoded_mb
-    return replace(place, workers=workers, decoded_mb=decoded_mb)
-
-
-def place_here(place: PlaceConfig) -> PlaceConfig:
-    """Where the process computes that starts the others: on a cluster they may have a GPU, and it none."""
-    local = place.launcher == "local" or place.device == "cpu"
-    return place if local else replace(place, device="auto")
+    """Return the place of one of several processes of a machine: its part of the processors."""
+    workers = place.workers or max(1, count_workers() // processes)
+    return replace(place, workers=workers)
 
 
 def load(config: Config) -> BenchmarkData:
-    """The data of a config's benchmark, on the config's device."""
+    """Load the data of a config's benchmark, on the config's device."""
     benchmark, place = config.benchmark, config.place
     data = load_data(
         benchmark.id,
@@ -96,43 +65,39 @@ def load(config: Config) -> BenchmarkData:
 
 
 def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
-    """What data a config's runs read, for their record: numbers of images, ours and the paper's."""
-    benchmark, root = config.benchmark, access(config.place).root
-
-    def of(name: str, role: str, split: Split, images: Images) -> dict[str, Any]:
-        found = {"name": name, "role": role, "split": split, "images": len(images)}
-        return found | describe(dataset_of(name, benchmark.datasets), split, root)
-
-    splits = [of(benchmark.id, "ID", "train", data.train), of(benchmark.id, "ID", "test", data.test)]
-    splits += [of(name, ood.distance, "test", ood.images) for name, ood in data.ood.items()]
-    splits += [
-        {"name": name, "role": SHIFTED, "split": "test", "images": len(images), "paper": None, "files": ""}
-        for name, images in data.shifted.items()
-    ]
-    return {"datasets": splits}
+    """Return a record of the data that a config's runs read: numbers of images, ours and the paper's."""
+    root, found = access(config.place).root, []
+    for asked in splits(config):
+        of_id = data.train if asked.split == "train" else data.test
+        images = of_id if asked.role == "ID" else data.ood[asked.name].images
+        note = {"name": asked.name, "role": asked.role, "split": asked.split, "images": len(images)}
+        found.append(note | describe(asked.dataset, asked.split, root))
+    for name, images in data.shifted.items():
+        note = {"name": name, "role": SHIFTED, "split": "test", "images": len(images)}
+        found.append(note | {"paper": None, "files": ""})
+    return {"datasets": found}
 
 
-def splits(config: Config) -> list[Asked]:
-    """The splits that a config's benchmark reads, in files or from installed packages."""
+def splits(config: Config) -> list[BenchmarkSplit]:
+    """Return the splits that a config's benchmark reads, in files or from installed packages."""
     b = config.benchmark
     wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
     wanted += [(name, "test", role) for name, role in b.ood.items()]
-    made = {name: dataset_of(name, b.datasets) for name, _, _ in wanted}
-    return [Asked(name, made[name], split, role) for name, split, role in wanted]
+    made = {name: find_dataset(name, b.datasets) for name, _, _ in wanted}
+    return [BenchmarkSplit(name, made[name], split, role) for name, split, role in wanted]
 
 
 def access(place: PlaceConfig) -> Access:
-    """How a config's datasets are read and served."""
+    """Return how a config's datasets are read and served."""
     return Access(
         root=Path(place.data_root) if place.data_root else None,
         cache=place.cache,
         store=place.store,
         resident_mb=place.resident_mb,
         workers=place.workers,
-        decoded_mb=place.decoded_mb,
     )
 
 
 def benchmark(name: str, data_root: str | None = None, device: str = "cpu") -> BenchmarkData:
-    """A shipped benchmark's data, to work with in Python: images, OOD sets, class-incremental stream."""
+    """Load a shipped benchmark's data: images, OOD sets and the class-incremental stream."""
     return load(resolve({"benchmark": name, "place": {"data_root": data_root, "device": device}}))

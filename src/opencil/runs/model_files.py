@@ -1,10 +1,10 @@
-"""A folder of checkpoints as the models of a run's steps; files are read as data, never as code."""
+"""Read a folder of checkpoints as the models of a run's steps; files are read as data, never as code."""
 
 import inspect
-import pickle
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from opencil.data.stream import Step
-from opencil.errors import BadInput, nearest
+from opencil.errors import BadInput, nearest, one_line
 from opencil.plugins import load_plugin
 
-#: What files of weights end in.
+#: Endings of files of weights.
 ENDINGS = (".safetensors", ".pt", ".pth", ".pkl", ".bin", ".ckpt", ".tar")
 
 
@@ -28,108 +28,85 @@ class ModelFiles:
 
     def __init__(self, folder: Path, factory: Callable[..., Any]) -> None:
         if not folder.is_dir():
-            raise BadInput(f"there is no folder {folder}: one with a file of weights for each step is needed")
-        self.files = sorted((p for p in folder.iterdir() if p.suffix in ENDINGS), key=_natural)
-        if not self.files:
+            raise BadInput(f"there is no folder {folder}: a folder with a file for each step is needed")
+        files = [path for path in folder.iterdir() if path.suffix in ENDINGS]
+        self.files = sorted(files, key=lambda path: _natural(path.name))
+        if not files:
             raise BadInput(f"there are no files of weights in {folder}: they end in {', '.join(ENDINGS)}")
-        self._make, self._reads = factory, _reads(factory)
+        parameters = inspect.signature(factory).parameters.values()
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+        if len(needed) not in (1, 2):
+            names = ", ".join(needed) or "nothing"
+            raise BadInput(f"the factory takes {names}: make(classes) or make(path, classes) is needed")
+        self._make, self._reads = factory, len(needed) == 2
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __call__(self, step: Step) -> Any:
-        """The model of a step."""
+        """Return the model of a step."""
         path = self.files[step.number - 1]
         if self._reads:
             return self._make(path, step.seen)
-        model = self._make(step.seen)
+        model, weights = self._make(step.seen), read_weights_file(path)
         if not isinstance(model, nn.Module):
-            raise BadInput(
-                f"the factory gives a {type(model).__name__}: a torch module is needed, for {path.name}"
-            )
-        load_weights(model, read_weights_file(path), path)
+            raise BadInput(f"the factory returns a {type(model).__name__}: a torch module is expected")
+        # The weights are of the model, or of a part of it where that is wrapped.
+        parts = (part for part in model.modules() if part.state_dict().keys() == weights.keys())
+        try:
+            next(parts, model).load_state_dict(weights)
+        except RuntimeError as error:
+            raise BadInput(f"{path} does not fit what the factory makes: {one_line(error)}") from None
         return model
 
 
 def find_factory(place: str) -> Callable[..., Any]:
-    """The function that ``my_file.py:make`` names; without a name, ``make``."""
+    """Return the function that ``my_file.py:make`` names; without a name, ``make``."""
     file, colon, name = place.rpartition(":")
     file, name = (file, name) if colon and not name.endswith(".py") else (place, "make")
-    module = load_plugin(file)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+    known: dict[str, Callable[..., Any]] = {n: v for n, v in vars(load_plugin(file)).items() if callable(v)}
+    if name not in known:
         raise BadInput(
             f"--factory {place}: there is no function {name!r} in {file}: make(classes) or "
             f"make(path, classes) is needed{nearest(name, known)}"
         )
-    factory: Callable[..., Any] = found
-    return factory
+    return known[name]
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:
-    """The weights in a file: safetensors, or what torch saved; a mapping that holds them may hold more."""
+    """Read the weights in a file of safetensors, or of torch; a mapping may hold other values beside them.
+
+    The ``module.`` that training on several GPUs puts before names is removed.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+    except UnpicklingError:
         raise BadInput(
             f"{path} holds more than tensors and plain values, and reading that could run any code in it: "
             "save model.state_dict(), or read the file in a factory of your own, make(path, classes)"
         ) from None
-    except Exception as error:  # whatever it is that a file of something else is taken for
-        why = " ".join(str(error).split())[:300]
-        raise BadInput(f"{path} is no file of weights: {type(error).__name__}: {why}") from None
-    if isinstance(content, Mapping):
-        for state in ([content], content.values()):
-            found = [one for one in state if _is_state(one)]
-            if len(found) == 1:
-                return _unprefixed(found[0])
-    held = type(content).__name__
-    if isinstance(content, Mapping):
-        held = f"a mapping of {', '.join(map(str, content)) or 'nothing'}"
-    raise BadInput(
-        f"{path} holds {held}: one state_dict is needed, or read the file in a factory of your own, "
-        "make(path, classes)"
-    )
-
-
-def load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Put weights into the module that they are of: the model, or a part of it where that is wrapped."""
-    parts = (part for part in model.modules() if part.state_dict().keys() == weights.keys())
-    part = next(parts, model)
-    try:
-        part.load_state_dict(weights)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split())
-        raise BadInput(f"{path} does not fit what the factory makes: {lines[:300]}") from None
-
-
-def _natural(path: Path) -> list[Any]:
-    """Sorts task2 before task10."""
-    return [int(part) if part.isdigit() else part.lower() for part in re.split(r"(\d+)", path.name)]
-
-
-def _reads(factory: Callable[..., Any]) -> bool:
-    """Whether a factory reads its file itself."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        taken = [p for p in inspect.signature(factory).parameters.values() if p.kind in kinds]
-    except (TypeError, ValueError):
-        taken = []
-    needed = [p for p in taken if p.default is inspect.Parameter.empty]
-    if len(needed) not in (1, 2):
-        names = ", ".join(p.name for p in needed) or "nothing"
-        raise BadInput(f"the factory takes {names}: make(classes) or make(path, classes) is needed")
-    return len(needed) == 2
+    except Exception as error:  # other kinds of files raise many types of errors
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise BadInput(f"{path} is not a file of weights: {why}") from None
+    held = list(content.values()) if isinstance(content, Mapping) else []
+    states = [content] if _is_state(content) else [value for value in held if _is_state(value)]
+    if len(states) != 1:
+        keys = ", ".join(map(str, content)) or "nothing" if isinstance(content, Mapping) else ""
+        kind = f"a mapping of {keys}" if keys else type(content).__name__
+        raise BadInput(
+            f"{path} holds {kind}: one state_dict is needed, or read the file in a factory of your own, "
+            "make(path, classes)"
+        )
+    prefix = "module." if all(name.startswith("module.") for name in states[0]) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in states[0].items()}
 
 
 def _is_state(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(t, Tensor) for t in value.values())
 
 
-def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without the ``module.`` that training on several GPUs puts in front of their names."""
-    wrapped = all(name.startswith("module.") for name in state)
-    return {name.removeprefix("module.") if wrapped else name: tensor for name, tensor in state.items()}
+def _natural(name: str) -> list[Any]:
+    """Return a key that sorts task2 before task10."""
+    return [int(part) if part.isdigit() else part.lower() for part in re.split(r"(\d+)", name)]

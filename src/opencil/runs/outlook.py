@@ -1,136 +1,117 @@
-"""What of a config's runs is done, what is to come, and how long like runs took for that."""
+"""Estimate the work that a config's runs still need, from the store and the times of similar runs."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
-
-import torch
 
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
-from opencil.runs.loading import place_here, splits, usable_places
-from opencil.runs.plan import RunSpec, plan
+from opencil.runs.launch import find_places
+from opencil.runs.loading import check_place, splits
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
+from opencil.runs.spec import RunSpec, plan
 from opencil.runs.store import RunFolder
-
-Stored = Callable[[Path], dict[str, Any]]  #: the config of the run in a folder; empty where there is none
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """One run: steps trained of all, where that is known, and what it lacks; ``seconds`` by like runs."""
+    """One run: its trained steps and its missing detectors."""
 
     spec: RunSpec
-    steps: int | None
+    steps: int | None  #: None where their number is not known
     trained: int
-    lacking: tuple[str, ...]  #: detectors that steps which are trained have not been measured with
+    lacking: tuple[str, ...]  #: detectors that have no rows of some trained step
     done: bool
-    seconds: float | None  #: that what is missing may take; None where no run tells
+    seconds: float | None  #: that similar runs took for the missing work; None where there are none
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """All runs of a config, before any of them goes on."""
+    """All runs of a config, before any of them continues."""
 
     device: str
     runs: list[Prospect]
-    at_once: int  #: runs that are not done, at most
+    at_once: int  #: the most runs at a time
 
     @property
     def done(self) -> int:
-        """Runs of which nothing is missing."""
+        """Return the number of finished runs."""
         return sum(run.done for run in self.runs)
 
     @property
     def seconds(self) -> float | None:
-        """What all may take, one after the other; None where that is not known of all."""
+        """Return the seconds for all runs, one after the other; None if not known."""
         known = [run.seconds for run in self.runs if run.seconds is not None]
         return sum(known) if self.at_once == 1 and len(known) == len(self.runs) else None
 
 
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
-    """What a config's runs have before them; what cannot be run is refused here, and nothing is written."""
-    places = usable_places(config.place)
-    devices = [resolve_device(place_here(place).device) for place in places]
-    runs = Path(config.place.runs)
-    specs = [_with_stored_statistics(spec, RunFolder(runs / spec.folder)) for spec in planned(config)]
-    for spec in specs:
-        RunFolder(runs / spec.folder).check(spec)
-    stored = cache(_stored)  # runs of several seeds look at each other: each config is read once
-    prospects = [_prospect(spec, RunFolder(runs / spec.folder), devices[0], stored) for spec in specs]
-    if config.place.data_root is None and not all(run.done for run in prospects):
-        for asked in splits(config):
-            if isinstance(asked.dataset, FileDataset):  # refused now, not when the first run is to begin
-                asked.dataset.locate(asked.name, asked.split, None)
-    names = Counter(map(device_name, set(devices)))
-    told = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
+    """Return the progress of a config's runs, and refuse a config that cannot run; nothing is written."""
+    check_place(config.place)
+    places, runs = find_places(config.place), Path(config.place.runs)
     if config.place.launcher == "ray":
-        told = f"Ray, {len(places)} × {places[0].device}"
-    to_do = sum(not run.done for run in prospects)
-    return Outlook(told, prospects, max(1, min(to_do, sum(place.pack for place in places))))
+        names = Counter({f"Ray, {len(places)} × {places[0].device}": 1})
+        here = device_name(resolve_device("cpu" if places[0].device == "cpu" else "auto"))
+    else:
+        names = Counter(map(device_name, dict.fromkeys(resolve_device(p.device) for p in places)))
+        here = next(iter(names))
+    prospects = []
+    for spec in planned(config):
+        folder = RunFolder(runs / spec.folder)
+        known = _with_stored_statistics(spec, folder)
+        folder.check(known)
+        prospects.append(_prospect(known, folder, here))
+    missing = sum(not run.done for run in prospects)
+    if config.place.data_root is None and missing:
+        for asked in splits(config):
+            if isinstance(asked.dataset, FileDataset):  # refuse a missing dataset before the first run begins
+                asked.dataset.locate(asked.name, asked.split, None)
+    device = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
+    return Outlook(device, prospects, max(1, min(missing, len(places))))
 
 
-def _prospect(spec: RunSpec, folder: RunFolder, device: torch.device, stored: Stored) -> Prospect:
-    trained = folder.trained()
+def _prospect(spec: RunSpec, folder: RunFolder, device: str) -> Prospect:
     try:
-        steps = trained[0].info()["steps"] if trained else expected_steps(spec.record())
-        unmeasured = {step.number: step.unmeasured(spec) for step in trained}
-        whole = {number for number, names in unmeasured.items() if not names}
-        lacking = [name for name in spec.detectors if any(name in names for names in unmeasured.values())]
-    except OpenCILError:  # a damaged file: the run will say so, and the others go on
-        return Prospect(spec, None, len(trained), (), done=False, seconds=None)
-    missing = None if steps is None else [t for t in range(1, steps + 1) if t not in whole]
-    seconds = None
-    if missing is not None:
-        done = {step.number for step in trained}
-        others = sorted(set(folder.path.parent.glob("seed*")) - {folder.path}) if missing else []
-        like = [RunFolder(path) for path in others if _alike(stored(path), spec)]
-        taken = [_seconds(spec, like, t, device, trained=t in done) for t in missing]
-        seconds = None if None in taken else sum(filter(None, taken))
-    return Prospect(spec, steps, len(trained), tuple(lacking), missing == [], seconds)
+        infos = {step.number: step.info() for step in folder.trained()}
+        lacking = {number: folder.step(number).lacking(spec, info) for number, info in infos.items()}
+        steps = next((info["steps"] for info in infos.values()), None) or expected_steps(spec.record())
+    except OpenCILError:  # a damaged file: the run reports it, and the others continue
+        return Prospect(spec, None, len(folder.trained()), (), done=False, seconds=None)
+    names = tuple(name for name in spec.detectors if any(name in missing for missing in lacking.values()))
+    todo = [t for t in range(1, (steps or 0) + 1) if lacking.get(t, ["all"])]
+    taken = [_seconds(spec, folder, t, device, trained=t in infos) for t in todo]
+    seconds = None if steps is None or None in taken else sum(filter(None, taken))
+    return Prospect(spec, steps, len(infos), names, done=steps is not None and not todo, seconds=seconds)
 
 
-def _seconds(
-    spec: RunSpec, like: list[RunFolder], step: int, device: torch.device, trained: bool
-) -> float | None:
-    """What a step took in like runs, on such a device, with these detectors."""
+def _seconds(spec: RunSpec, folder: RunFolder, number: int, device: str, trained: bool) -> float | None:
+    """Return the mean seconds of a step in runs with other seeds on such a device, with these detectors."""
     taken = []
-    for found in (folder.step(step) for folder in like):
+    for path in sorted(set(folder.path.parent.glob("seed*")) - {folder.path}):
         try:
-            info = found.info()
-        except OpenCILError:  # not there, or damaged: it tells nothing
+            info = RunFolder(path).step(number).info()
+        except (OpenCILError, OSError):  # not there, or damaged
             continue
-        made_on = info.get("made", {}).get("", {}).get("device")
-        if made_on == device_name(device) and all(found.detector_rows(n).exists() for n in spec.detectors):
-            of = info.get("seconds", {})
+        rows = info["rows"]
+        if rows[""]["made"][0]["device"] == device and set(spec.detectors) <= rows.keys():
+            of: dict[str, float] = info["seconds"]
             taken.append(sum(of.values()) - (of.get("training", 0.0) if trained else 0.0))
     return mean(taken) if taken else None
 
 
-def _stored(path: Path) -> dict[str, Any]:
-    try:
-        return RunFolder(path).stored()
-    except OpenCILError:  # damaged: it is like no other
-        return {}
-
-
-def _alike(stored: dict[str, Any], spec: RunSpec) -> bool:
-    """Whether a run differs from another by its seeds alone."""
-    record = spec.record()
-    return all(stored.get(section) == record[section] for section in ("benchmark", "cil", "training"))
-
-
 def _with_stored_statistics(spec: RunSpec, folder: RunFolder) -> RunSpec:
-    """A run whose transform is yet to be computed from images, with what its stored config has of it."""
+    """Return a run whose transform is to be computed from images with the numbers of its stored config."""
     transform = spec.benchmark.transform
     then = folder.stored().get("benchmark", {}).get("transform", {}) if transform.computes else {}
-    known = {key: tuple(then[key]) for key in ("mean", "std") if isinstance(then.get(key), list)}
-    computed = {key: value for key, value in known.items() if getattr(transform, key) == "compute"}
-    return replace(spec, benchmark=replace(spec.benchmark, transform=replace(transform, **computed)))  # type: ignore[arg-type]
+    computed: dict[str, Any] = {
+        key: tuple(then[key])
+        for key in ("mean", "std")
+        if isinstance(then.get(key), list) and getattr(transform, key) == "compute"
+    }
+    return replace(spec, benchmark=replace(spec.benchmark, transform=replace(transform, **computed)))

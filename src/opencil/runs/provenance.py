@@ -1,4 +1,4 @@
-"""What made a result: the source, the versions, the device and its precision, and when."""
+"""Provenance of a result: source, versions, device, precision and time."""
 
 import hashlib
 import platform
@@ -6,7 +6,8 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import torch
 
 from opencil._version import __version__
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.ranks import several
+from opencil.engine.ranks import current
 from opencil.plugins import Notes
 
-#: Beside torch and numpy, what reads or makes images and rows.
+#: Packages beside torch and numpy that read or make images and rows.
 _PACKAGES = ("pandas", "pillow", "pyarrow", "safetensors", "scikit-learn", "scipy", "triton")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and device, for a run's record."""
+    """Return versions and device, for a run's record."""
     return {
         "opencil": __version__,
         "source": source_digest(),
@@ -33,42 +34,33 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "device": device_name(device),
-        **decides_bits(device),
-        **{name: found for name in _PACKAGES if (found := _installed(name))},
+        **describe_arithmetic(device),
+        **{name: version(name) for name in _PACKAGES if name != "triton" or find_spec("triton")},
         "command": command(),
     }
 
 
-def decides_bits(device: torch.device) -> dict[str, Any]:
-    """What beside versions and seeds decides the last bits of what is computed here."""
-    found: dict[str, Any] = {
+def describe_arithmetic(device: torch.device) -> dict[str, Any]:
+    """Return the settings that decide the last bits of results, beside versions and seeds."""
+    cudnn: Any = torch.backends.cudnn
+    return {
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "only_deterministic": torch.are_deterministic_algorithms_enabled(),
-        "ranks": 1 if (ranks := several()) is None else ranks.size,
-    }
-    if device.type == "cuda":
-        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
-    return found
+        "ranks": 1 if (ranks := current()) is None else ranks.size,
+    } | ({"cuda": torch.version.cuda, "cudnn": cudnn.version()} if device.type == "cuda" else {})
 
 
 def command() -> str:
-    """What the process was started with, as a shell takes it; without the folder that the program lies in."""
+    """Return the command line of this process, without the folder of the program."""
     program, *flags = sys.argv or [""]
     name = "opencil" if Path(program).name == "__main__.py" else Path(program).name
     text = shlex.join([name, *flags])
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def made_now(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:
-    """What makes rows at this moment, for their record; a run may be made in several calls."""
+def describe_maker(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:
+    """Return the provenance of rows that are made now."""
     digests = {plugin: note["sha256"] for plugin, note in plugins.items()}
     return ({"plugins": digests} if digests else {}) | {
         "source": source_digest(),
@@ -81,7 +73,7 @@ def made_now(device: torch.device, training: Arithmetic, plugins: Notes) -> dict
 
 @cache
 def source_digest() -> str:
-    """A digest of the package's source: what two runs have in common that the same code made."""
+    """Return a digest of the package's source."""
     package, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -89,5 +81,5 @@ def source_digest() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """A GPU's own name, or what kind of device it is."""
+    """Return a GPU's name, or the kind of another device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,8 +1,8 @@
-"""What a folder of runs holds, as a study: the rows of all runs with a record of each."""
+"""Read folders of runs as a study: the rows of all runs with a record of each."""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ import pandas as pd
 
 from opencil.data.stream import StepSizes
 from opencil.errors import BadInput, OpenCILError
+from opencil.files import read_json
 from opencil.registry import DATASETS
-from opencil.runs import file_formats
 from opencil.runs.failures import in_words
-from opencil.runs.plan import in_todays_terms
-from opencil.runs.store import DATA, ENVIRONMENT, RunFolder, StepFolder, find_runs, folders_below
-from opencil.study.records import IDENTITY, Identity, Made, RunRecord, one_line, setting_of, trouble
-from opencil.study.rows import Table, plain_k, read_tables
+from opencil.runs.spec import training_values
+from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs, folders_below
+from opencil.study.records import Made, RunRecord, name_of, one_line, setting_of, trouble
+from opencil.study.rows import read_tables
 from opencil.study.study import (
     ROWS,
     RUNS,
@@ -31,10 +31,10 @@ from opencil.study.study import (
 
 
 def read_study(path: str | Path, *more: str | Path) -> Study:
-    """The study of all runs below a folder, or of published ones; of several folders together.
+    """Read the study of all runs below a folder, or a published study; of several folders together.
 
-    Runs that are not finished, or not even begun, are there with what they have. What is damaged or lost is
-    left out, and the study says so; unless nothing else is there, which is an error.
+    Unfinished runs are included. Damaged and missing files are left out, and named in ``problems``; raise an
+    error where nothing else is there.
     """
     paths = [Path(one) for one in (path, *more)]
     study = together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
@@ -44,10 +44,9 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
 
 
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
-    """What the runs in some folders have of some detectors; those that have not begun are left out."""
-    nothing = Study(read_tables([], file_formats.damaged))
+    """Read the rows that runs have so far of some detectors; leave out runs that have not begun."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
-    parts = [nothing, *(_read_folder(RunFolder(folder)) for folder in begun)]
+    parts = [Study(read_tables([])), *(_read_folder(folder, _read_run) for folder in begun)]
     study = together(parts, ", ".join(map(str, begun)))
     wanted = ["", *detectors]
     runs: list[RunRecord] = [
@@ -58,94 +57,69 @@ def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
 
 
 def _read(root: Path) -> list[Study]:
-    found, unlisted = find_runs(root), _unlisted(root)
-    studies = [_read_folder(folder) for folder in found]
+    found, unlisted = find_runs(root), _unreadable_folders(root)
+    studies = [_read_folder(folder.path, _read_run) for folder in found]
     if not found:
-        studies = [_read_published(folder) for folder in published_below(root)]
+        studies = [_read_folder(folder, read_published) for folder in published_below(root)]
     if unlisted:
-        studies.append(Study(read_tables([], file_formats.damaged), left_out=unlisted))
+        studies.append(Study(read_tables([]), left_out=unlisted))
     if studies:
         return studies
     raise BadInput(
-        f"there are no runs below {root}, nor published ones ({ROWS}, {RUNS}): 'opencil run' makes some"
+        f"there are no runs below {root}, nor published runs ({ROWS}, {RUNS}): 'opencil run' makes some"
     )
 
 
-def _unlisted(root: Path) -> dict[str, str]:
-    """The folders at or below one that cannot be looked into, and why: there may be runs in them."""
+def _unreadable_folders(root: Path) -> dict[str, str]:
+    """Return the folders below ``root`` that cannot be read, with the reason: runs may be in them."""
     errors: list[OSError] = []
-    astray: dict[str, str] = {}
+    found: dict[str, str] = {}
     for folder, names in folders_below(root, errors.append):
         # Names of files have endings.
         for path in (folder / name for name in sorted(names) if "." not in name):
             if path.is_symlink() and not path.exists():
-                astray[str(path)] = f"it is a link to {path.readlink()}, where nothing is"
-    closed = {_name(Path(error.filename)): f"it cannot be looked into ({error.strerror})" for error in errors}
-    return closed | astray
+                found[str(path)] = f"it is a link to {path.readlink()}, which does not exist"
+    return found | {_name(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
 
 
-def _read_published(folder: Path) -> Study:
+def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
+    """Read the study in a folder; if that fails, return a study that names the folder as left out."""
     try:
-        study = read_published(folder)
-        return replace(study, runs=[_understood(run) for run in study.runs])
-    except (OpenCILError, OSError) as error:
-        return _without(folder, error)
+        return read(folder)
+    except Exception as error:  # the other folders are shown
+        return Study(read_tables([]), left_out={_name(folder): _relative(folder, in_words(error))})
 
 
-def _read_folder(folder: RunFolder) -> Study:
-    """The study of one run; one that cannot be read at all is named by it, as its folder is."""
-    try:
-        record, rows = _read_run(folder)
-        return Study(rows, [record])
-    except Exception as error:  # whatever lies in a folder: the others are shown all the same
-        return _without(folder.path, error)
-
-
-def _without(folder: Path, error: Exception) -> Study:
-    why = _seen_from(folder, in_words(error))
-    return Study(read_tables([], file_formats.damaged), left_out={_name(folder): why})
-
-
-def _seen_from(folder: Path, text: str) -> str:
-    """What is said of a run's files, by their places in its folder: where that lies is nobody's matter."""
+def _relative(folder: Path, text: str) -> str:
+    """Make paths in a text relative to a run's folder: studies are published."""
     if (name := _name(folder)) != str(folder):
         text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), name)
     return one_line(text)
 
 
 def _name(path: Path) -> str:
-    """The name of the run that a folder should have, or the folder as it was given."""
+    """Return the name of the run that a folder should have, or the folder itself."""
     parts = path.resolve().parts[-4:]
     return "/".join(parts) if len(parts) == 4 and setting_of("/".join(parts)) else str(path)
 
 
-def _understood(run: RunRecord) -> RunRecord:
-    """A published record in today's terms, as stored runs are read: so differences between them are seen."""
-    config = run["config"]
-    if not all(isinstance(config.get(section), dict) for section in ("benchmark", "detector")):
-        return run  # of another hand
-    return {**run, "config": in_todays_terms(config)}
-
-
-def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
-    config, left_out = folder.stored(), _Lost(folder)
-    named = folder.identity(config) if config else None
-    steps = _steps(folder, named, config, left_out)
+def _read_run(path: Path) -> Study:
+    folder = RunFolder(path)
+    config = folder.stored()
+    benchmark, k, cil, seed = folder.identity(config)
+    steps, environment, wrong = read_records(folder, config)
+    tables, evaluated = [], []
+    for step, info in steps.items():
+        for name in info["rows"]:
+            file = step.path / step.table(name)
+            if file in wrong:
+                continue
+            try:
+                tables.append(read_tables([(file, step.listed(step.table(name), info))]))
+                evaluated.append(name)
+            except (OpenCILError, OSError) as error:
+                wrong[file] = describe_damage(error)
     infos = list(steps.values())
-    tables = [table for step, info in steps.items() for table in step.placed(step.tables(), named, info)]
-    rows = _rows(tables, left_out)
-    of_rows = rows[list(IDENTITY)].drop_duplicates()
-    if len(of_rows) > 1:
-        raise file_formats.damaged(folder.path / "step01", "its rows are of several runs")
-    if len(of_rows):
-        benchmark, k, cil, seed = next(of_rows.itertuples(index=False, name=None))
-        k, seed = plain_k(k), int(seed)
-    else:
-        benchmark, k, cil, seed = folder.identity(config)
-    run = (benchmark, k, cil, seed)
-    evaluated = [p.stem for step in steps for p in step.tables()[1:] if p not in left_out.paths]
-    names = dict.fromkeys([*config.get("detector", {}), *evaluated])
-    environment, data = (left_out.record(name, run) for name in (ENVIRONMENT, DATA))
     record = RunRecord(
         benchmark=benchmark,
         k=k,
@@ -153,105 +127,100 @@ def _read_run(folder: RunFolder) -> tuple[RunRecord, pd.DataFrame]:
         seed=seed,
         steps=infos[0]["steps"] if infos else expected_steps(config),
         trained=len(steps),
-        seconds=[info.get("seconds", {}) for info in infos],
-        detectors={name: evaluated.count(name) for name in names},
+        seconds=[info["seconds"] for info in infos],
+        detectors={
+            name: evaluated.count(name) for name in dict.fromkeys([*config["detector"], *evaluated]) if name
+        },
         config=config,
-        # Where its files lie is nobody's matter: studies are published.
-        environment={key: value for key, value in environment.items() if key != "command"},
-        made=_made(list(steps), infos),
-        data=data.get("datasets", []),
+        environment={
+            key: value for key, value in environment.items() if key not in ("run", "command", "datasets")
+        },
+        made=_join_makers(infos),
+        data=environment.get("datasets", []),
     )
-    if failed := folder.failed():
-        record["failed"] = _seen_from(folder.path, failed)
-    if left_out.why:
-        record["left_out"] = left_out.why
+    if failure := folder.failure():
+        record["failed"] = _relative(path, failure)
+    if wrong:
+        record["left_out"] = {
+            f.relative_to(path).as_posix(): _relative(path, why) for f, why in wrong.items()
+        }
     if problem := trouble(record):
-        raise unusable(folder.path, problem)
-    return record, showable_rows(rows, folder.path)
+        raise unusable(path, problem)
+    rows = pd.concat([read_tables([]), *tables], ignore_index=True)
+    return Study(showable_rows(rows, path), [record])
 
 
-class _Lost:
-    """The files of a run that are damaged or lost, by their place in its folder, and why."""
+def read_records(
+    folder: RunFolder, config: dict[str, Any]
+) -> tuple[dict[StepFolder, Info], dict[str, Any], dict[Path, str]]:
+    """Read the records of a run's trained steps and its environment.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self.why: dict[str, str] = {}
-        self.paths: set[Path] = set()
-
-    def note(self, path: Path, error: object) -> None:
-        """Note a file and what is wrong with it; places in the folder are told from there."""
-        place = path.relative_to(self._folder.path)
-        self.why[place.as_posix()] = _seen_from(self._folder.path, str(error)).removeprefix(f"{place} ")
-        self.paths.add(path)
-
-    def record(self, name: str, run: Identity) -> dict[str, Any]:
-        """What a file of notes has: nothing where it is not there, or damaged."""
-        try:
-            return self._folder.record(name, run)
-        except (OpenCILError, OSError) as error:
-            self.note(self._folder.path / name, error)
-            return {}
-
-
-def _steps(
-    folder: RunFolder, run: Identity | None, config: dict[str, Any], left_out: _Lost
-) -> dict[StepFolder, dict[str, Any]]:
-    """The trained steps with what is noted of each; a step that has lost its notes is left out."""
-    trained: dict[StepFolder, dict[str, Any]] = {}
+    Return these, and the files that are damaged, missing, of another run, or made with other values.
+    """
+    run, training = name_of(*folder.identity(config)), digest_values(training_values(config))
+    steps: dict[StepFolder, Info] = {}
+    environment: dict[str, Any] = {}
+    models: dict[int, str] = {}
+    wrong: dict[Path, str] = {}
+    try:
+        environment = read_json(folder.environment) if folder.environment.exists() else {}
+        if environment.get("run", run) != run:
+            wrong[folder.environment], environment = f"is of run {environment['run']}", {}
+    except (OpenCILError, OSError) as error:
+        wrong[folder.environment] = describe_damage(error)
     for step in folder.trained():
         try:
-            trained[step] = step.info(run, config)
+            info = step.info()
         except (OpenCILError, OSError) as error:
-            left_out.note(step.path / "step.json", error)
+            wrong[step.record] = describe_damage(error)
+            continue
+        if problem := check_record(info, run, training, models.get(step.number - 1)):
+            wrong[step.record] = problem
+            continue
+        steps[step], models[step.number] = info, info["files"]["model.safetensors"]
+        for name, note in info["rows"].items():
+            if name and note["values"] != digest_values(config["detector"].get(name)):
+                wrong[step.path / step.table(name)] = "was made with other values than the run's"
     for step in folder.lost():
-        left_out.note(step.path / "step.json", "is missing")
-    return trained
+        wrong[step.record] = "is missing, though rows or later steps are there"
+    return steps, environment, wrong
 
 
-def _rows(tables: list[Table], left_out: _Lost) -> pd.DataFrame:
-    """The rows of all tables that can be read."""
-    try:
-        return read_tables(tables, file_formats.damaged)
-    except (OpenCILError, OSError):  # one by one, to know which: it takes longer
-        whole = []
-        for table in tables:
-            try:
-                whole.append(read_tables([table], file_formats.damaged))
-            except (OpenCILError, OSError) as error:
-                left_out.note(table.path, error)
-        return pd.concat([read_tables([], file_formats.damaged), *whole], ignore_index=True)
+def describe_damage(error: Exception) -> str:
+    """Return the error of a file as the end of a sentence that begins with the file."""
+    return f"cannot be used ({getattr(error, 'reason', error)})"
 
 
-def _made(steps: list[StepFolder], infos: list[dict[str, Any]]) -> list[Made]:
-    """What made the rows: alike are together, in the order of their first."""
-    alike: dict[str, Made] = {}
-    for step, info in zip(steps, infos, strict=True):
-        first, added = info.get("made", {}), info.get("added", {})
-        names = ["", *(path.stem for path in step.tables()[1:])]
-        for name, note in [(n, note) for n in names for note in (first.get(n), *added.get(n, ())) if note]:
-            key = json.dumps({part: note[part] for part in note if part != "time"}, sort_keys=True)
-            made = alike.setdefault(
-                key,
-                Made(
-                    source=note["source"],
-                    torch=note["torch"],
-                    device=note["device"],
-                    precision=note["precision"],
-                    first=note["time"],
-                    last=note["time"],
-                    steps={},
-                ),
-            )
-            if "plugins" in note:
-                made["plugins"] = note["plugins"]
-            made["first"], made["last"] = min(made["first"], note["time"]), max(made["last"], note["time"])
-            if step.number not in (numbers := made["steps"].setdefault(name, [])):
-                numbers.append(step.number)
+def check_record(info: Info, run: str, training: str, previous: str | None) -> str:
+    """Return why a step's record does not belong to a run, '' where it does.
+
+    ``previous`` is a model's checksum.
+    """
+    if info["run"] != run:
+        return f"is of run {info['run']}"
+    if info["training"] != training:
+        return "is of a training with other values than the run's"
+    if previous is not None and info["previous"] != previous:
+        return "is of a training on another model than that of the step before"
+    return ""
+
+
+def _join_makers(infos: list[Info]) -> list[Made]:
+    """Return the provenance of the rows: equal entries are joined, in the order of their first."""
+    alike: dict[str, Any] = {}
+    for info in infos:
+        for name, note in [(name, made) for name, rows in info["rows"].items() for made in rows["made"]]:
+            maker, time = {part: value for part, value in note.items() if part != "time"}, note["time"]
+            key = json.dumps(maker, sort_keys=True)
+            made = alike.setdefault(key, maker | {"first": time, "last": time, "steps": {}})
+            made["first"], made["last"] = min(made["first"], time), max(made["last"], time)
+            if info["step"] not in (numbers := made["steps"].setdefault(name, [])):
+                numbers.append(info["step"])
     return list(alike.values())
 
 
 def expected_steps(config: dict[str, Any]) -> int | None:
-    """Steps of a run that has finished none, where its dataset says how many classes it has."""
+    """Return the steps of a run that has finished none; None where its number of classes is not known."""
     benchmark = config["benchmark"]
     name = benchmark.get("id")
     classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None

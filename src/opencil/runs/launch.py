@@ -1,0 +1,158 @@
+"""Do all runs of a config: here one after the other, or in several processes by a launcher.
+
+A launcher is a module in ``opencil.runs.launchers`` with two functions:
+
+- ``find_places(place)`` returns the place of each process that runs are to be spread over;
+- ``launch(config, specs, places, plugins)`` does the runs there and yields their events.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from opencil.config import Config, PlaceConfig
+from opencil.data.benchmark import BenchmarkData
+from opencil.engine import ranks
+from opencil.engine.arithmetic import only_deterministic
+from opencil.engine.device import SideStream, cpu_threads, resolve_device
+from opencil.errors import BadInput, OpenCILError
+from opencil.runs.events import Event, Finished
+from opencil.runs.failures import failed
+from opencil.runs.loading import check_place, describe_data, load, with_share
+from opencil.runs.provenance import environment
+from opencil.runs.run import run
+from opencil.runs.spec import RunSpec, plan
+from opencil.runs.store import RunFolder
+
+
+def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
+    """Do all that a config asks for and is not done yet, yielding events as it happens.
+
+    ``planned`` returns the runs of a config, if they are others than those of ``plan``. On several ranks
+    every rank executes this.
+    """
+    check_place(config.place)
+    joined = ranks.join(config.place.device, config.place.rank_seconds)
+    if joined is not None:
+        place = replace(config.place, device=str(joined.device))
+        config = replace(config, place=with_share(place, joined.on_machine))
+    places = find_places(config.place)
+
+    @cache
+    def data() -> BenchmarkData:  # loaded when the first run needs it
+        return load(replace(config, place=places[0]))
+
+    if config.benchmark.transform.computes:  # the records of runs hold the computed numbers
+        config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
+    specs = planned(config)
+    with ranks.using(joined):
+        for spec in specs:
+            folder_of(config.place, spec).check(spec)  # all of them, before anything runs
+        done = {spec.folder for spec in specs if is_done(config.place, spec)}
+    missing = [spec for spec in specs if spec.folder not in done]
+    yield from (Finished(spec, already=True) for spec in specs if spec.folder in done)
+    if len(places) == 1 and config.place.launcher == "local":
+        try:
+            yield from work(replace(config, place=places[0]), missing, data, joined)
+        except ranks.LostRank as lost:
+            raise OpenCILError(str(lost)) from None
+    elif missing:
+        plugins = needed_plugins(config, missing)
+        for spec in missing:
+            folder_of(config.place, spec).announce(spec)
+        longest_first = sorted(missing, key=lambda spec: -spec.expected_work)
+        with closing(launcher(config.place).launch(config, longest_first, places, plugins)) as events:
+            yield from events
+
+
+def work(
+    config: Config,
+    specs: Iterable[RunSpec],
+    data: Callable[[], BenchmarkData],
+    joined: ranks.Ranks | None = None,
+) -> Generator[Event]:
+    """Do runs in this process, one after the other, or together with other ranks.
+
+    An error ends its run alone.
+    """
+    place = config.place
+    device = resolve_device(place.device)
+    with cpu_threads(place.threads), only_deterministic(place.only_deterministic):
+        for spec in specs:
+            loaded = data()  # an error in the data is an error of every run, and not caught
+            error: Exception | None = None
+            already = False
+            # A captured training step must not run on the default stream of a GPU.
+            side, sharing = SideStream(device), partial(ranks.using, joined)
+            try:
+                with sharing():
+                    folder = folder_of(place, spec)
+                    already = spec.foreign is not None and folder.finished(spec)
+                    lock = folder.opened(spec, environment(device) | describe_data(config, loaded))
+                with (
+                    lock,
+                    closing(run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)) as events,
+                ):
+                    while True:
+                        with sharing(), side.active():
+                            event = next(events, None)
+                        if event is None:
+                            break
+                        yield event
+            except Exception as problem:  # a full disk, a GPU's memory, a bug in a method: other runs go on
+                error = problem
+            if joined is not None:
+                joined.same_fate(error)
+            yield Finished(spec, already) if error is None else failed(spec, folder, error)
+
+
+def find_places(place: PlaceConfig) -> list[PlaceConfig]:
+    """Return the place of each process that runs are spread over."""
+    places: list[PlaceConfig] = launcher(place).find_places(place)
+    return places
+
+
+def launcher(place: PlaceConfig) -> Any:
+    """Return the module of a place's launcher."""
+    return import_module(f"opencil.runs.launchers.{place.launcher}")
+
+
+def folder_of(place: PlaceConfig, spec: RunSpec) -> RunFolder:
+    """Return the folder of a run, in which only the first rank writes."""
+    joined = ranks.current()
+    return RunFolder(Path(place.runs) / spec.folder, writes=joined is None or joined.first)
+
+
+def is_done(place: PlaceConfig, spec: RunSpec) -> bool:
+    """Return whether nothing is left to do; models from elsewhere are always compared."""
+    try:
+        return spec.foreign is None and ranks.from_first(folder_of(place, spec).finished, spec)
+    except Exception:  # the run itself reports it
+        return False
+
+
+def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
+    """Return the plugins that other processes need.
+
+    Names that are registered in this process alone are refused.
+    """
+    if any(spec.foreign is not None for spec in specs):
+        raise BadInput(
+            "models from elsewhere are evaluated by this process: launcher = local, jobs = 1 and "
+            "pack = 1 are needed"
+        )
+    plugins = dict.fromkeys(config.plugins)
+    for registry, name in dict.fromkeys(n for spec in specs for n in spec.names(*spec.detectors)):
+        if plugin := registry.plugin_of(name):
+            plugins[plugin] = None
+        elif not registry.entry(name).make.__module__.startswith("opencil."):
+            raise BadInput(
+                f"{registry.kind} {name!r} is registered in this process alone: for several processes put it "
+                "into a file and name that as a plugin (plugins: [my_method.py]), or ask for one "
+                "process, with jobs = 1, pack = 1, one device and launcher = local"
+            )
+    return list(plugins)

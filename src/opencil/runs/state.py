@@ -1,0 +1,260 @@
+"""A run with its data: the models, memories and detectors of its steps, read from its folder or just made."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from opencil.cil.learner import Setting
+from opencil.config import BenchmarkConfig, Config, PlaceConfig
+from opencil.data.benchmark import BenchmarkData
+from opencil.data.memory import Memory
+from opencil.data.stream import Step
+from opencil.detectors.detector import Detector, Setup
+from opencil.detectors.finetune.tuner import Tuner
+from opencil.detectors.finetune.views import ViewSource
+from opencil.engine.arithmetic import Arithmetic
+from opencil.engine.forward import Inputs, Outputs, forward
+from opencil.errors import BadInput, OpenCILError
+from opencil.files import damaged
+from opencil.nets.model import Model
+from opencil.plugins import require
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
+from opencil.runs.foreign import Foreign, foreign_learner
+from opencil.runs.loading import load
+from opencil.runs.reading import check_record
+from opencil.runs.spec import RunSpec, Seeds, training_values
+from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, read_rows
+from opencil.runs.tuning import read_head
+from opencil.validation import build
+
+
+def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
+    """Open the run in a folder such as ``runs/digits/k2/icarl/seed0``, with its data loaded on a device."""
+    return open_run_at(path, PlaceConfig(data_root=data_root, device=device))
+
+
+def open_run_at(path: str | Path, place: PlaceConfig, data: BenchmarkData | None = None) -> "Run":
+    """Open the run in a folder; its data are loaded unless they are given."""
+    folder = RunFolder(Path(path))
+    record = folder.stored()
+    if not record or len(record["cil"]) != 1:
+        raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
+    of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
+    require(record.get("plugins"), of_model, f"run {path} needs names that are not registered here")
+    ((cil, values),) = record["cil"].items()
+    seeds = build(Seeds, record["seed"], where="seed")
+    spec = RunSpec(
+        benchmark=build(BenchmarkConfig, record["benchmark"], where="benchmark"),
+        cil=cil,
+        values=values,
+        training=build(Arithmetic, record.get("training", {}), where="training"),
+        seeds=seeds,
+        detectors=record["detector"],
+        foreign=foreign_learner(values, seeds.class_order) if record.get("foreign") else None,
+    )
+    config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
+    run = Run(spec, folder, data or load(config))
+    for step in run.trained_steps:
+        run.check_images(step.number)
+    return run
+
+
+class Run:
+    """One run, in progress or opened again: ``spec`` is its config, ``folder`` its files.
+
+    ``stream`` has its steps, counted from 1. The model and memory of the latest step are kept in memory;
+    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates what is missing.
+    """
+
+    def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
+        self.spec, self.folder, self.data = spec, folder, data
+        order = spec.values.get("class_order") if spec.foreign else None
+        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order, order)
+        #: The shifted test images with the stream's labels: a step's are at the indices of its test images.
+        self.shifted = {
+            name: images.with_labels_of(self.stream.test) for name, images in data.shifted.items()
+        }
+        self.learner = spec.learner()
+        self.setting = Setting(
+            images=self.stream.train,
+            test_images=self.stream.test,
+            transform=data.transform,
+            backbone=spec.benchmark.backbone,
+            batch_size=spec.benchmark.batch_size,
+            initialisation_seed=spec.seeds.initialisation,
+            data_seed=spec.seeds.data_order,
+            arithmetic=spec.training,
+        )
+        self.training_digest = digest_values(training_values(spec.record()))
+        self._infos: dict[int, Info] = {}
+        self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
+        self._latest: tuple[int, Model] | None = None
+
+    def __repr__(self) -> str:
+        steps = f"{len(self.trained_steps)} of {len(self.stream)} steps trained"
+        return f"Run({self.spec}: {steps}, in {self.folder.path})"
+
+    @property
+    def trained_steps(self) -> list[Step]:
+        """The steps whose models are stored."""
+        return [step for step in self.stream if self.folder.step(step.number).trained]
+
+    def info(self, number: int) -> Info:
+        """Return the record of a stored step, which must be a step of this run."""
+        if number not in self._infos:
+            stored = self._stored(number)
+            info = stored.info()
+            before = self.weights(number - 1) if number == 1 or self.folder.step(number - 1).trained else None
+            if problem := check_record(info, str(self.spec), self.training_digest, before):
+                raise damaged(stored.record, f"it {problem}")
+            self._infos[number] = info
+        return self._infos[number]
+
+    def weights(self, number: int) -> str:
+        """Return the checksum of a stored step's model; '' before the first step."""
+        return self._stored(number).listed("model.safetensors", self.info(number)) if number else ""
+
+    def check_images(self, number: int) -> None:
+        """Refuse other images than a step was trained on, and another model than was given for it.
+
+        The memory is indices into these images.
+        """
+        if self.info(number).get("images") != self.stream.train.fingerprint:
+            raise OpenCILError(
+                f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
+                f"restore them, or delete {self.folder.path} to start again"
+            )
+        if isinstance(self.learner, Foreign) and self.learner.models is not None:
+            self.latest_model(number)
+
+    def model(self, number: int) -> Model:
+        """Return a copy of a stored step's model θ."""
+        return self.setting.evaluated(copy.deepcopy(self.latest_model(number)))
+
+    def memory(self, number: int) -> Memory:
+        """Return the memory after a stored step; it is empty before the first."""
+        if number not in self._memories:
+            stored = self._stored(number)
+            memory = stored.memory(self.spec.benchmark.memory, self.info(number))
+            labels = self.stream.train.labels.cpu()
+            for label, indices in enumerate(memory.per_class):
+                known = (indices >= 0) & (indices < len(labels))
+                if not known.all() or (labels[indices] != label).any():
+                    raise damaged(
+                        stored.path / "memory.safetensors", f"it has other images than class {label}'s"
+                    )
+            self._memories[number] = memory
+        return self._memories[number]
+
+    def rows(self) -> pd.DataFrame:
+        """Read the rows of all that has been evaluated so far."""
+        return read_rows(self.folder.path)
+
+    def latest_model(self, number: int) -> Model:
+        """Return a stored step's model; the latest is kept in memory, and must not be changed."""
+        if self._latest is None or self._latest[0] != number:
+            stored = self._stored(number)
+            try:
+                model = self.load_model(self.stream[number - 1], stored.model(self.info(number)))
+            except RuntimeError as error:
+                raise damaged(stored.path / "model.safetensors", error) from None
+            self._latest = number, model
+        return self._latest[1]
+
+    def load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
+        """Return the model of a step with some weights."""
+        model = self.learner.load(self.setting.without_weights(), step)
+        model.load_state_dict(weights, strict=True)
+        return model
+
+    def keep_model(self, step: Step, model: Model) -> Model:
+        """Keep a model that has just been trained, as it is when it is read again, and return it."""
+        try:
+            loaded = self.setting.evaluated(self.load_model(step, model.state_dict()))
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise OpenCILError(
+                f"{self.spec.cil}, step {step.number}: the trained model does not fit the method's "
+                f"blank: {why}"
+            ) from None
+        self._latest = step.number, loaded
+        return loaded
+
+    def keep(self, step: Step, memory: Memory, info: Info) -> None:
+        """Keep the memory and the record of a step that has just been stored."""
+        self._memories[step.number], self._infos[step.number] = memory, info
+
+    def _stored(self, number: int) -> StepFolder:
+        if number in self._infos:
+            return self.folder.step(number)
+        if not 1 <= number <= len(self.stream) or not self.folder.step(number).trained:
+            stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
+            raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
+        return self.folder.step(number)
+
+    def train_plus(self, step: Step) -> Tensor:
+        """Return the indices of T_t^train+, the images that a step learns from."""
+        return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
+
+    def setup_outputs(self, step: Step, which: Setup, outputs: Callable[[Tensor], Outputs]) -> Outputs:
+        """Return the outputs of a detector's set-up images: train+, or the memory after the step.
+
+        A method that keeps no memory has train+ alone. Outputs of the memory are taken from those of train+:
+        the last bits of a network's outputs depend on the batch, and must not depend on an interruption.
+        """
+        train_plus = self.train_plus(step)
+        remembered = self.memory(step.number).indices
+        if which != "memory" or not len(remembered):
+            return outputs(train_plus)
+        found = outputs(train_plus).of(self.stream.train, remembered)
+        return outputs(remembered) if found is None else found
+
+    def source(self, step: Step, model: Model) -> ViewSource:
+        """Return the images that the extra heads of a step's model are tuned on."""
+        images, chosen = self.stream.train, self.train_plus(step)
+        labels = images.labels.cpu()[chosen]
+        old = labels < step.old
+        if step.old and not old.any():
+            raise BadInput(
+                f"{self.spec.cil} keeps no images of old classes, which fine-tuning detectors need from "
+                "step 2 on: choose post-hoc detectors, or a CIL method with a memory"
+            )
+        return ViewSource(
+            Inputs(model, images, self.data.transform, chosen),
+            labels,
+            old,
+            seed=(self.spec.seeds.data_order, "tune", step.number),
+            arithmetic=self.spec.training,
+            tasks=torch.tensor(step.task_of_class),
+        )
+
+    def detector(self, name: str, number: int) -> Detector:
+        """Return a detector of the run, ready to score a step's outputs: set up, or with its stored head."""
+        if name not in self.spec.detectors:
+            known = ", ".join(self.spec.detectors) or "none"
+            raise BadInput(f"detector {name!r} is not a detector of the run: its detectors are {known}")
+        if name.partition("@")[0] not in DETECTORS.names():
+            require(self.folder.stored().get("plugins"), [DETECTORS.kind], f"{name} is not registered here")
+        detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
+        model, step, stored = self.model(number), self.stream[number - 1], self.folder.step(number)
+        if isinstance(detector, Tuner):
+            if stored.head(name) not in self.info(number)["files"]:
+                raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
+            read_head(detector, self.source(step, model), stored, self.info(number))
+        if not detector.ready:
+            outputs = partial(forward, model, self.stream.train, self.data.transform)
+
+            def with_tasks(which: Setup) -> Outputs:
+                found = self.setup_outputs(step, which, outputs)
+                return replace(found, tasks=torch.tensor(step.task_of_class, device=found.logits.device))
+
+            detector.complete(
+                with_tasks(detector.set_up_on), with_tasks("memory") if detector.by_task else None
+            )
+        return detector
