@@ -1,35 +1,37 @@
-"""How a GPU computes: roundings and the choice of algorithms."""
+"""Arithmetic of a GPU: precision, and deterministic or fastest algorithms."""
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from opencil.validation import QUIET, Values
+from opencil.validation import Values
 
 
 @dataclass(frozen=True)
 class Arithmetic(Values):
-    """The arithmetic of a training; a CPU computes in float32 whatever it says.
+    """The arithmetic of a training on a GPU; a CPU always computes in float32.
 
-    ``precision``: float32; float32 whose products are rounded to TF32, on a GPU that has it; bfloat16 where
-    autocast allows, on a GPU that has it, and TF32 elsewhere. ``deterministic`` gives the same bits for the
-    same seed, alone or packed with other runs; without it cuDNN looks for its fastest algorithms. ``compile``
-    fuses small kernels of backbones that have none of our own, after half a minute for the compiler.
-    ``batch_norm``: on several ranks the statistics are the whole batch's, as on one, or each share's own.
+    ``precision``: ``fp32``; ``tf32`` rounds the factors of products, on a GPU that can; ``bf16`` computes in
+    bfloat16 where autocast allows, on a GPU that can, and in TF32 elsewhere. ``deterministic`` gives the same
+    bits for the same seed, alone or packed with other runs; without it cuDNN chooses its fastest algorithms.
+    ``compile`` fuses small kernels of backbones that have none of our own, which takes the compiler half a
+    minute. ``batch_norm``: with several ranks, statistics are of the whole batch or of each rank's share.
     """
 
     precision: Literal["fp32", "tf32", "bf16"] = "bf16"
     deterministic: bool = True
     compile: bool = False
-    batch_norm: Literal["synchronised", "local"] = field(default="synchronised", metadata=QUIET)
+    batch_norm: Literal["synchronised", "local"] = "synchronised"
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Compute so inside the block; nothing is changed outside it."""
-        cudnn: Any = torch.backends.cudnn  # its parts are made at run time, out of the type checker's sight
+        """Use this arithmetic inside the block."""
+        cudnn: Any = torch.backends.cudnn  # its attributes are created at run time
         rounding = "ieee" if self.precision == "fp32" else "tf32"
         settings = [
             (torch.backends.cuda.matmul, "fp32_precision", rounding),
@@ -41,7 +43,7 @@ class Arithmetic(Values):
         try:
             for backend, name, value in settings:
                 setattr(backend, name, value)
-            # A caller's autocast must not reach in here: bf16 scores collapse to a few hundred values.
+            # Disable a caller's autocast: in bf16, scores collapse to a few hundred values.
             with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                 yield
         finally:
@@ -49,19 +51,20 @@ class Arithmetic(Values):
                 setattr(backend, name, value)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Autocast to bfloat16, where that is the precision; its cache of weights would outlive a capture."""
+        """Return an autocast to bfloat16, enabled if that is the precision on the device."""
         enabled = self.on(device) == "bf16"
+        # Without the cache of weights, which would outlive a capture.
         return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def on(self, device: torch.device) -> str:
-        """The precision that a device computes in."""
+        """Return the precision that a device computes in."""
         if self.precision == "bf16" and has_bfloat16(device):
             return "bf16"
         return "tf32" if self.precision != "fp32" and has_tf32(device) else "fp32"
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device is a GPU with bfloat16 of its own; emulated, it is slower than float32."""
+    """Return whether the device is a GPU with native bfloat16; emulated, it is slower than float32."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -69,9 +72,42 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether the device is a GPU that can round products to TF32."""
+    """Return whether the device is a GPU with TF32."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-#: Full float32, the same bits every time: what models are evaluated in.
+_OPERATION = re.compile(r"(\S+) does not have a deterministic implementation")
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@contextmanager
+def only_deterministic(enabled: bool) -> Iterator[None]:
+    """Let torch refuse operations without a deterministic implementation, inside the block."""
+    memory: Any = torch.utils.deterministic  # its attributes are created at run time
+    before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    if enabled:
+        # Products of matrices on a GPU are refused without it; torch reads it at the first product.
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        memory.fill_uninitialized_memory = False  # it takes time and changes no result
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        memory.fill_uninitialized_memory = before[1]
+
+
+def refused_operation(error: BaseException | None) -> str | None:
+    """Return the operation that torch refused, according to an error or its causes, or None."""
+    while error is not None:
+        if isinstance(error, RuntimeError):
+            if found := _OPERATION.search(str(error)):
+                return found[1]
+            if _CUBLAS in str(error):
+                return f"a product of matrices ({_CUBLAS} is {os.environ.get(_CUBLAS)!r})"
+        error = error.__cause__
+    return None
+
+
+#: Full float32 with the same bits every time: the arithmetic of evaluation.
 FULL = Arithmetic("fp32")

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -19,10 +17,9 @@ from opencil.nets.fused import without_kernels
 
 @contextmanager
 def synchronised(ranks: Ranks | None) -> Iterator[None]:
-    """Inside the block batch norm in training mode takes the statistics of all ranks' rows together.
+    """Compute batch norm in training mode from the rows of all ranks, whichever module calls it.
 
-    Whatever module calls it: networks stay as they are. Kernels of our own, which have statistics of their
-    own, give way to torch's operations.
+    Fused kernels, which compute statistics themselves, are off inside the block.
     """
     if ranks is None:
         yield
@@ -32,7 +29,7 @@ def synchronised(ranks: Ranks | None) -> Iterator[None]:
 
 
 class _Synchronised(TorchFunctionMode):
-    """Takes the place of ``torch.nn.functional.batch_norm``."""
+    """Replaces ``torch.nn.functional.batch_norm`` in training mode."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()
@@ -53,92 +50,51 @@ class _Synchronised(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
+        """Return (x − mean) / std · weight + bias; mean and std follow from float64 sums over the ranks."""
         if not training:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-        if input.is_cuda:  # torch's own kernels for it, which it has for nothing else
-            ranks = self._ranks
-            given = (input, weight, bias, running_mean, running_var, eps, momentum, ranks.group, ranks.size)
-            made: Tensor = _OnGPU.apply(*given, ranks)  # type: ignore[no-untyped-call]
-            return made
-        scale = input.new_ones(input.shape[1], dtype=torch.float32) if weight is None else weight
-        shift = torch.zeros_like(scale) if bias is None else bias
-        found: tuple[Tensor, ...] = _Normalised.apply(input, scale, shift, eps, self._ranks)  # type: ignore[no-untyped-call]
-        output, mean, variance, count = found
-        if running_mean is not None and running_var is not None:
-            with torch.no_grad():
-                unbiased = variance * (count / (count - 1))
-                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-        return output
-
-
-class _OnGPU(SyncBatchNorm):
-    """Torch's own, which talks to the other ranks by itself: one that is lost is told as anywhere else."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        *of_torch, ctx.ranks = given
-        with ctx.ranks.reachable():
-            made: Tensor = SyncBatchNorm.forward(ctx, *of_torch)  # type: ignore[no-untyped-call]
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        with ctx.ranks.reachable():
-            return *SyncBatchNorm.backward(ctx, gradient), None  # type: ignore[no-untyped-call]
-
-
-class _Normalised(Function):
-    """(x − mean) / std · weight + bias, mean and std over the rows of all ranks; with the gradient of that.
-
-    The gradients of weight and bias are those of this rank's rows, as every parameter's are until all ranks'
-    are summed. Sums are float64: of several means, the mean is that of all rows but for rounding.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, ranks: Ranks
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide, channels = x.to(weight.dtype), x.shape[1]
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        variance, mean = (one.double() for one in torch.var_mean(wide, axes, correction=0))
+        x = input.to(torch.float32 if weight is None else weight.dtype)
+        channels, axes = x.shape[1], [axis for axis in range(x.ndim) if axis != 1]
+        variance, mean = (moment.double() for moment in torch.var_mean(x, axes, correction=0))
         rows = mean.new_full((1,), x.numel() / channels)
-        sums = ranks.sum_(torch.cat([rows, rows * mean, rows * (variance + mean.square())]))
+        moments = torch.cat([rows, rows * mean, rows * (variance + mean.square())])
+        sums: Tensor = _Sum.apply(moments, self._ranks)  # type: ignore[no-untyped-call]
         count, mean, squares = sums[0], sums[1 : 1 + channels] / sums[0], sums[1 + channels :] / sums[0]
         variance = (squares - mean.square()).clamp(min=0)
+        if running_mean is not None and running_var is not None:
+            unbiased = variance * (count / (count - 1))
+            running_mean.lerp_(mean.detach().to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.detach().to(running_var.dtype), momentum)
         shape = [1, channels, *[1] * (x.ndim - 2)]
-        centre, spread = (t.to(wide.dtype).view(shape) for t in (mean, (variance + eps).rsqrt()))
-        ctx.save_for_backward(x, centre, spread, weight, count)
-        ctx.axes, ctx.ranks = axes, ranks
-        ctx.mark_non_differentiable(mean, variance, count)
-        scale = spread * weight.view(shape)
-        made = torch.addcmul(bias.view(shape) - centre * scale, wide, scale)
-        return made.to(x.dtype), mean, variance, count
+        centre, scale = (t.to(x.dtype).view(shape) for t in (mean, (variance + eps).rsqrt()))
+        if weight is not None:
+            scale = scale * weight.view(shape)
+        output = (x - centre) * scale
+        return (output if bias is None else output + bias.view(shape)).to(input.dtype)
+
+
+class _Sum(Function):
+    """The sum of all ranks' tensors. Its gradient on a rank is the sum of the gradients on all of them."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, centre, spread, weight, count = ctx.saved_tensors
-        gradient, apart = gradient.to(weight.dtype), x.to(weight.dtype) - centre
-        of_bias, of_weight = gradient.sum(ctx.axes), (gradient * apart).sum(ctx.axes) * spread.flatten()
-        of_input = None
-        if ctx.needs_input_grad[0]:
-            means = ctx.ranks.sum_(torch.cat([of_bias, of_weight]).double()) / count
-            mean, along = (half.to(weight.dtype).view(spread.shape) for half in means.chunk(2))
-            of_input = torch.addcmul(gradient - mean, apart, -along * spread)
-            of_input = (of_input * (spread * weight.view(spread.shape))).to(x.dtype)
-        return of_input, of_weight, of_bias, None, None
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.sum_(tensor.clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.sum_(gradient.clone()), None
 
 
 def average_statistics(module: nn.Module, ranks: Ranks, share: Share) -> None:
-    """Give all ranks the mean of their running statistics: each has seen its own share's alone.
+    """Replace running statistics of local batch norm, which sees one share, by their mean over the ranks.
 
-    These change by a share of what a batch has, so the mean at an epoch's end is the mean of every batch's.
-    Those of parts that are not trained are the same everywhere, and stay so to the last bit.
+    They are linear in the batches, so averaging them once an epoch is enough. Frozen layers keep their bits.
     """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
-    kept = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
-    if kept:
-        summed = ranks.sum_(torch.cat([tensor.flatten() for tensor in kept]) * share.weight)
-        for tensor, mean in zip(kept, torch.split(summed, [t.numel() for t in kept]), strict=True):
+    statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
+    if statistics:
+        summed = ranks.sum_(torch.cat([tensor.flatten() for tensor in statistics]) * share.weight)
+        means = torch.split(summed, [tensor.numel() for tensor in statistics])
+        for tensor, mean in zip(statistics, means, strict=True):
             tensor.copy_(mean)

@@ -1,4 +1,4 @@
-"""Which device a command computes on."""
+"""Devices: choose one by name, and streams, threads and memory of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,34 +11,30 @@ from opencil.errors import BadInput, nearest
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto``, ``gpu``, or any device that torch knows and that is present.
+    """Return the device of a name: ``auto``, ``gpu``, or the name of a device that is present.
 
-    ``gpu`` is the accelerator that torch finds, whatever it is called; ``auto`` is that too where it has
-    float64, as CUDA's have, and else the CPU: on Apple's MPS nothing of ours was ever measured.
+    ``gpu`` is torch's accelerator of any kind. ``auto`` is the accelerator if it has float64, as CUDA's do,
+    else the CPU; on Apple's MPS nothing was ever measured.
     """
     accelerator = _accelerator()
-    if name == "auto":
-        return accelerator if accelerator and widest(accelerator) is torch.float64 else torch.device("cpu")
-    if name == "gpu":
-        if accelerator:
-            return accelerator
-        raise _refused(name, "torch finds no GPU")
+    if name == "auto" and (accelerator is None or widest(accelerator) is not torch.float64):
+        return torch.device("cpu")
+    if accelerator and name in ("auto", "gpu"):
+        return accelerator
     try:
         device = torch.device(name)
         torch.ones(1, device=device).sum().item()
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).split("\n")[0]
-        kind = name.partition(":")[0]
-        if (
-            accelerator is None or kind != accelerator.type
-        ):  # torch lists all that it could have been built for
-            reason = f"torch has no {kind} here" if kind in _KINDS else "torch knows no such device"
-        raise _refused(name, reason) from None
+        # torch's own text is short for a kind of device that it has, such as "invalid device ordinal".
+        known = accelerator and name.startswith(accelerator.type)
+        reason = str(error).split("\n")[0] if known else "torch has no such device here"
+        present, kinds = present_devices(), ("cuda", "mps", "xpu")
+        hint = "" if name.startswith(("gpu", *kinds)) else nearest(name, [*present, *kinds])
+        raise BadInput(
+            f"device {name!r} cannot be used ({reason}; see 'opencil doctor'): allowed here are "
+            f"{', '.join(present)}{hint}"
+        ) from None
     return device
-
-
-#: Devices that people ask for.
-_KINDS = ("cuda", "mps", "xpu", "hpu", "hip", "xla")
 
 
 def _accelerator() -> torch.device | None:
@@ -46,7 +42,7 @@ def _accelerator() -> torch.device | None:
 
 
 def present_devices() -> list[str]:
-    """The names that a device may have here."""
+    """Return the names that ``resolve_device`` accepts on this machine."""
     accelerator = _accelerator()
     if accelerator is None:
         return ["auto", "cpu"]
@@ -54,17 +50,11 @@ def present_devices() -> list[str]:
     return ["auto", "cpu", "gpu", *numbered]
 
 
-def _refused(name: str, reason: str) -> BadInput:
-    present = present_devices()
-    hint = "" if name.partition(":")[0] in ("gpu", *_KINDS) else nearest(name, [*present, *_KINDS])
-    return BadInput(
-        f"device {name!r} cannot be used ({reason}; 'opencil doctor' says more): allowed here are "
-        f"{', '.join(present)}{hint}"
-    )
-
-
 class SideStream:
-    """On a GPU a stream beside the current one, which has what that one was given so far; else nothing."""
+    """A stream beside the current one on a GPU, which waits for the current one's work so far.
+
+    On other devices it does nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, None
@@ -75,7 +65,7 @@ class SideStream:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside the block work goes to it; what the stream around the block is given next waits for that."""
+        """Launch work on this stream inside the block; the outer stream then waits for it."""
         if self._stream is None:
             yield
             return
@@ -85,7 +75,7 @@ class SideStream:
         outer.wait_stream(self._stream)
 
     def hand_over(self, *tensors: Tensor) -> None:
-        """Let the current stream read tensors that were made here, which are kept until it has."""
+        """Let the current stream read tensors of this stream, and keep their memory until it has."""
         if self._stream is None:
             return
         current = torch.cuda.current_stream(self._device)
@@ -96,14 +86,14 @@ class SideStream:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU a stream of its own inside the block: a captured step must not run on the default one."""
+    """Use a new stream inside the block on a GPU: a captured step must not run on the default one."""
     with SideStream(device).active():
         yield
 
 
 @contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Inside the block a CPU computes with so many threads; None leaves it as it is."""
+    """Compute with this number of CPU threads inside the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -112,14 +102,8 @@ def cpu_threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done what is launched so far: then other streams can use the results."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
-
 def free_unused(device: torch.device, share: float = 0.1) -> None:
-    """Give memory back that torch holds and does not use, of graphs that are gone say, if it is much."""
+    """Free GPU memory that torch reserves without using it, if it is more than a share of the total."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if unused > share * torch.cuda.get_device_properties(device).total_memory:
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The training loop, once, for everything that trains."""
+"""The one training loop of learners and fine-tuning detectors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.batch_norm import average_statistics
-from opencil.engine.feed import Feed, ImageFeed, TensorFeed, asked, augmented
+from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
 from opencil.engine.iteration import Iteration
 from opencil.engine.optimiser import State
-from opencil.engine.ranks import at_work
+from opencil.engine.ranks import current
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 
@@ -24,16 +24,13 @@ class Diverged(OpenCILError):
 
 @dataclass(frozen=True)
 class Stage:
-    """One training of one set of parameters.
+    """One training of the parameters of ``module`` that require gradients, in training mode.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images: ranks that share one
-    each compute that of their own. ``module`` is in training mode meanwhile, and its parameters that require
-    gradients are what trains. ``indices`` are the training images it sees. A loss that names ``index``,
-    ``from_memory`` or ``second_view`` as further arguments gets them too (``EXTRAS`` in feed.py says what
-    they are); what none names is neither made nor drawn.
+    ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images, so that ranks can
+    share a batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
+    ``EXTRAS`` in feed.py. ``indices`` are the training images.
 
-    With ``tensors`` the loss gets rows of these instead, drawn together: features that were computed from the
-    images, say, so that none passes through a backbone again.
+    With ``tensors`` the loss gets rows of these instead of images, for example of precomputed features.
     """
 
     name: str
@@ -46,10 +43,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a stage is after one more iteration; ``loss`` stays on the device until somebody reads it.
+    """Position of a stage after an iteration, with its ``loss`` on the device.
 
-    ``total`` is the sum of the epoch's losses so far, on the device too; ``state`` gives what the optimiser
-    keeps, for a checkpoint at the end of an epoch; ``stage_number`` counts a step's stages.
+    ``total`` is the sum of the epoch's losses so far, also on the device; ``state`` returns the optimiser's
+    state, for a checkpoint at the end of an epoch; ``stage_number`` counts a step's stages from 0.
     """
 
     stage: str
@@ -65,18 +62,18 @@ class Progress:
 
     @property
     def epoch_ends(self) -> bool:
-        """Whether this was the epoch's last iteration."""
+        """Return whether this was the epoch's last iteration."""
         return self.iteration == self.iterations
 
     @property
     def mean_loss(self) -> float:
-        """Mean of the epoch's losses so far. Reading it waits for the device: once an epoch, at its end."""
+        """Return the mean of the epoch's losses so far; each call waits for the device."""
         return float(self.total) / self.iteration
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Where to take a stage up again: epochs done, and what the optimiser keeps after them."""
+    """Point to resume a stage from: the epochs done, and the optimiser's state after them."""
 
     epoch: int
     state: State
@@ -92,29 +89,29 @@ def train(
     resume: Resume | None = None,
     old: int = 0,
 ) -> Iterator[Progress]:
-    """Run a stage on augmented images, yielding after each iteration; labels below ``old`` are not new."""
+    """Train a stage, yielding after each iteration; labels below ``old`` are of earlier steps."""
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
-    if (ranks := at_work()) is not None:
-        ranks.agree(f"what stage {stage.name!r} trains on", stage.indices, *stage.tensors, batch_size, seed)
+    if (ranks := current()) is not None:
+        ranks.agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
     feed, loss = batches(stage, images, transform, batch_size, seed, old)
-    yield from optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
+    return optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
 
 
 def batches(
     stage: Stage, images: Images, transform: Transform, batch_size: int, seed: tuple[int | str, ...], old: int
 ) -> tuple[Feed, Callable[..., Tensor]]:
-    """What a stage learns from, and its loss as one of what that serves.
+    """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Ranks that work together share batches of images; rows of tensors, too few to share, each has them all.
+    Ranks share batches of images, but not rows of tensors, which are few.
     """
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
-    extras, ranks = asked(stage.loss, stage.name), at_work()
+    extras, ranks = extras_of(stage.loss, stage.name), current()
     batch = min(batch_size, len(stage.indices))
     share = None if ranks is None else ranks.share(batch, f"a batch of stage {stage.name!r}")
     feed = ImageFeed(images, transform, stage.indices, batch, seed, extras, share)
-    return feed, augmented(stage.loss, transform, extras, old)
+    return feed, augmented_loss(stage.loss, transform, extras, old)
 
 
 def optimise(
@@ -126,46 +123,42 @@ def optimise(
     arithmetic: Arithmetic,
     resume: Resume | None = None,
 ) -> Iterator[Progress]:
-    """Train a module on what a feed serves, yielding after each iteration, so that trainings can take turns.
+    """Train a module on a feed, yielding after each iteration, so that heads can be tuned in turn.
 
-    ``loss`` is a scalar of the tensors of one iteration. The host waits for the device once an epoch, to see
-    whether the loss is finite.
+    ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to check
+    that the loss is finite.
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
-    ranks = at_work() if feed.share is not None else None
+    advance = iterate if iterate.captures else iterate.step
+    ranks = current() if feed.share is not None else None
     if resume:
-        iterate.restore(resume.state)
+        iterate.optimiser.restore(resume.state)
     module.train()
     for epoch in range(resume.epoch if resume else 0, schedule.epochs):
         lr = schedule.lr_at(epoch)
-        iterate.set_lr(lr)
+        iterate.optimiser.set_lr(lr)
         total = torch.zeros((), device=feed.device)
         for i, batch in enumerate(feed.epoch(epoch), start=1):
-            if ranks is not None:
-                ranks.meet(f"{name}, epoch {epoch}, iteration {i}")
-            value = iterate(*batch)
+            value = advance(*batch)
             total += value
             if i == feed.iterations and not torch.isfinite(total):
-                raise Diverged(
-                    f"the loss is {float(total / i)} in stage {name!r}, epoch {epoch + 1} of "
-                    f"{schedule.epochs}, at learning rate {lr:g}: a smaller one may help"
-                )
-            if ranks is not None and i == feed.iterations:
-                assert feed.share is not None
+                raise _diverged(f"the loss is {float(total / i)} in stage {name!r}", epoch, schedule)
+            if ranks is not None and feed.share is not None and i == feed.iterations:
                 if arithmetic.batch_norm == "local":
                     average_statistics(module, ranks, feed.share)
                 sums = [tensor.double().sum() for tensor in module.state_dict().values()]
                 ranks.agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
-            yield Progress(
-                name, epoch + 1, schedule.epochs, i, feed.iterations, lr, value, total, iterate.state
-            )
-    if not all(torch.isfinite(p).all() for p in iterate.parameters):  # the last update has no loss to show it
-        lr = schedule.lr_at(schedule.epochs - 1)
-        raise Diverged(
-            f"weights are not finite after stage {name!r}, epoch {schedule.epochs}, "
-            f"at learning rate {lr:g}: a smaller one may help"
-        )
+            position = name, epoch + 1, schedule.epochs, i, feed.iterations
+            yield Progress(*position, lr, value, total, iterate.optimiser.state)
+    # No loss shows whether the last update diverged.
+    if not all(torch.isfinite(p).all() for p in iterate.parameters):
+        raise _diverged(f"weights are not finite after stage {name!r}", schedule.epochs - 1, schedule)
     module.eval()
     module.zero_grad(set_to_none=True)
+
+
+def _diverged(problem: str, epoch: int, schedule: Schedule) -> Diverged:
+    place = f"epoch {epoch + 1} of {schedule.epochs}, at learning rate {schedule.lr_at(epoch):g}"
+    return Diverged(f"{problem}, {place}: a smaller one may help")

@@ -1,41 +1,131 @@
-"""The optimisers that a schedule can name, and what they keep of each parameter from step to step."""
+"""Optimisers: any class of ``torch.optim`` by its name, with its values and its state as named tensors."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from opencil.engine.schedule import Schedule
+from opencil.errors import BadInput, nearest, unknown
 
-#: All that an optimiser keeps, by parameter and key, such as ``00003.exp_avg``.
+if TYPE_CHECKING:
+    from opencil.engine.schedule import Schedule
+
+#: State of an optimiser by parameter and key, such as ``00003.exp_avg``.
 State = dict[str, Tensor]
 
-
-class Kept(NamedTuple):
-    """One tensor that an optimiser keeps of a parameter; ``blank`` is what it begins with."""
-
-    name: str
-    parameter: Tensor
-    key: str
-    blank: Tensor
+#: Arguments that a schedule sets by itself, or that choose an implementation.
+_RESERVED = {"params", "lr", "weight_decay", "capturable", "differentiable", "foreach", "fused", "maximize"}
+#: Defaults that differ from torch's.
+_DEFAULTS = {"sgd": {"momentum": 0.9}}
+#: Classes that compute the loss several times a step, or take sparse gradients only.
+_UNSUPPORTED = {"optimizer", "lbfgs", "sparseadam"}
 
 
-def create(
-    schedule: Schedule, parameters: Sequence[Tensor], lr: float | Tensor, on_gpu: bool
+def find_optimiser(name: str) -> type[torch.optim.Optimizer]:
+    """Return the class of ``torch.optim`` with this name in lower case."""
+    classes: dict[str, Any] = {k.lower(): v for k, v in vars(torch.optim).items() if inspect.isclass(v)}
+    if name not in classes or name in _UNSUPPORTED:
+        raise unknown("optimiser", name, classes.keys() - _UNSUPPORTED)
+    return classes[name]  # type: ignore[no-any-return]
+
+
+def check_optimiser(name: str, values: Mapping[str, Any], weight_decay: float) -> None:
+    """Raise if there is no such optimiser, or if it does not take these values."""
+    make, takes = find_optimiser(name), _arguments_of(name)
+    allowed = sorted(takes.keys() - _RESERVED)
+    for key in values.keys() - set(allowed):
+        raise BadInput(
+            f"values.{key} is unknown: {make.__name__} takes {', '.join(allowed)}{nearest(key, allowed)}"
+        )
+    if weight_decay and "weight_decay" not in takes:
+        raise BadInput(f"weight_decay = {weight_decay} is not allowed: {make.__name__} has none; set it to 0")
+    try:
+        _create(name, values, weight_decay, [torch.zeros(1, 1, requires_grad=True)], lr=0.1)
+    except (TypeError, ValueError, IndexError) as error:
+        raise BadInput(f"values = {dict(values)} are not allowed by {make.__name__}: {error}") from None
+
+
+def is_capturable(schedule: "Schedule") -> bool:
+    """Return whether a CUDA graph can hold the steps of the schedule's optimiser."""
+    return schedule.optimiser == "sgd" or "capturable" in _arguments_of(schedule.optimiser)
+
+
+class Optimiser:
+    """The schedule's optimiser of some parameters.
+
+    On a GPU its steps can be captured, where torch has that: the learning rate is a tensor, which a captured
+    step reads at every replay.
+    """
+
+    def __init__(self, schedule: "Schedule", parameters: Sequence[Tensor], on_gpu: bool = False) -> None:
+        name, options = schedule.optimiser, {}
+        lr: float | Tensor = schedule.lr
+        if on_gpu and is_capturable(schedule):
+            lr = torch.tensor(lr, device=parameters[0].device)
+            options = {key: True for key in ("capturable", "fused") if key in _arguments_of(name)}
+        try:
+            own = _create(name, schedule.values, schedule.weight_decay, parameters, lr, **options)
+        except ValueError as error:
+            raise BadInput(f"optimiser {name!r} cannot train this model: {error}") from None
+        self._torch, self.step = own, own.step
+
+    def drop_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
+        self._torch.zero_grad(set_to_none=True)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next steps, captured ones too."""
+        for group in self._torch.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def state(self) -> State:
+        """Return the state; a parameter without a gradient so far may have none."""
+        return {
+            f"{number:05d}.{key}": torch.as_tensor(value)
+            for number, values in self._torch.state_dict()["state"].items()
+            for key, value in values.items()
+            if value is not None
+        }
+
+    def restore(self, state: State) -> None:
+        """Load copies of another optimiser's state."""
+        by_parameter: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            number, _, key = name.partition(".")
+            by_parameter.setdefault(int(number), {})[key] = tensor.clone()
+        groups = self._torch.state_dict()["param_groups"]
+        self._torch.load_state_dict({"state": by_parameter, "param_groups": groups})
+
+
+def fits(schedule: "Schedule", parameters: Sequence[Tensor], state: State) -> bool:
+    """Return whether a state has the shapes that the optimiser's has after a step on these parameters."""
+    copies = [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for p in parameters]
+    optimiser = Optimiser(schedule, copies)
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    optimiser.step()
+    numbers = {name.partition(".")[0] for name in state}
+    expected = {k: v.shape for k, v in optimiser.state().items() if k.partition(".")[0] in numbers}
+    return {name: tensor.shape for name, tensor in state.items()} == expected
+
+
+def _arguments_of(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(find_optimiser(name)).parameters
+
+
+def _create(
+    name: str,
+    values: Mapping[str, Any],
+    weight_decay: float,
+    parameters: Sequence[Tensor],
+    lr: float | Tensor,
+    **options: bool,
 ) -> torch.optim.Optimizer:
-    """The schedule's optimiser; on a GPU one whose steps can be captured, with the rate as a tensor."""
-    values: dict[str, Any] = {"lr": lr, "weight_decay": schedule.weight_decay, "fused": on_gpu}
-    if schedule.optimiser == "sgd":
-        return torch.optim.SGD(parameters, momentum=schedule.momentum, nesterov=schedule.nesterov, **values)
-    make = torch.optim.Adam if schedule.optimiser == "adam" else torch.optim.AdamW
-    return make(parameters, betas=schedule.betas, eps=schedule.eps, capturable=on_gpu, **values)
-
-
-def kept(schedule: Schedule, parameters: Sequence[Tensor]) -> Iterator[Kept]:
-    """Every tensor that the schedule's optimiser keeps."""
-    for i, parameter in enumerate(parameters):
-        for key in ("momentum_buffer",) if schedule.optimiser == "sgd" else ("exp_avg", "exp_avg_sq"):
-            yield Kept(f"{i:05d}.{key}", parameter, key, torch.zeros_like(parameter))
-        if schedule.optimiser != "sgd":  # how many steps there have been
-            yield Kept(f"{i:05d}.step", parameter, "step", torch.zeros((), device=parameter.device))
+    make: Any = find_optimiser(name)
+    decay = {"weight_decay": weight_decay} if "weight_decay" in _arguments_of(name) else {}
+    return make(parameters, lr=lr, **decay, **_DEFAULTS.get(name, {}) | dict(values), **options)  # type: ignore[no-any-return]

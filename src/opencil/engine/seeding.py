@@ -1,6 +1,6 @@
-"""Random numbers: every use has a generator of its own, derived from a seed and the purpose.
+"""Random numbers: each use has its own generator, derived from a seed and the purpose.
 
-Nothing carries a generator from one step to the next, so a run that resumes draws the same numbers.
+No generator is carried from one step to the next, so a resumed run draws the same numbers.
 """
 
 import hashlib
@@ -11,19 +11,19 @@ import torch
 
 
 def derive(*parts: int | str) -> int:
-    """A seed that depends on all parts, such as ``derive(seed, "shuffle", step, epoch)``."""
+    """Return a seed that depends on all parts, such as ``derive(seed, "shuffle", step, epoch)``."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator seeded by ``derive``."""
+    """Return a CPU generator seeded by ``derive``."""
     return torch.Generator().manual_seed(derive(*parts))
 
 
 @contextmanager
 def seeded(*parts: int | str) -> Iterator[None]:
-    """Torch's global CPU generator seeded inside the block and restored after it: for initialising layers."""
+    """Seed torch's global CPU generator inside the block, to initialise layers, and restore it after."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(derive(*parts))  # torch.manual_seed would seed accelerators as well
     try:
