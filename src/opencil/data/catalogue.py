@@ -1,57 +1,53 @@
-"""The paper's datasets: what each is, how many images it has, and how people have it on disk."""
+"""Describe the paper's public datasets: numbers of images, checksums, and layouts on disk."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from opencil.data.file_dataset import FileDataset, search
+from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
-from opencil.data.readers.folders import Flat, Folders
-from opencil.data.readers.idx import Idx
-from opencil.data.readers.lists import ImageList
-from opencil.data.readers.mat import Mat
-from opencil.data.readers.pickles import Pickles
-from opencil.data.readers.selection import Selection
+from opencil.data.readers.arrays import idx, mat
+from opencil.data.readers.folders import flat, folders
+from opencil.data.readers.lists import image_list, shipped_list
+from opencil.data.readers.pickles import cifar
 from opencil.data.readers.source import Layout, SplitOnDisk
+from opencil.errors import BadInput
 from opencil.registry import register_dataset
-
-D = TypeVar("D", bound="Download")
 
 
 class Download(FileDataset):
-    """A public dataset that users download themselves. Earlier layouts are preferred."""
+    """A public dataset that users download themselves; the first layout that is found is read."""
 
     layouts: ClassVar[Mapping[str, tuple[Layout, ...]]] = {}
 
+    def __init_subclass__(cls, name: str) -> None:
+        super().__init_subclass__()
+        cls.name = name
+        register_dataset(name)(cls)
+
     def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
-        """The split in the folder of downloads, in any of its layouts."""
-        return search(self.layouts.get(split, ()), root)
+        """Return the split in the folder of downloads or in one of its sub-folders, in any of its layouts."""
+        if root is None:
+            return None
+        try:
+            inside = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+        except OSError as error:
+            raise BadInput(f"folder {root} cannot be read: {error.strerror}") from None
+        for base in (root, *inside):
+            with suppress(PermissionError):
+                for layout in self.layouts.get(split, ()):
+                    if (on_disk := layout.find(base)) is not None:
+                        return on_disk
+        return None
 
     def places(self, split: Split) -> tuple[str, ...]:
-        """One place of each layout first, then all others."""
+        """Return the first place of each layout, then all others."""
         places = [layout.places for layout in self.layouts.get(split, ())]
-        firsts = [p[0] for p in places]
-        return tuple(dict.fromkeys([*firsts, *(place for p in places for place in p)]))
+        return tuple(dict.fromkeys([*(p[0] for p in places), *(place for p in places for place in p)]))
 
 
-def _dataset(name: str) -> Callable[[type[D]], type[D]]:
-    def add(cls: type[D]) -> type[D]:
-        cls.name = name
-        return register_dataset(name)(cls)
-
-    return add
-
-
-def _cifar(number: int, batches: tuple[str, ...], labels: str, meta: str, names: str, folder: str) -> Pickles:
-    return Pickles(folder, f"cifar-{number}-python.tar.gz", batches, labels, meta, names)
-
-
-def _cifar100(batch: str) -> Pickles:
-    return _cifar(100, (batch,), "fine_labels", "meta", "fine_label_names", "cifar-100-python")
-
-
-@_dataset("cifar100")
-class CIFAR100(Download):
+class CIFAR100(Download, name="cifar100"):
     """CIFAR-100: 100 classes of objects, 32 × 32 pixels; 50,000 training and 10,000 test images."""
 
     home = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -63,13 +59,15 @@ class CIFAR100(Download):
         "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     }
     layouts = {
-        "train": (_cifar100("train"), ImageList(("cifar100/train_cifar100.txt",))),
-        "test": (_cifar100("test"), ImageList(("cifar100/test_cifar100.txt",))),
+        split: (
+            cifar("cifar-100-python", "cifar-100-python", "fine_label", "meta", split),
+            image_list(f"cifar100/{split}_cifar100.txt"),
+        )
+        for split in ("train", "test")
     }
 
 
-@_dataset("cifar10")
-class CIFAR10(Download):
+class CIFAR10(Download, name="cifar10"):
     """CIFAR-10: 10 classes of objects, 32 × 32 pixels; 50,000 training and 10,000 test images."""
 
     home = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -80,45 +78,31 @@ class CIFAR10(Download):
         "test_batch": "40351d587109b95175f43aff81a1287e",
     }
     layouts = {
-        "train": (
-            _cifar(
-                10,
-                tuple(f"data_batch_{i}" for i in range(1, 6)),
-                "labels",
-                "batches.meta",
-                "label_names",
-                "cifar-10-batches-py",
-            ),
-            ImageList(("cifar10/train_cifar10.txt",)),
-        ),
-        "test": (
-            _cifar(10, ("test_batch",), "labels", "batches.meta", "label_names", "cifar-10-batches-py"),
-            ImageList(("cifar100/test_cifar10.txt", "cifar10/test_cifar10.txt")),
-        ),
+        split: (
+            cifar("cifar-10-batches-py", "cifar-10-python", "label", "batches.meta", *batches),
+            image_list(f"cifar100/{split}_cifar10.txt", f"cifar10/{split}_cifar10.txt"),
+        )
+        for split, batches in (("train", [f"data_batch_{i}" for i in range(1, 6)]), ("test", ["test_batch"]))
     }
 
 
-@_dataset("tin")
-class TIN(Download):
-    """Tiny-ImageNet validation images, 64 × 64, less those that overlap CIFAR-100: 7,498."""
+class TIN(Download, name="tin"):
+    """Tiny-ImageNet: 7,498 validation images, 64 × 64 pixels, without overlap with CIFAR-100."""
 
     home = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     counts = {"test": 7_498}
     checksums = {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}
     layouts = {
         "test": (
-            ImageList(("cifar100/test_tin.txt",)),
-            Selection(
-                "tin.txt",
-                folders=("tiny-imagenet-200/val", "images_classic/tin/val"),
-                zips=("tiny-imagenet-200.zip",),
+            image_list("cifar100/test_tin.txt"),
+            shipped_list(
+                "tin.txt", "tiny-imagenet-200/val", "images_classic/tin/val", "tiny-imagenet-200.zip"
             ),
         )
     }
 
 
-@_dataset("mnist")
-class MNIST(Download):
+class MNIST(Download, name="mnist"):
     """MNIST: handwritten digits, 28 × 28 grey pixels; 60,000 training and 10,000 test images."""
 
     home = "http://yann.lecun.com/exdb/mnist/"
@@ -132,19 +116,18 @@ class MNIST(Download):
     }
     layouts = {
         split: (
-            Idx(
+            idx(
                 ("MNIST/raw", "MNIST", "mnist", "."),
                 (f"{stem}-images-idx3-ubyte", f"{stem}-images.idx3-ubyte"),
                 (f"{stem}-labels-idx1-ubyte", f"{stem}-labels.idx1-ubyte"),
             ),
-            ImageList((f"cifar100/{split}_mnist.txt", f"imagenet/{split}_mnist.txt")),
+            image_list(f"cifar100/{split}_mnist.txt", f"imagenet/{split}_mnist.txt"),
         )
         for split, stem in (("train", "train"), ("test", "t10k"))
     }
 
 
-@_dataset("svhn")
-class SVHN(Download):
+class SVHN(Download, name="svhn"):
     """Street View House Numbers, cropped digits, 32 × 32; 26,032 test images."""
 
     home = "http://ufldl.stanford.edu/housenumbers/"
@@ -153,39 +136,37 @@ class SVHN(Download):
     checksums = {"test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"}
     layouts = {
         "test": (
-            Mat(("svhn/test_32x32.mat", "SVHN/test_32x32.mat", "test_32x32.mat")),
-            ImageList(("cifar100/test_svhn.txt",)),
+            mat("svhn/test_32x32.mat", "SVHN/test_32x32.mat", "test_32x32.mat"),
+            image_list("cifar100/test_svhn.txt"),
         )
     }
 
 
-@_dataset("texture")
-class Texture(Download):
-    """Describable Textures Dataset, all of it: 47 classes, 5,640 images."""
+class Texture(Download, name="texture"):
+    """Describable Textures Dataset: all 47 classes, 5,640 images."""
 
     home = "https://www.robots.ox.ac.uk/~vgg/data/dtd/"
     counts = {"test": 5_640}
     layouts = {
         "test": (
-            ImageList(
-                ("cifar100/test_texture.txt", "imagenet/test_texture.txt", "imagenet/test_textures.txt")
+            image_list(
+                "cifar100/test_texture.txt", "imagenet/test_texture.txt", "imagenet/test_textures.txt"
             ),
-            Folders(("dtd/images", "dtd/dtd/images", "images_classic/texture", "texture")),
+            folders("dtd/images", "dtd/dtd/images", "images_classic/texture", "texture"),
         )
     }
 
 
-@_dataset("places365")
-class Places365(Download):
-    """Places365 validation photographs of scenes, less those that overlap CIFAR-100: 33,773."""
+class Places365(Download, name="places365"):
+    """Places365: 33,773 validation photographs of scenes, without overlap with CIFAR-100."""
 
     home = "http://places2.csail.mit.edu/download.html"
     counts = {"test": 33_773}
     layouts = {
         "test": (
-            ImageList(("cifar100/test_places365.txt",)),
-            Folders(("places365_standard/val", "places365/val", "images_classic/places365")),
-            Flat(("places365/val_256", "val_256", "images_classic/places365", "places365")),
+            image_list("cifar100/test_places365.txt"),
+            folders("places365_standard/val", "places365/val", "images_classic/places365"),
+            flat("places365/val_256", "val_256", "images_classic/places365", "places365"),
         )
     }
 
@@ -193,32 +174,30 @@ class Places365(Download):
 _IMAGENET = ("imagenet", "ILSVRC2012", "imagenet_1k", "ILSVRC/Data/CLS-LOC", "images_largescale/imagenet_1k")
 
 
-@_dataset("imagenet1k")
-class ImageNet1k(Download):
+class ImageNet1k(Download, name="imagenet1k"):
     """ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation photographs, by wnid."""
 
     home = "https://www.image-net.org/download.php"
     counts = {"train": 1_281_167, "test": 50_000}
     layouts = {
         "train": (
-            Folders(tuple(f"{folder}/train" for folder in _IMAGENET)),
-            ImageList(("imagenet/train_imagenet.txt",)),
+            folders(*(f"{folder}/train" for folder in _IMAGENET)),
+            image_list("imagenet/train_imagenet.txt"),
         ),
         "test": (
-            Folders(tuple(f"{folder}/val" for folder in _IMAGENET)),
-            ImageList(("imagenet/test_imagenet.txt",)),
+            folders(*(f"{folder}/val" for folder in _IMAGENET)),
+            image_list("imagenet/test_imagenet.txt"),
         ),
     }
 
 
-def _photographs(lists: tuple[str, ...], folders: tuple[str, ...]) -> Mapping[str, tuple[Layout, ...]]:
-    """An OOD set for ImageNet: OpenOOD's list, else a folder of photographs, with or without classes."""
-    lists = tuple(f"imagenet/test_{name}.txt" for name in lists)
-    return {"test": (ImageList(lists), Folders(folders), Flat(folders))}
+def _photographs(lists: tuple[str, ...], places: tuple[str, ...]) -> Mapping[str, tuple[Layout, ...]]:
+    """Return the layouts of an OOD set for ImageNet: OpenOOD's list, or a folder with or without classes."""
+    files = (f"imagenet/test_{name}.txt" for name in lists)
+    return {"test": (image_list(*files), folders(*places), flat(*places))}
 
 
-@_dataset("imagenet-o")
-class ImageNetO(Download):
+class ImageNetO(Download, name="imagenet-o"):
     """ImageNet-O: 2,000 photographs of ImageNet-22k classes that are not in ImageNet-1k."""
 
     home = "https://github.com/hendrycks/natural-adv-examples"
@@ -226,8 +205,7 @@ class ImageNetO(Download):
     layouts = _photographs(("imagenet_o",), ("imagenet-o", "imagenet_o", "images_largescale/imagenet_o"))
 
 
-@_dataset("inaturalist")
-class INaturalist(Download):
+class INaturalist(Download, name="inaturalist"):
     """iNaturalist, 110 plant classes that are not in ImageNet-1k: 10,000 photographs."""
 
     home = "https://github.com/deeplearning-wisc/large_scale_ood"
@@ -237,8 +215,7 @@ class INaturalist(Download):
     )
 
 
-@_dataset("openimage-o")
-class OpenImageO(Download):
+class OpenImageO(Download, name="openimage-o"):
     """OpenImage-O: 15,869 photographs chosen by hand as out of ImageNet-1k's distribution."""
 
     home = "https://github.com/haoqiwang/vim"
@@ -246,9 +223,8 @@ class OpenImageO(Download):
     layouts = _photographs(("openimage_o",), ("openimage_o", "openimage-o", "images_largescale/openimage_o"))
 
 
-@_dataset("species")
-class Species(Download):
-    """Species, a subset of it: 10,000 photographs of living things that are not in ImageNet."""
+class Species(Download, name="species"):
+    """Species: a subset of 10,000 photographs of living things that are not in ImageNet."""
 
     home = "https://github.com/hendrycks/anomaly-seg"
     counts = {"test": 10_000}

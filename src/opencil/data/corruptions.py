@@ -1,11 +1,11 @@
-"""The standard corruptions of small images, in batches: noise, blur, weather and digital ones.
+"""Corrupt batches of small images in the standard ways: noise, blur, weather and digital corruptions.
 
-Severities and their values are those that CIFAR-100-C was made with (Hendrycks and Dietterich, Benchmarking
-Neural Network Robustness to Common Corruptions and Perturbations, 2019). Frost is left out, since it needs
-photographs. Lengths are in pixels, as stated for images of 32; images may have 8 to 64.
+Severities have the values of CIFAR-100-C (Hendrycks and Dietterich, Benchmarking Neural Network Robustness to
+Common Corruptions and Perturbations, 2019). Frost is left out, since it needs photographs. Lengths are in
+pixels for images of 32; images may have 8 to 64.
 
-A function gets images in float64 [N, 3, H, H] from 0 to 1, random numbers that each image has of its own, so
-that it comes out the same in any batch and on any device, and the values of a severity.
+A function takes images in float64 [N, 3, H, H] from 0 to 1, random numbers, and the values of a severity.
+Each image has a random generator of its own, so that the result is the same in any batch and on any device.
 """
 
 import io
@@ -25,36 +25,36 @@ _SMALLEST, _LARGEST = 8, 64
 
 
 class Draws:
-    """Random numbers, a generator for each image of a batch."""
+    """Draw random numbers from a generator for each image of a batch."""
 
     def __init__(self, generators: "Sequence[np.random.Generator]", device: torch.device) -> None:
         self.generators, self.device = generators, device
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers [N, *shape]."""
+        """Draw standard normal numbers [N, *shape]."""
         return self.each(lambda generator: generator.standard_normal(shape))
 
     def uniform(self, *shape: int) -> Tensor:
-        """Numbers from 0 to 1 [N, *shape]."""
+        """Draw uniform numbers from 0 to 1 [N, *shape]."""
         return self.each(lambda generator: generator.random(shape))
 
     def each(self, draw: "Callable[[np.random.Generator], Any]") -> Tensor:
-        """What each image's generator draws, stacked."""
+        """Apply ``draw`` to each image's generator and stack the results."""
         return torch.from_numpy(np.stack([draw(g) for g in self.generators])).to(self.device)
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """A function, and its values at severities 1 to 5."""
+    """A function and its values at severities 1 to 5."""
 
     function: Callable[..., Tensor]
     values: tuple[tuple[float, ...], ...]
 
 
-def corrupted(
+def corrupt_images(
     images: Tensor, name: str, severity: int, generators: "Sequence[np.random.Generator]"
 ) -> Tensor:
-    """Images, uint8 [N, 3, H, H], under one corruption; each image has a random generator."""
+    """Apply a corruption to images, uint8 [N, 3, H, H], with a random generator for each image."""
     side = images.shape[-1]
     if not _SMALLEST <= side <= _LARGEST:
         raise BadInput(
@@ -81,8 +81,7 @@ def _shot_noise(x: Tensor, draws: Draws, photons: float) -> Tensor:
 
 def _impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:
     drawn = draws.uniform(*x.shape[1:])
-    noisy = torch.where(drawn < amount / 2, torch.zeros_like(x), x)
-    return torch.where(drawn >= 1 - amount / 2, torch.ones_like(x), noisy)
+    return x.masked_fill(drawn < amount / 2, 0).masked_fill(drawn >= 1 - amount / 2, 1)
 
 
 def _speckle_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
@@ -97,7 +96,7 @@ def _gaussian_blur(x: Tensor, _: Draws, sigma: float) -> Tensor:
 
 
 def _glass_blur(x: Tensor, draws: Draws, sigma: float, reach: float, rounds: float) -> Tensor:
-    """Blurred, pixels exchanged with neighbours one after the other, and blurred again."""
+    """Blur, exchange pixels with neighbours in sequence, and blur again."""
     side, near = x.shape[-1], int(reach)
     places = range(side - near, near, -1)
     order = np.tile(np.arange(side * side), (len(x), 1))
@@ -113,45 +112,35 @@ def _glass_blur(x: Tensor, draws: Draws, sigma: float, reach: float, rounds: flo
 
 
 def _defocus_blur(x: Tensor, _: Draws, radius: float, softness: float) -> Tensor:
-    """The mean over a disk whose edge is softened by a Gaussian of 3 × 3."""
+    """Average over a disk whose edge is softened by a Gaussian of 3 × 3."""
     along = torch.arange(-8.0, 9.0, dtype=torch.float64)
     disk = (along[:, None] ** 2 + along**2 <= radius**2).double()
-    edge = torch.exp(-(torch.arange(-1.0, 2.0, dtype=torch.float64) ** 2) / (2 * softness**2))
-    edge = edge / edge.sum()
+    edge = _gaussian(torch.arange(-1.0, 2.0, dtype=torch.float64), softness)
     kernel = F.conv2d((disk / disk.sum())[None, None], (edge[:, None] * edge)[None, None], padding=1)
-    kernel = kernel[..., 6:11, 6:11].to(x.device)  # all of it: radii are at most 1.5
+    kernel = kernel[..., 6:11, 6:11].to(x.device)  # radii are at most 1.5
     padded = F.pad(x.flatten(0, 1)[:, None], (2, 2, 2, 2), mode="reflect")
     return F.conv2d(padded, kernel).view_as(x)
 
 
 def _motion_blur(x: Tensor, draws: Draws, radius: float, sigma: float) -> Tensor:
-    return _in_motion(x, radius, sigma, (90 * draws.uniform() - 45).deg2rad())
+    return _blur_along(x, radius, sigma, (90 * draws.uniform() - 45).deg2rad())
 
 
 def _zoom_blur(x: Tensor, _: Draws, largest: float) -> Tensor:
-    """The mean of the image and of zooms into it by 1.00, 1.01, … ``largest``."""
+    """Average the image and zooms into it by 1.00, 1.01, … ``largest``."""
     zooms = np.arange(1, largest + 0.005, 0.01).tolist()
-    return (x + sum(_zoomed(x, zoom) for zoom in zooms)) / (len(zooms) + 1)
+    return (x + sum(_zoom(x, zoom) for zoom in zooms)) / (len(zooms) + 1)
 
 
 # --- weather ----------------------------------------------------------------------------------------
 
 
-def _snow(
-    x: Tensor,
-    draws: Draws,
-    mean: float,
-    spread: float,
-    zoom: float,
-    threshold: float,
-    radius: float,
-    sigma: float,
-    clear: float,
-) -> Tensor:
-    """Flakes in motion, one layer and the same turned by half, on an image that grows paler."""
-    flakes = _zoomed(mean + spread * draws.normal(1, *x.shape[2:]), zoom)
-    flakes = torch.where(flakes < threshold, torch.zeros_like(flakes), flakes).clamp(0, 1)
-    flakes = _in_motion(flakes, radius, sigma, (90 * draws.uniform() - 135).deg2rad())
+def _snow(x: Tensor, draws: Draws, *values: float) -> Tensor:
+    """Add a layer of flakes in motion, and the same layer rotated by 180°, to a paler image."""
+    mean, spread, zoom, threshold, radius, sigma, clear = values
+    flakes = _zoom(mean + spread * draws.normal(1, *x.shape[2:]), zoom)
+    flakes = flakes.masked_fill(flakes < threshold, 0).clamp(0, 1)
+    flakes = _blur_along(flakes, radius, sigma, (90 * draws.uniform() - 135).deg2rad())
     grey = (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(dim=1, keepdim=True)
     pale = clear * x + (1 - clear) * torch.maximum(x, 1.5 * grey + 0.5)
     return pale + flakes + flakes.rot90(2, (2, 3))
@@ -165,7 +154,7 @@ def _fog(x: Tensor, draws: Draws, strength: float, decay: float) -> Tensor:
 
 
 def _plasma(draws: Draws, side: int, decay: float) -> Tensor:
-    """Clouds by the diamond-square algorithm [N, side, side], from 0 to 1; edges meet."""
+    """Draw periodic clouds [N, side, side] from 0 to 1 by the diamond-square algorithm."""
     clouds = torch.zeros(len(draws.generators), side, side, dtype=torch.float64, device=draws.device)
     step, wobble = side, 100.0
 
@@ -188,7 +177,7 @@ def _plasma(draws: Draws, side: int, decay: float) -> Tensor:
 
 
 def _brightness(x: Tensor, _: Draws, added: float) -> Tensor:
-    """More of the value of HSV: hue and saturation stay, so that all channels grow by one factor."""
+    """Increase the value of HSV: hue and saturation stay, so all channels grow by the same factor."""
     value = x.amax(dim=1, keepdim=True)
     brighter = (value + added).clamp(max=1)
     return torch.where(value > 0, x * (brighter / value.clamp(min=1e-12)), brighter)
@@ -203,9 +192,9 @@ def _contrast(x: Tensor, _: Draws, share: float) -> Tensor:
 
 
 def _elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, corner: float) -> Tensor:
-    """An affine map that moves three points by up to ``corner``, then a smooth field of small shifts.
+    """Apply an affine map that moves three points by up to ``corner``, then a smooth field of small shifts.
 
-    Values are shares of the side.
+    Values are fractions of the side.
     """
     side = x.shape[-1]
     centre, third = side // 2, side // 3
@@ -213,22 +202,19 @@ def _elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, c
     points = x.new_tensor([[high, high], [high, low], [low, low]])  # each (x, y)
     moved = points + side * corner * (2 * draws.uniform(3, 2) - 1)
     ones = x.new_ones(len(x), 3, 1)
-    # Where each pixel comes from: the map that takes the moved points back.
+    # The inverse map, from the moved points to the points, gives the source of each pixel.
     back = torch.linalg.solve(torch.cat([moved, ones], dim=2), points.expand(len(x), 3, 2))
     at = torch.arange(side, dtype=x.dtype, device=x.device)
     y, x_at = torch.meshgrid(at, at, indexing="ij")
     grid = torch.stack([x_at, y, torch.ones_like(y)], dim=2).flatten(0, 1) @ back  # [N, HH, 2]
-    image = _sampled(x, grid.view(len(x), side, side, 2), "middle")
+    image = _sample(x, grid.view(len(x), side, side, 2), skipped=1)
     shifts = 2 * draws.uniform(2, side, side) - 1
-    if strength:
-        shifts = side * strength * _smooth(shifts, side * sigma, truncate=3, mirrored=True)
-    else:
-        shifts = torch.zeros_like(shifts)
-    return _sampled(image, torch.stack([x_at + shifts[:, 0], y + shifts[:, 1]], dim=3), "pixel")
+    shifts = side * strength * _smooth(shifts, side * sigma, truncate=3, mirrored=True)
+    return _sample(image, torch.stack([x_at + shifts[:, 0], y + shifts[:, 1]], dim=3), skipped=0)
 
 
 def _pixelate(x: Tensor, _: Draws, share: float) -> Tensor:
-    """Fewer pixels, each the mean of those whose centres lie in it, and as many again."""
+    """Reduce to fewer pixels, each the mean of the pixels inside it, and enlarge again."""
     side = x.shape[-1]
     small = int(side * share)
     at = torch.arange(small, device=x.device) + 0.5
@@ -237,7 +223,7 @@ def _pixelate(x: Tensor, _: Draws, share: float) -> Tensor:
     inside = ((centres > low[:, None]) & (centres <= high[:, None])).double()
     inside = inside / inside.sum(dim=1, keepdim=True)
     nearest = (centres * small / side).long().clamp(max=small - 1)
-    # Images of bytes in between, as in the reference, whose halves go up.
+    # Intermediate images are bytes, with halves rounded up, as in the reference.
     narrow = ((255 * x).round() @ inside.T + 0.5).floor()
     coarse = (inside @ narrow + 0.5).floor() / 255
     return coarse[:, :, nearest][:, :, :, nearest]
@@ -256,20 +242,15 @@ def _jpeg_compression(x: Tensor, _: Draws, quality: float) -> Tensor:
     return torch.from_numpy(changed).to(x.device).permute(0, 3, 1, 2).double() / 255
 
 
-# --- what they share --------------------------------------------------------------------------------
+# --- common operations ------------------------------------------------------------------------------
 
 
 def _smooth(x: Tensor, sigma: float, truncate: float = 4, mirrored: bool = False) -> Tensor:
-    """A Gaussian over the last two dimensions, cut at so many σ; beyond the edge its pixels go on, or
-    ``mirrored`` the image does.
-    """
+    """Smooth the last two dimensions by a Gaussian cut at ``truncate`` σ; repeat or mirror edge pixels."""
     reach = int(truncate * sigma + 0.5)
     if not reach:
         return x
-    kernel = torch.exp(
-        -(torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device) ** 2) / (2 * sigma**2)
-    )
-    kernel = kernel / kernel.sum()
+    kernel = _gaussian(torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device), sigma)
     side = x.shape[-1]
     at = torch.arange(-reach, side + reach, device=x.device)
     at = _mirror(at, side) if mirrored else at.clamp(0, side - 1)
@@ -277,23 +258,27 @@ def _smooth(x: Tensor, sigma: float, truncate: float = 4, mirrored: bool = False
     return F.conv2d(rows[:, :, :, at], kernel[None, None, None]).view_as(x)
 
 
-def _mirror(at: Tensor, side: int) -> Tensor:
-    """Places beyond an edge, seen in a mirror that stands on it: −1 is 0, −2 is 1."""
-    at = at.remainder(2 * side)
-    return torch.where(at >= side, 2 * side - 1 - at, at)
+def _gaussian(at: Tensor, sigma: float) -> Tensor:
+    """Return Gaussian weights of positions, with sum 1."""
+    weights = torch.exp(-(at**2) / (2 * sigma**2))
+    return weights / weights.sum()
 
 
-def _in_motion(x: Tensor, radius: float, sigma: float, angle: Tensor) -> Tensor:
-    """One-sided Gaussian weights along a line of each image's angle [N]; edge pixels go on beyond it."""
+def _mirror(at: Tensor, side: int, skipped: int = 0) -> Tensor:
+    """Reflect positions at the image's edges: −1 is 0, or 1 if the edge pixel is ``skipped`` (1)."""
+    at = at.remainder(2 * (side - skipped))
+    return torch.where(at >= side, 2 * side - 1 - skipped - at, at)
+
+
+def _blur_along(x: Tensor, radius: float, sigma: float, angle: Tensor) -> Tensor:
+    """Average along a line of each image's angle [N] with one-sided Gaussian weights; edge pixels repeat."""
     width, side = 2 * int(radius) + 1, x.shape[-1]
     along = torch.arange(width, dtype=x.dtype, device=x.device)
-    weights = torch.exp(-(along**2) / (2 * sigma**2))
-    weights = weights / weights.sum()
     pixels = torch.arange(side, device=x.device)
     moved = torch.zeros_like(x)
     channels = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
     images = torch.arange(len(x), device=x.device)[:, None, None, None]
-    for i, weight in enumerate(weights):
+    for i, weight in enumerate(_gaussian(along, sigma)):
         right = (i * angle.cos() - 0.5).ceil().long()[:, None, None, None]
         down = (i * angle.sin() - 0.5).ceil().long()[:, None, None, None]
         rows = (pixels[:, None] + down).clamp(0, side - 1)
@@ -302,8 +287,8 @@ def _in_motion(x: Tensor, radius: float, sigma: float, angle: Tensor) -> Tensor:
     return moved
 
 
-def _zoomed(x: Tensor, zoom: float) -> Tensor:
-    """The middle of the images, enlarged linearly to their size."""
+def _zoom(x: Tensor, zoom: float) -> Tensor:
+    """Enlarge the centre of the images linearly to their size."""
     side = x.shape[-1]
     part = math.ceil(side / zoom)
     top = (side - part) // 2
@@ -314,11 +299,8 @@ def _zoomed(x: Tensor, zoom: float) -> Tensor:
     return large[:, :, trim : trim + side, trim : trim + side]
 
 
-def _sampled(x: Tensor, at: Tensor, mirror: str) -> Tensor:
-    """Images at places (x, y) [N, H, W, 2], linearly between pixels.
-
-    The mirror beyond the image stands on the edge of its last ``pixel`` (−1 is 0) or in its ``middle``.
-    """
+def _sample(x: Tensor, at: Tensor, skipped: int) -> Tensor:
+    """Sample images at positions (x, y) [N, H, W, 2], linearly between pixels and mirrored at the edges."""
     side = x.shape[-1]
     low = at.floor()
     part = at - low
@@ -326,12 +308,7 @@ def _sampled(x: Tensor, at: Tensor, mirror: str) -> Tensor:
     found = torch.zeros_like(x)
     for right in (0, 1):
         for down in (0, 1):
-            place = low.long() + torch.tensor([right, down], device=x.device)
-            if mirror == "pixel":
-                place = _mirror(place, side)
-            else:
-                place = place.remainder(2 * side - 2)
-                place = torch.where(place >= side, 2 * side - 2 - place, place)
+            place = _mirror(low.long() + torch.tensor([right, down], device=x.device), side, skipped)
             share_x = part[..., 0] if right else 1 - part[..., 0]
             share_y = part[..., 1] if down else 1 - part[..., 1]
             pixels = x[images, :, place[..., 1], place[..., 0]].permute(0, 3, 1, 2)
@@ -343,7 +320,14 @@ def _single(*values: float) -> tuple[tuple[float, ...], ...]:
     return tuple((value,) for value in values)
 
 
-#: By the names that files of CIFAR-100-C have.
+_SNOW = (
+    (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+    (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+    (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+    (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+    (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+)
+#: Corruptions by their file names in CIFAR-100-C.
 CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": Corruption(_gaussian_noise, _single(0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": Corruption(_shot_noise, _single(500, 250, 100, 75, 50)),
@@ -354,16 +338,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     ),
     "motion_blur": Corruption(_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "zoom_blur": Corruption(_zoom_blur, _single(1.05, 1.10, 1.15, 1.20, 1.25)),
-    "snow": Corruption(
-        _snow,
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
+    "snow": Corruption(_snow, _SNOW),
     "fog": Corruption(_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
     "brightness": Corruption(_brightness, _single(0.05, 0.1, 0.15, 0.2, 0.3)),
     "contrast": Corruption(_contrast, _single(0.75, 0.5, 0.4, 0.3, 0.15)),
@@ -377,5 +352,5 @@ CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_blur": Corruption(_gaussian_blur, _single(0.4, 0.6, 0.7, 0.8, 1)),
 }
 
-#: The fourteen of the standard that need no photographs; the last two above are extras.
+#: The fourteen standard corruptions; the last two above are extras.
 STANDARD = tuple(CORRUPTIONS)[:14]

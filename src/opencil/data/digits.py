@@ -1,7 +1,7 @@
-"""The embedded benchmark's data: real images that come inside scikit-learn, so that nothing is downloaded."""
+"""The embedded benchmark's data: real images that come with scikit-learn, so that nothing is downloaded."""
 
-import os
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ _HELD_OUT = (8, 9)
 def _image_set(
     name: str, pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", size: int
 ) -> ImageSet:
-    """uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
+    """Return uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
     if size != _SIDE:
         raise BadInput(
             f"benchmark.image_size = {size} does not fit {name!r}: its images are {_SIDE} × {_SIDE} pixels"
@@ -32,34 +32,25 @@ def _image_set(
     return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
 
 
-def _inside(path: str) -> Path:
-    """Where scikit-learn has a file of its datasets: to import it, to read one, takes over a second."""
-    found = find_spec("sklearn")
-    folders = (found and found.submodule_search_locations) or [os.devnull]
-    return Path(folders[0], "datasets", path)
+@cache
+def _sklearn_data() -> Path:
+    """Return the folder of scikit-learn's datasets; importing scikit-learn takes over a second."""
+    spec = find_spec("sklearn")
+    assert spec is not None
+    return Path(next(iter(spec.submodule_search_locations or [])), "datasets")
 
 
-def _digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    if (file := _inside("data/digits.csv.gz")).exists():
-        table = np.loadtxt(file, delimiter=",")
-        pixels, labels = table[:, :-1], table[:, -1]
-    else:  # another release may have it elsewhere
-        from sklearn.datasets import load_digits
-
-        pixels, labels = load_digits(return_X_y=True)
-    return np.round(pixels.reshape(-1, _SIDE, _SIDE) * (255 / 16)).astype(np.uint8), labels
+@cache
+def _read_digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    table = np.loadtxt(_sklearn_data() / "data/digits.csv.gz", delimiter=",")
+    return np.round(table[:, :-1].reshape(-1, _SIDE, _SIDE) * (255 / 16)).astype(np.uint8), table[:, -1]
 
 
-def _photos() -> "list[np.ndarray[Any, Any]]":
+@cache
+def _read_photos() -> "list[np.ndarray[Any, Any]]":
     from PIL import Image
 
-    files = [_inside("images/china.jpg"), _inside("images/flower.jpg")]
-    if all(file.exists() for file in files):
-        return [np.asarray(Image.open(file)) for file in files]
-    from sklearn.datasets import load_sample_images
-
-    photos: list[np.ndarray[Any, Any]] = load_sample_images().images
-    return photos
+    return [np.asarray(Image.open(_sklearn_data() / f"images/{name}.jpg")) for name in ("china", "flower")]
 
 
 @register_dataset("digits")
@@ -70,25 +61,25 @@ class Digits(Dataset):
     classes: ClassVar[int | None] = 8
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """The 965 training or the 478 test images."""
-        pixels, labels = _digits()
-        rank = np.empty(len(labels), dtype=int)  # of an image among those of its class
+        """Return the 965 training or the 478 test images."""
+        pixels, labels = _read_digits()
+        rank = np.empty(len(labels), dtype=int)  # an image's position within its class
         for c in np.unique(labels):
             rank[labels == c] = np.arange((labels == c).sum())
-        chosen = ~np.isin(labels, _HELD_OUT) & ((rank % 3 == 2) == (split == "test"))
-        return _image_set("digits", pixels[chosen], labels[chosen], size)
+        rows = ~np.isin(labels, _HELD_OUT) & ((rank % 3 == 2) == (split == "test"))
+        return _image_set("digits", pixels[rows], labels[rows], size)
 
 
 @register_dataset("digits-held-out")
 @dataclass(frozen=True)
 class HeldOutDigits(Dataset):
-    """Handwritten digits 8 and 9 (scikit-learn), which no step ever learns."""
+    """Handwritten digits 8 and 9 (scikit-learn), which no step learns."""
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """The 354 images of the two held-out digits."""
-        pixels, labels = _digits()
-        chosen = np.isin(labels, _HELD_OUT)
-        return _image_set("digits-held-out", pixels[chosen], labels[chosen] - _HELD_OUT[0], size)
+        """Return the 354 images of the two held-out digits."""
+        pixels, labels = _read_digits()
+        rows = np.isin(labels, _HELD_OUT)
+        return _image_set("digits-held-out", pixels[rows], labels[rows] - _HELD_OUT[0], size)
 
 
 @register_dataset("photo-patches")
@@ -99,33 +90,32 @@ class PhotoPatches(Dataset):
     patch: Count = 32
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
+        """Return patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
         if self.patch % _SIDE or self.patch > 256:
             raise BadInput(
                 f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
             )
         cell, patches, labels = self.patch // _SIDE, [], []
-        for label, photo in enumerate(_photos()):
+        for label, photo in enumerate(_read_photos()):
             rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch
             photo = photo[: rows * self.patch, : columns * self.patch]
-            # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then one patch per (row, column)
+            # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then a patch per (row, column)
             cells = photo.reshape(rows, _SIDE, cell, columns, _SIDE, cell, 3).mean(axis=(2, 5))
             patches.append(cells.transpose(0, 2, 1, 3, 4).reshape(-1, _SIDE, _SIDE, 3))
             labels.append(np.full(rows * columns, label))
-        return _image_set(
-            "photo-patches", np.concatenate(patches).round().astype(np.uint8), np.concatenate(labels), size
-        )
+        pixels = np.concatenate(patches).round().astype(np.uint8)
+        return _image_set("photo-patches", pixels, np.concatenate(labels), size)
 
 
 @register_dataset("noise")
 @dataclass(frozen=True)
 class Noise(Dataset):
-    """Grey noise, every pixel uniform and independent; the same images every time."""
+    """Grey noise: each pixel is uniform and independent, the same images for a seed."""
 
     count: Count = 500
     seed: Whole = 0
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """``count`` images, all of one class."""
+        """Return ``count`` images of one class."""
         pixels = np.random.default_rng(self.seed).integers(0, 256, (self.count, _SIDE, _SIDE), dtype=np.uint8)
         return _image_set("noise", pixels, np.zeros(self.count), size)

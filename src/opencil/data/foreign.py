@@ -1,7 +1,7 @@
-"""Images from elsewhere, normalised already: arrays, Datasets, DataLoaders and other iterables of batches."""
+"""Normalised images from the user: arrays, Datasets, DataLoaders and other iterables of batches."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from opencil.arrays import dense, tensor_of
 from opencil.data.images import Images
-from opencil.data.precision import widened
+from opencil.data.precision import as_float64
 from opencil.errors import BadInput
 
-#: Under which of these names a batch that is a mapping has its images, and its labels.
+#: Keys of the images, and of the labels, in a batch that is a mapping.
 IMAGE_KEYS = ("images", "image", "pixel_values", "data", "img", "x")
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -22,36 +22,31 @@ Pair = tuple[Tensor, Tensor | None]
 
 
 class ForeignImages(ABC):
-    """Normalised images that are served in batches and never all in memory, in one order that stays.
+    """Normalised images that are served in batches, in an order that stays the same.
 
-    ``name`` is what errors call them, ``device`` where batches come to, ``labelled`` whether labels that come
-    with them are read.
+    ``name`` is for errors, ``device`` is the device of the batches, ``labelled``: read labels that come with
+    them. ``by_index``: images can be read by their indices. ``again``: they can be read a second time.
     """
+
+    by_index: bool = True
+    again: bool = True
 
     def __init__(self, name: str, device: torch.device, labelled: bool = True) -> None:
         self.name, self.device, self.labelled = name, device, labelled
-
-    #: Whether images can be had by their indices, and whether they can be read a second time.
-    by_index: bool = True
-    again: bool = True
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def given(self, indices: Tensor | None, size: int) -> Iterator[Any]:
-        """What they are given as, batch by batch: the images at ``indices``, or all in order."""
+    def raw_batches(self, indices: Tensor | None, size: int) -> Iterator[Any]:
+        """Yield the user's batches: the images at ``indices``, or all in order."""
 
     def batches(self, indices: Tensor | None, size: int) -> Iterator[Pair]:
-        """Float32 images [≤ size, C, H, W] and, where they come with them, int64 labels, on the device."""
+        """Yield float32 images [≤ size, C, H, W] and int64 labels, if there are any, on the device."""
         seen = 0
-        for batch in self.given(indices, size):
-            images, labels = _pair(batch, self.name, self.labelled)
-            if images.ndim != 4 or not images.is_floating_point():
-                raise BadInput(
-                    f"images of {self.name} are {images.dtype} {list(images.shape)} a batch: normalised "
-                    "floating-point [B, channels, H, W] are needed"
-                )
+        for batch in self.raw_batches(indices, size):
+            images, labels = _split_pair(batch, self.name, self.labelled)
+            _check_images(images, images.is_floating_point(), f"batches of {self.name}")
             if labels is not None and len(labels) != len(images):
                 raise BadInput(f"{self.name} has a batch of {len(images)} images and {len(labels)} labels")
             if not torch.isfinite(images).all():
@@ -60,130 +55,109 @@ class ForeignImages(ABC):
             seen += len(images)
             for start in range(0, len(images), size):
                 part = slice(start, start + size)
-                yield (
-                    images[part].float().to(self.device),
-                    None if labels is None else labels[part].to(self.device),
-                )
+                of_part = None if labels is None else labels[part].to(self.device)
+                yield images[part].float().to(self.device), of_part
         if not seen and indices is None:
-            raise BadInput(f"{self.name} has no images: at least one is needed")
+            raise _no_images(self.name)
 
 
 class ArrayImages(ForeignImages):
-    """An array or a tensor [N, C, H, W] that lies elsewhere than the model: a memory map, say."""
+    """An array or a tensor [N, C, H, W] on another device than the model, such as a memory map."""
 
     def __init__(self, array: "np.ndarray[Any, Any] | Tensor", *values: Any) -> None:
         super().__init__(*values)
-        if array.ndim != 4 or not len(array) or not _floating(array):
-            raise BadInput(
-                f"images of {self.name} are {array.dtype} {list(array.shape)}: floating-point "
-                "[N, channels, H, W] with at least one image is needed, normalised as the model wants it, or "
-                "an ImageSet of bytes with a transform"
-            )
+        floating = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
+        _check_images(array, floating and len(array) > 0, f"images of {self.name}")
         self._array = array
 
     def __len__(self) -> int:
         return len(self._array)
 
-    def given(self, indices: Tensor | None, size: int) -> Iterator[Any]:
-        """Rows of the array."""
+    def raw_batches(self, indices: Tensor | None, size: int) -> Iterator[Any]:
+        """Yield rows of the array."""
         for rows in torch.split(torch.arange(len(self)) if indices is None else indices.cpu(), size):
             yield self._array[rows.numpy() if isinstance(self._array, np.ndarray) else rows]
 
 
 class DatasetImages(ForeignImages):
-    """A map-style Dataset, or a DataLoader over one, whose order is drawn once."""
+    """A map-style Dataset, or a DataLoader over such a Dataset, whose order is drawn once."""
 
     def __init__(self, dataset: Any, loader: "DataLoader[Any] | None", *values: Any) -> None:
         super().__init__(*values)
-        self._dataset = dataset
-        self._collate: Callable[[list[Any]], Any] | None = None
-        self._workers = 0
-        self._largest: int | None = None  #: images that the loader puts together at a time
-        if loader is None:
-            self._order = torch.arange(len(dataset))
-        else:
+        drawn: list[Any] = [range(len(dataset))]
+        if loader is not None:
             drawn = [list(batch) for batch in loader.batch_sampler or ()]
-            self._order = torch.tensor([index for batch in drawn for index in batch], dtype=torch.int64)
-            self._collate, self._workers = loader.collate_fn, loader.num_workers
-            self._largest = max(map(len, drawn), default=1)
+        self._order = torch.tensor([index for batch in drawn for index in batch], dtype=torch.int64)
         if not len(self._order):
-            raise BadInput(f"{self.name} has no images: at least one is needed")
-        if self._collate in (None, default_collate):
-            # What torch cannot put together, an image that is no tensor, is told before anything runs.
-            _pair(dataset[int(self._order[0])], self.name, labelled=False)
+            raise _no_images(self.name)
+        self._dataset, self._largest = dataset, None if loader is None else max(map(len, drawn))
+        self._workers = 0 if loader is None else loader.num_workers
+        self._collate = default_collate if loader is None else loader.collate_fn
+        if self._collate is default_collate:
+            # An image that torch cannot collate is refused before anything runs.
+            _split_pair(dataset[int(self._order[0])], self.name, labelled=False)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def given(self, indices: Tensor | None, size: int) -> Iterator[Any]:
-        """Batches of items, put together by the loader's own function, or by torch's."""
-        chosen = self._order if indices is None else self._order[indices.cpu()]
-        batches = [rows.tolist() for rows in torch.split(chosen, min(size, self._largest or size))]
-        # A generator of its own: a loader that starts would else draw from the user's random numbers.
-        numbers = torch.Generator()
+    def raw_batches(self, indices: Tensor | None, size: int) -> Iterator[Any]:
+        """Yield batches of items, collated by the loader's own function or by torch's."""
+        order = self._order if indices is None else self._order[indices.cpu()]
         yield from DataLoader(
             self._dataset,
-            batch_sampler=batches,
+            batch_sampler=[rows.tolist() for rows in torch.split(order, min(size, self._largest or size))],
             collate_fn=self._collate,
             num_workers=self._workers,
-            generator=numbers,
+            generator=torch.Generator(),  # without it the loader draws from the user's random numbers
         )
 
 
 class BatchedImages(ForeignImages):
-    """An iterable of batches: what it gives first must come again, where a detector reads images twice."""
+    """An iterable of batches, which must yield the same images whenever a detector reads them again."""
 
     by_index = False
 
     def __init__(self, batches: Iterable[Any], *values: Any) -> None:
         super().__init__(*values)
-        self._batches = batches
-        self.again = not isinstance(batches, Iterator)
-        self._sums: list[float] | None = None
+        self._batches, self.again = batches, not isinstance(batches, Iterator)
+        self._sums: list[float] = []
 
     def __len__(self) -> int:
-        if self._sums is None:
+        if not self._sums:
             for _ in self.batches(None, 2**20):
                 pass
-        assert self._sums is not None
         return len(self._sums)
 
-    def given(self, indices: Tensor | None, size: int) -> Iterator[Any]:
-        """The batches as they come."""
-        if indices is not None:
-            raise BadInput(f"{self.name} is an iterable of batches: its images cannot be had by {_BY_INDEX}")
-        if self._sums is not None and not self.again:
-            raise BadInput(f"{self.name} is an iterator, which gives its images once: {_AGAIN}")
+    def raw_batches(self, indices: Tensor | None, size: int) -> Iterator[Any]:
+        """Yield the batches of the iterable."""
+        if indices is not None or (self._sums and not self.again):
+            raise BadInput(
+                f"{self.name} is an iterable of batches, without images by index, and an iterator yields "
+                "them once: give a Dataset, a DataLoader over a Dataset, or an array"
+            )
         yield from self._batches
 
     def batches(self, indices: Tensor | None, size: int) -> Iterator[Pair]:
-        """Float32 images and labels; images that differ from those of the first time are refused."""
+        """Yield float32 images and labels; refuse images that differ from those of the first pass."""
         sums: list[float] = []
         for images, labels in super().batches(indices, size):
-            start = len(sums)
-            sums += widened(images).flatten(1).sum(dim=1).tolist()
-            if self._sums is not None and self._sums[start : len(sums)] != sums[start:]:
-                raise BadInput(
-                    f"{self.name} gave other images, or the same in another order, when it was read again: "
-                    "shuffle=False, and no random augmentation, keep them"
-                )
+            sums += as_float64(images).flatten(1).sum(dim=1).tolist()
             yield images, labels
-        if self._sums is not None and len(self._sums) != len(sums):
-            raise BadInput(f"{self.name} gave {len(self._sums)} images, and {len(sums)} when read again")
+        if self._sums not in ([], sums):
+            raise BadInput(
+                f"{self.name} gave other images, or the same in another order, when it was read again: "
+                "use shuffle=False and no random augmentation"
+            )
         self._sums = sums
 
 
-_BY_INDEX = "their index, as a training on them needs; give a Dataset, a DataLoader over one, or an array"
-_AGAIN = "give a list of batches, a DataLoader or a Dataset, which can be read again"
-
-
-def served(
+def serve_images(
     images: Any, name: str, device: torch.device | None, batch_size: int = 512, *, labelled: bool = True
 ) -> "Images | Tensor | ForeignImages":
-    """What a user gives as images: an image set or a tensor as it is, all else as ``ForeignImages``.
+    """Return an image set or a tensor as it is, and anything else as ``ForeignImages``.
 
-    ``device`` is where the model computes, None where that is not known. Labels are read unless ``labelled``
-    says no.
+    ``device`` is the model's device, None if it is unknown. ``labelled``: read labels that come with the
+    images.
     """
     values = (name, device or torch.device("cpu"), labelled)
     if isinstance(images, (Images, ForeignImages)):
@@ -193,43 +167,46 @@ def served(
         return images if device in (None, images.device) else ArrayImages(images, *values)
     if isinstance(images, np.ndarray):
         return ArrayImages(images, *values)
+    if isinstance(images, IterableDataset):
+        images = DataLoader(images, batch_size=batch_size)
     if isinstance(images, DataLoader):
         indexed = images.batch_sampler is not None and not isinstance(images.dataset, IterableDataset)
         return DatasetImages(images.dataset, images, *values) if indexed else BatchedImages(images, *values)
-    if isinstance(images, IterableDataset):
-        return BatchedImages(DataLoader(images, batch_size=batch_size), *values)
-    if isinstance(images, (str, bytes, Mapping, type)) or not _holds_items(images):
+    indexed = hasattr(images, "__getitem__") and hasattr(images, "__len__")
+    if isinstance(images, (str, bytes, Mapping, type)) or not (indexed or hasattr(images, "__iter__")):
         raise BadInput(
             f"{name} is a {type(images).__name__}: images are a tensor or array [N, channels, H, W], an "
             "image set, a Dataset, a DataLoader or another iterable of batches"
         )
-    if not (hasattr(images, "__getitem__") and hasattr(images, "__len__")):
+    if not indexed:
         return BatchedImages(images, *values)
     if not len(images):
-        raise BadInput(f"{name} has no images: at least one is needed")
-    try:
-        item = images[0]
-    except KeyError:  # a table whose columns have names, say
-        raise BadInput(f"{name} is a {type(images).__name__} without an item 0: images are counted") from None
-    first, _ = _pair(item, name, labelled=False)
-    if first.ndim == 3:
-        return DatasetImages(images, None, *values)
-    return BatchedImages(images, *values)
+        raise _no_images(name)
+    first, _ = _split_pair(images[0], name, labelled=False)
+    return DatasetImages(images, None, *values) if first.ndim == 3 else BatchedImages(images, *values)
 
 
-def _holds_items(images: Any) -> bool:
-    return hasattr(images, "__iter__") or (hasattr(images, "__getitem__") and hasattr(images, "__len__"))
+def _no_images(name: str) -> BadInput:
+    return BadInput(f"{name} has no images: at least one is needed")
 
 
-def _pair(item: Any, name: str, labelled: bool) -> Pair:
-    """Images and labels of a batch, or of one item, in whatever form they come."""
+def _check_images(images: "np.ndarray[Any, Any] | Tensor", usable: bool, what: str) -> None:
+    if images.ndim != 4 or not usable:
+        raise BadInput(
+            f"{what} are {images.dtype} {list(images.shape)}: normalised floating-point images [N, channels, "
+            "H, W] are needed, at least one, or an ImageSet of bytes with a transform"
+        )
+
+
+def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
+    """Return images and labels of a batch or of an item."""
     images, labels = item, None
     if isinstance(item, Mapping):
         images = next((item[key] for key in IMAGE_KEYS if key in item), None)
         labels = next((item[key] for key in LABEL_KEYS if key in item), None)
         if images is None:
             raise BadInput(
-                f"{name} gives mappings with {', '.join(map(str, item)) or 'nothing'}: images are looked for "
+                f"{name} has mappings with {', '.join(map(str, item)) or 'nothing'}: images are looked for "
                 f"under {', '.join(IMAGE_KEYS)}"
             )
     elif isinstance(item, (tuple, list)) and item:
@@ -240,22 +217,15 @@ def _pair(item: Any, name: str, labelled: bool) -> Pair:
             "the model wants it; a dataset's transform makes it (torchvision: ToTensor, then Normalize)"
         )
     found = dense(images, f"images of {name}")
-    return found, _labels(labels, name) if labelled and labels is not None else None
+    return found, _read_labels(labels, name) if labelled and labels is not None else None
 
 
-def _labels(labels: Any, name: str) -> Tensor:
+def _read_labels(labels: Any, name: str) -> Tensor:
     try:
-        found = torch.as_tensor(tensor_of(labels))
+        found = dense(torch.as_tensor(tensor_of(labels)), f"labels of {name}")
+        if found.ndim == 1 and not found.is_floating_point() and found.dtype != torch.bool:
+            return found.long()
+        wrong = f"{found.dtype} {list(found.shape)}"
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise BadInput(f"{name} has labels that are no numbers: {_WHOLE}") from None
-    found = dense(found, f"labels of {name}")
-    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
-        raise BadInput(f"{name} has labels that are {found.dtype} {list(found.shape)}: {_WHOLE}")
-    return found.long()
-
-
-_WHOLE = "whole numbers [B] are needed, one for each image"
-
-
-def _floating(array: "np.ndarray[Any, Any] | Tensor") -> bool:
-    return array.is_floating_point() if isinstance(array, Tensor) else np.issubdtype(array.dtype, np.floating)
+        wrong = "no numbers"
+    raise BadInput(f"{name} has labels that are {wrong}: whole numbers [B] are needed, one for each image")

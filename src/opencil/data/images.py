@@ -1,12 +1,12 @@
-"""Images and their labels, and the contract of a dataset that delivers them."""
+"""Labelled images, and the interface of a dataset that delivers them."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,28 +14,31 @@ from torch import Tensor
 from opencil.errors import BadInput
 from opencil.validation import Values
 
-if TYPE_CHECKING:
-    from opencil.data.kept_pixels import KeptPixels
-
 Split = Literal["train", "test"]
 Store = Literal["auto", "resident", "streamed"]
+#: Called with the number of images that are done and of all images.
+Progress = Callable[[int, int], None]
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copied without making the host wait for what the device has been given before."""
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def move_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for earlier work on it."""
     if tensor.device == device or device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Images(ABC):
-    """Labelled RGB images of one size that are served in batches, wherever they are kept: a dataclass.
+    """Labelled RGB images of one size that are served in batches; subclasses are dataclasses.
 
-    ``labels``: int64 [N], on the device that batches come to. ``classes`` are the names of labels 0, 1, …
-    where they are known.
+    ``labels``: int64 [N], on the device of the batches. ``classes``: the names of labels 0, 1, … if they are
+    known.
     """
 
-    #: Whether an image costs more than a copy when it is served.
+    #: Whether serving an image costs more than a copy.
     decodes: ClassVar[bool] = False
 
     name: str
@@ -50,46 +53,45 @@ class Images(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are served."""
+        """Return the device of the batches."""
         return self.labels.device
 
     @property
     @abstractmethod
     def side(self) -> int:
-        """Height and width of the images in pixels."""
+        """Return the height and width of the images in pixels."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """The same for the same pixels: a checksum of them, or of the files they are decoded from."""
+        """Return a digest of the pixels, or of the files that they are decoded from."""
 
     @abstractmethod
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
-        """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
+        """Yield the images at ``indices`` in their order: uint8 batches [≤ size, 3, H, W] on the device."""
 
     @abstractmethod
     def to(self, device: torch.device) -> Self:
-        """The same images, served on a device."""
+        """Return the same images, served on a device."""
 
-    def relabelled(self, order: list[int]) -> Self:
-        """Labels replaced by their position in a class order, so that step t's classes are consecutive."""
+    def relabel(self, order: list[int]) -> Self:
+        """Replace each label by its position in a class order, so that a step's classes are consecutive."""
         position = torch.empty(len(order), dtype=torch.int64)
         position[torch.tensor(order)] = torch.arange(len(order))
         names = tuple(self.classes[c] for c in order) if self.classes else ()
         return self._with(labels=position.to(self.labels.device)[self.labels], classes=names)
 
-    def labelled_as(self, other: "Images") -> Self:
-        """The same images with the labels and class names of others, which are as many and in their order."""
+    def with_labels_of(self, other: "Images") -> Self:
+        """Return the same images with the labels and class names of other images in the same order."""
         return self._with(labels=other.labels, classes=other.classes)
 
     def _with(self, **values: Any) -> Self:
-        """The same images with some of their fields replaced."""
         return cast(Self, replace(cast(Any, self), **values))
 
 
 @dataclass(frozen=True, repr=False)
 class ImageSet(Images):
-    """Images that are resident as bytes on one device: uint8 [N, 3, H, W]."""
+    """Images that are resident on one device as bytes, uint8 [N, 3, H, W]."""
 
     name: str
     images: Tensor
@@ -110,33 +112,32 @@ class ImageSet(Images):
 
     @property
     def side(self) -> int:
-        """Height and width of the images in pixels."""
+        """Return the height and width of the images in pixels."""
         return self.images.shape[-1]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the pixels."""
+        """Return the SHA-256 of the pixels."""
         digest = hashlib.sha256(str(list(self.images.shape)).encode())
         digest.update(self.images.cpu().contiguous().flatten().numpy().data)
         return digest.hexdigest()
 
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
-        """The images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device."""
-        for rows in torch.split(moved(indices, self.device), size):
+        """Yield the images at ``indices`` in their order: uint8 batches [≤ size, 3, H, W] on the device."""
+        for rows in torch.split(move_to(indices, self.device), size):
             yield self.images[rows]
 
     def to(self, device: torch.device) -> Self:
-        """The same set on a device."""
+        """Return the same images on a device."""
         return self._with(images=self.images.to(device), labels=self.labels.to(device))
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where a dataset's files are and how its images are to be served: it never changes their pixels.
+    """Where a dataset's files are and how its images are served, with the same pixels for any values.
 
-    ``auto`` keeps a split on the device if it takes at most ``resident_mb`` MiB there, and streams it from
-    disk otherwise. ``workers``: threads that decode; None: one per processor. ``decoded_mb``: MiB of memory
-    for decoded images of splits that are streamed; None: a quarter of what is free.
+    ``auto`` keeps a split of at most ``resident_mb`` MiB on the device and streams larger splits from disk.
+    ``workers``: threads that read and decode; None: one per processor.
     """
 
     root: Path | None = None
@@ -144,17 +145,9 @@ class Access:
     store: Store = "auto"
     resident_mb: int = 1024
     workers: int | None = None
-    decoded_mb: int | None = None
-
-    @cached_property
-    def kept(self) -> "KeptPixels":
-        """Where decoded images stay, of all splits that are read by this access."""
-        from opencil.data.kept_pixels import KeptPixels, room_here
-
-        return KeptPixels(room_here() if self.decoded_mb is None else self.decoded_mb * 2**20)
 
     def streams(self, count: int, side: int) -> bool:
-        """Whether so many images of a size are to be streamed."""
+        """Return whether ``count`` images of a size are streamed."""
         if self.store != "auto":
             return self.store == "streamed"
         return count * 3 * side * side > self.resident_mb * 2**20
@@ -162,15 +155,15 @@ class Access:
 
 @dataclass(frozen=True)
 class Dataset(Values, ABC):
-    """A source of images. Subclasses register themselves and say how to load a split."""
+    """A source of images. A subclass registers itself and loads a split."""
 
-    #: Number of classes where it is known before loading; None: it comes from the data.
+    #: Number of classes if it is known before the images are loaded.
     classes: ClassVar[int | None] = None
 
     @abstractmethod
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Images of a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root`` holds the downloads."""
+        """Return a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root``: the folder of downloads."""
 
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
-        """Images of a split, under the name that the benchmark gives the dataset."""
+        """Return the images of a split for a benchmark that calls the dataset ``name``."""
         return self.load(split, size, access.root)

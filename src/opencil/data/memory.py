@@ -1,4 +1,4 @@
-"""The exemplar memory: indices of a few training images of every class seen, never copies of them."""
+"""The exemplar memory: indices of a few training images of each class seen."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from opencil.errors import BadInput
 
 
 def quota(size: int, seen: int) -> int:
-    """Exemplars per class when ``seen`` classes share a memory of ``size`` images."""
+    """Return the number of exemplars per class when ``seen`` classes share ``size`` images."""
     if size < seen:
         raise BadInput(
             f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed"
@@ -18,9 +18,9 @@ def quota(size: int, seen: int) -> int:
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Herding order of ``features`` [N, D]: each pick brings the mean of the picks nearest to the class mean.
+    """Return the herding order of ``features`` [N, D]: a pick brings the picks' mean closest to the class's.
 
-    Features are L2-normalised first, their mean is not again. At most N picks, without replacement.
+    Features are L2-normalised; their mean is not. There are at most N picks, without replacement.
     """
     points = torch.nn.functional.normalize(features.cpu().double(), dim=1)
     mean, total = points.mean(dim=0), torch.zeros(points.shape[1], dtype=torch.float64)
@@ -44,21 +44,21 @@ class Memory:
 
     @property
     def indices(self) -> Tensor:
-        """All exemplars, class after class."""
+        """Return the exemplars of all classes, class after class."""
         return torch.cat([torch.empty(0, dtype=torch.int64), *self.per_class])
 
-    def updated(self, candidates: list[tuple[Tensor, Tensor]]) -> "Memory":
-        """The memory after a step.
+    def add_classes(self, candidates: list[tuple[Tensor, Tensor]]) -> "Memory":
+        """Return the memory after a step.
 
-        Old classes keep the first of their order; each new class gives (indices, features) to be herded.
+        Old classes keep the first of their exemplars. A new class is a pair (indices, features) to herd.
         """
         share = quota(self.size, len(self.per_class) + len(candidates))
-        old = tuple(kept[:share] for kept in self.per_class)
+        old = tuple(indices[:share] for indices in self.per_class)
         new = tuple(indices.cpu()[herd(features, share)] for indices, features in candidates)
         return Memory(self.size, old + new)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What to store: all indices and how many belong to each class."""
+        """Return the tensors to store: all indices, and the number of exemplars of each class."""
         return {
             "indices": self.indices,
             "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64),
@@ -66,5 +66,5 @@ class Memory:
 
     @classmethod
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":
-        """The stored memory again."""
+        """Return the memory from its stored tensors."""
         return cls(size, tuple(torch.split(tensors["indices"], tensors["counts"].tolist())))

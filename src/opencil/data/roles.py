@@ -1,12 +1,12 @@
-"""What an evaluation set is to a model: OOD that lies near or far, or ID that has shifted."""
+"""Roles of evaluation sets: near OOD, far OOD, or shifted ID."""
 
 from typing import Final, Literal
 
 Role = Literal["near", "far", "shifted"]
-#: The roles of OOD sets, as the paper's tables have them.
+#: Roles of OOD sets, in the order of the paper's tables.
 OOD_ROLES: Final[tuple[Role, ...]] = ("near", "far")
-#: ID images under a covariate shift: no average of OOD sets has them.
+#: ID images under a covariate shift; they are in no average over OOD sets.
 SHIFTED: Final[Role] = "shifted"
 ROLES: Final = (*OOD_ROLES, SHIFTED)
-#: The name of the average over all OOD sets, beside those over the sets of a role.
+#: Name of the average over all OOD sets.
 ALL: Final = "all"

@@ -1,4 +1,4 @@
-"""Shifted ID images: each test image under one corruption, made here or read from files of CIFAR-100-C."""
+"""Shifted ID images: each test image under a corruption, computed or read from files of CIFAR-100-C."""
 
 import re
 from collections.abc import Iterator
@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from opencil.data.corruptions import CORRUPTIONS, STANDARD, corrupted
+from opencil.data.corruptions import CORRUPTIONS, STANDARD, corrupt_images
 from opencil.data.images import Images, ImageSet
-from opencil.data.precision import reachable
+from opencil.data.precision import to_float64_device
 from opencil.errors import BadInput, one_line, unknown
 from opencil.validation import Bound, Values, Whole
 
@@ -21,10 +20,10 @@ _SEVERITIES = 5
 
 @dataclass(frozen=True)
 class ShiftedSet(Values):
-    """ID test images, each with one of some corruptions at one of some severities, drawn by ``seed``.
+    """ID test images, each with a corruption and a severity drawn by ``seed``, all pairs equally often.
 
-    All pairs of the two are drawn equally often. ``files`` is a folder of CIFAR-100-C, in the folder of
-    downloads or absolute: the corrupted images are then read from it instead of being made.
+    ``files`` is a folder of CIFAR-100-C, absolute or in the folder of downloads: corrupted images are read
+    from it instead of being computed.
     """
 
     corruptions: tuple[str, ...] = STANDARD
@@ -41,64 +40,54 @@ class ShiftedSet(Values):
             if self.files is None and name not in CORRUPTIONS:
                 raise ValueError(f"corruptions: {unknown('corruption', name, CORRUPTIONS)}")
             if not re.fullmatch(r"[a-z0-9_]+", name):
-                raise ValueError(f"corruptions: {name!r} is no corruption: its file's name without .npy is")
+                raise ValueError(f"corruptions: {name!r} is no name of a file of CIFAR-100-C without .npy")
 
     def make(self, name: str, test: Images, root: Path | None) -> ImageSet:
-        """The shifted set of ID test images, in their order and with their labels."""
+        """Return the shifted ID test images, in their order and with their labels."""
         changed = torch.empty(len(test), 3, test.side, test.side, dtype=torch.uint8, device=test.device)
-        files = None if self.files is None else _Files(self.files, root, test)
-        for corruption, severity, chosen in self._drawn(len(test)):
-            if files:
-                images = files.images(corruption, severity, chosen)
+        folder = None if self.files is None else (root or Path()) / self.files
+        if folder is not None:
+            _check_labels(folder, test)
+        for corruption, severity, rows in self._draw_pairs(len(test)):
+            if folder is not None:
+                pixels = _read_array(folder, corruption, _SEVERITIES * len(test), *(test.side,) * 2, 3)
+                part = np.array(pixels[(severity - 1) * len(test) + rows])
+                images = torch.from_numpy(part).permute(0, 3, 1, 2)
             else:
-                (batch,) = test.batches(torch.from_numpy(chosen), len(chosen))
-                generators = [np.random.default_rng([self.seed, int(i)]) for i in chosen]
-                images = corrupted(reachable(batch), corruption, severity, generators)
-            changed[torch.from_numpy(chosen).to(test.device)] = images.to(test.device)
+                (batch,) = test.batches(torch.from_numpy(rows), len(rows))
+                generators = [np.random.default_rng([self.seed, int(i)]) for i in rows]
+                images = corrupt_images(to_float64_device(batch), corruption, severity, generators)
+            changed[torch.from_numpy(rows).to(test.device)] = images.to(test.device)
         return ImageSet(name, changed, test.labels, test.classes)
 
-    def _drawn(self, count: int) -> Iterator[tuple[str, int, np.ndarray[Any, np.dtype[np.int64]]]]:
-        """Each corruption and severity with the images that have it."""
+    def _draw_pairs(self, count: int) -> Iterator[tuple[str, int, np.ndarray[Any, np.dtype[np.int64]]]]:
+        """Yield each corruption and severity with the indices of its images."""
         pairs = [(corruption, severity) for corruption in self.corruptions for severity in self.severities]
         of_image = np.random.default_rng(self.seed).permutation(np.arange(count) % len(pairs))
         for i, (corruption, severity) in enumerate(pairs):
-            if len(chosen := np.flatnonzero(of_image == i)):
-                yield corruption, severity, chosen
+            if len(rows := np.flatnonzero(of_image == i)):
+                yield corruption, severity, rows
 
 
-class _Files:
-    """A folder of CIFAR-100-C: for each corruption the whole test set five times, by severity."""
+def _check_labels(folder: Path, test: Images) -> None:
+    labels = _read_array(folder, "labels", _SEVERITIES * len(test))
+    if not np.array_equal(labels, np.tile(test.labels.cpu().numpy(), _SEVERITIES)):
+        raise BadInput(
+            f"{folder / 'labels.npy'} does not have the labels of {test.name!r}'s test images: its files are "
+            "of another dataset, or in another order"
+        )
 
-    def __init__(self, folder: str, root: Path | None, test: Images) -> None:
-        self._folder = (root or Path()) / folder
-        self._count, self._side = len(test), test.side
-        labels = self._read("labels", (_SEVERITIES * len(test),))
-        expected = np.tile(test.labels.cpu().numpy(), _SEVERITIES)
-        if not np.array_equal(labels, expected):
-            raise BadInput(
-                f"{self._folder / 'labels.npy'} does not have the labels of {test.name!r}'s test images: "
-                "its files are of another dataset, or in another order"
-            )
 
-    def images(self, corruption: str, severity: int, chosen: np.ndarray[Any, Any]) -> Tensor:
-        """Some of the images of a severity, uint8 [N, 3, H, H]."""
-        all_of_them = self._read(corruption, (_SEVERITIES * self._count, self._side, self._side, 3))
-        part = np.array(all_of_them[(severity - 1) * self._count + chosen])
-        return torch.from_numpy(part).permute(0, 3, 1, 2).contiguous()
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """A file's array, mapped from disk; it may hold numbers only, never pickled objects."""
-        path = self._folder / f"{name}.npy"
-        try:
-            # np.load would take a zip for several arrays.
-            array = np.lib.format.open_memmap(path, mode="r")
-        except Exception as error:  # a header is text from strangers: a damaged one fails in many ways
-            raise BadInput(f"shifted images cannot be read from {path}: {one_line(error)}") from None
-        wrong_type = array.dtype.kind not in "iu" if name == "labels" else array.dtype != np.uint8
-        if array.shape != shape or wrong_type:
-            raise BadInput(
-                f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed, the "
-                "test images at severities 1 to 5"
-            )
-        found: np.ndarray[Any, Any] = array
-        return found
+def _read_array(folder: Path, name: str, *shape: int) -> np.ndarray[Any, Any]:
+    """Map a file's array of whole numbers at five severities; pickled objects are refused."""
+    path = folder / f"{name}.npy"
+    try:
+        array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # damaged headers fail in many ways
+        raise BadInput(f"shifted images cannot be read from {path}: {one_line(error)}") from None
+    if array.shape != shape or array.dtype.kind not in "iu" or (len(shape) > 1 and array.dtype != np.uint8):
+        raise BadInput(
+            f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed, the test "
+            "images at severities 1 to 5"
+        )
+    return array

@@ -1,10 +1,10 @@
-"""The class-incremental stream: which classes come when, and how much OOD data a step sees."""
+"""The class-incremental stream: the classes of each step, and its share of the OOD data."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,23 +15,24 @@ from opencil.errors import BadInput, shown
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
-    """The order in which classes are learned; a class's new label is its position in it.
+    """Return the order in which classes are learned; a class's new label is its position in the order.
 
-    The old generator, on purpose: it gives the order that the whole field uses.
+    NumPy's legacy generator draws it, as in other libraries, so that orders are comparable.
     """
     return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
 
-#: A text such as 10, 50+10, 20-20-10 or 40-20+10.
-_SIZES = re.compile(r"(?:([1-9]\d*(?:-[1-9]\d*)*)\+)?([1-9]\d*(?:-[1-9]\d*)*)")
+_SIZE = r"[1-9]\d*"
+#: Texts such as 20-20-10, 10, 50+10 or 40-20+10.
+_SIZES = re.compile(rf"(?P<all>{_SIZE}(-{_SIZE})+)|((?P<first>{_SIZE}(-{_SIZE})*)\+)?(?P<then>{_SIZE})")
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How many classes each step brings.
+    """Numbers of classes of the steps.
 
-    ``10``: ten each, and the last takes what is left. ``50+10``: 50 first, then ten each. ``20-20-10``: just
-    these. ``first`` are the sizes that are stated one by one, ``then`` is that of all further steps.
+    ``10``: ten each, with the rest in the last step. ``50+10``: 50 first, then ten each. ``20-20-10``: these
+    three steps. ``first`` are the sizes stated one by one; ``then`` is the size of all further steps.
     """
 
     first: tuple[int, ...]
@@ -39,52 +40,49 @@ class StepSizes:
 
     @classmethod
     def parse(cls, value: "int | str | StepSizes") -> "StepSizes":
-        """The sizes that a number or a text means."""
+        """Return the sizes of a number or a text."""
         if isinstance(value, StepSizes):
             return value
         match = _SIZES.fullmatch(str(value))
-        listed = [tuple(map(int, part.split("-"))) for part in (match.groups() if match else ()) if part]
-        if not listed or (len(listed) == 2 and len(listed[1]) > 1):
+        if not match:
             raise BadInput(
                 f"classes_per_step = {shown(value)} is not allowed: a number of classes is (10), or a first "
                 "step before it (50+10), or the sizes of all steps (20-20-10)"
             )
-        if len(listed) == 1 and len(listed[0]) > 1:
-            return cls(listed[0], None)
-        first, then = listed[0], listed[-1][0]
-        while first and first[-1] == then:  # 10 is 10+10, and that is 10
+        first = tuple(int(size) for size in (match["all"] or match["first"] or "").split("-") if size)
+        then = int(match["then"]) if match["then"] else None
+        while first and first[-1] == then:  # 10+10 is 10
             first = first[:-1]
         return cls(first, then)
 
     @property
     def label(self) -> int | str:
-        """What names them in folders and rows: a number where steps are equal, a text where they are not."""
+        """Return the name in folders and rows: a number for equal steps, a text for others."""
         if self.then is None:
             return "-".join(map(str, self.first))
         return f"{'-'.join(map(str, self.first))}+{self.then}" if self.first else self.then
 
     @property
     def order(self) -> tuple[bool, tuple[int, ...]]:
-        """Sorts equal steps before others, and each of them by size: 5, 10, 20, 50+10."""
+        """Return a sort key: equal steps before others, each by size (5, 10, 20, 50+10)."""
         return bool(self.first), (*self.first, self.then or 0)
 
     def of(self, classes: int) -> tuple[int, ...]:
-        """The classes of each step, of so many in all; the last takes what is left of equal ones."""
+        """Return the number of classes of each step; the last of equal steps takes the rest."""
         left = classes - sum(self.first)
         if left < 0 or (left and self.then is None):
-            have = f"they are {sum(self.first)} in all" if self.then is None else "the first are more"
             raise BadInput(
-                f"classes_per_step = {shown(self.label)} is not allowed: there are {classes} "
-                f"classes, and {have}"
+                f"classes_per_step = {shown(self.label)} is not allowed: the sizes sum to {sum(self.first)}, "
+                f"and there are {classes} classes"
             )
         then = self.then or 1
         return (*self.first, *(min(then, left - start) for start in range(0, left, then)))
 
 
 def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", "list"], seed: int) -> Tensor:
-    """Indices of the OOD images of a step: the first ``round(count·t/c)`` of one order, so steps are nested.
+    """Return the indices of a step's OOD images: the first ``round(count·t/c)`` of an order, at least one.
 
-    At least one image, so that every step can be measured.
+    The order is the same for all steps, so that later steps contain earlier ones.
     """
     if count < 1:
         raise BadInput("an OOD dataset has no images: at least one is needed")
@@ -96,9 +94,9 @@ def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", 
 
 @dataclass(frozen=True)
 class Step:
-    """One of ``steps`` steps; ``sizes`` are the numbers of classes of the steps up to it.
+    """A step of ``steps``; ``sizes`` are the numbers of classes of all steps up to this step.
 
-    ``train`` indexes the training images of the new classes, ``test`` the test images of all classes seen.
+    ``train`` indexes the training images of new classes, ``test`` the test images of all classes seen.
     """
 
     sizes: tuple[int, ...]
@@ -113,39 +111,39 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Its number, counted from 1."""
+        """Return the step's number, counted from 1."""
         return len(self.sizes)
 
     @property
     def old(self) -> int:
-        """Number of old classes: labels 0 … old − 1 are theirs."""
+        """Return the number of old classes, whose labels are 0 … old − 1."""
         return sum(self.sizes[:-1])
 
     @property
     def seen(self) -> int:
-        """Number of classes so far: labels old … seen − 1 are new."""
+        """Return the number of classes so far; labels old … seen − 1 are new."""
         return sum(self.sizes)
 
     @property
     def new(self) -> int:
-        """Number of new classes."""
+        """Return the number of new classes."""
         return self.sizes[-1]
 
     @property
     def tasks(self) -> list[range]:
-        """Labels of each step so far."""
+        """Return the labels of each step so far."""
         ends = list(accumulate(self.sizes))
         return [range(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
 
     @property
     def task_of_class(self) -> list[int]:
-        """The step, counted from 1, that each class seen came with."""
+        """Return the step, counted from 1, in which each class seen was learned."""
         return [task for task, labels in enumerate(self.tasks, start=1) for _ in labels]
 
 
 @dataclass(frozen=True)
-class Stream(Sequence[Step]):
-    """The steps over a training and a test set whose labels are positions in the class order."""
+class Stream:
+    """Steps over a training and a test set whose labels are positions in the class order."""
 
     train: Images
     test: Images
@@ -160,7 +158,7 @@ class Stream(Sequence[Step]):
         order_seed: int = 1993,
         order: Sequence[int] | None = None,
     ) -> "Stream":
-        """Order the classes of a dataset and cut them into steps."""
+        """Order the classes of a dataset and divide them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
             raise BadInput(
@@ -170,30 +168,21 @@ class Stream(Sequence[Step]):
         if sorted(order) != list(range(classes)):
             raise BadInput(f"class_order is not allowed: each of 0 to {classes - 1} is needed in it, once")
         sizes = StepSizes.parse(per_step).of(classes)
-        return cls(train.relabelled(order), test.relabelled(order), sizes)
+        return cls(train.relabel(order), test.relabel(order), sizes)
 
     @property
     def classes(self) -> int:
-        """Number of classes in all."""
+        """Return the number of classes of all steps."""
         return sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @overload
-    def __getitem__(self, index: int) -> Step: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | list[Step]:
-        if isinstance(index, slice):
-            return [self._step(i) for i in range(*index.indices(len(self)))]
-        return self._step(range(len(self))[index])
-
     def __iter__(self) -> Iterator[Step]:
-        return (self._step(i) for i in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
-    def _step(self, index: int) -> Step:
-        sizes = self.sizes[: index + 1]
+    def __getitem__(self, index: int) -> Step:
+        sizes = self.sizes[: range(len(self))[index] + 1]
         seen, old = sum(sizes), sum(sizes[:-1])
         train, test = self.train.labels, self.test.labels
         return Step(
@@ -205,7 +194,7 @@ class Stream(Sequence[Step]):
 
 
 def count_classes(images: Images) -> int:
-    """Number of classes; labels must be 0 … C−1 with an image for each."""
+    """Return the number of classes C; raise an error unless the labels are 0 … C−1 without a gap."""
     if not len(images):
         raise BadInput(f"{images.name!r} has no images")
     present = torch.unique(images.labels).cpu()

@@ -1,4 +1,4 @@
-"""From bytes to what a network reads, batched on the device that holds the images."""
+"""Transform batches of bytes into inputs of a network, on the device of the images."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,16 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.images import Images, moved
+from opencil.data.images import Images, move_to
 from opencil.errors import BadInput
 from opencil.validation import Count, Fraction, Positive, Values, Whole
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices for images: crop offsets, int64 [N], flips, bool [N], and, where brightness is
-    changed, the factor of each image's pixels, float32 [N].
-    """
+    """Random choices for N images: crop offsets int64, flips bool, and brightness factors float32, if any."""
 
     top: Tensor
     left: Tensor
@@ -29,24 +27,23 @@ class Draw:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The choices, in the order that ``Draw`` takes them."""
+        """Return the choices in the order of the constructor."""
         plain = (self.top, self.left, self.flip)
         return plain if self.brightness is None else (*plain, self.brightness)
 
     def to(self, device: torch.device) -> "Draw":
-        """The same choices on a device, which the host does not wait for."""
-        return Draw(*(moved(tensor, device) for tensor in self.tensors))
+        """Copy the choices to a device without waiting for it."""
+        return Draw(*(move_to(tensor, device) for tensor in self.tensors))
 
 
 @dataclass(frozen=True)
 class Transform(Values):
-    """Random crop and horizontal flip for training, centre crop for everything else; then normalisation.
+    """Random crop and horizontal flip for training, centre crop for evaluation; then normalisation.
 
-    Random choices are drawn apart from being applied: an epoch's are drawn at once, by a seeded generator on
-    the CPU, so that every device sees the same images and a captured step contains no random numbers. A mean
-    or std of ``compute`` is filled in by ``fitted`` before the transform is used. ``resize`` enlarges or
-    shrinks images to that side before anything else, for a network that wants another size than is stored.
-    ``brightness`` b multiplies a training image's pixels by a factor uniform in [1 − b, 1 + b].
+    A seeded generator on the CPU draws an epoch's choices at once. So every device gets the same images, and
+    a captured step contains no random numbers. ``fit`` replaces a mean or std of ``compute``. ``resize``
+    resizes images before anything else. ``brightness`` b multiplies pixels of training images by a factor
+    uniform in [1 − b, 1 + b].
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -59,11 +56,11 @@ class Transform(Values):
 
     @property
     def computes(self) -> bool:
-        """Whether statistics are still to be computed from the training images."""
+        """Return whether statistics have to be computed from the training images."""
         return "compute" in (self.mean, self.std)
 
-    def fitted(self, images: Images) -> "Transform":
-        """The same transform with what is to be computed filled in from training images."""
+    def fit(self, images: Images) -> "Transform":
+        """Return the same transform with mean and std computed from training images, if necessary."""
         if not self.computes:
             return self
         mean, std = statistics(images)
@@ -74,7 +71,7 @@ class Transform(Values):
         )
 
     def draw(self, count: int, side: int, generator: torch.Generator) -> Draw:
-        """Random choices for ``count`` images that are stored with ``side`` × ``side`` pixels."""
+        """Draw the choices for ``count`` images of ``side`` × ``side`` pixels."""
         side = self.resize or side
         self._check(side)
         span = side + 2 * self.padding - self.crop
@@ -85,11 +82,9 @@ class Transform(Values):
         return Draw(top, left, flip, 1 + self.brightness * (2 * torch.rand(count, generator=generator) - 1))
 
     def train(self, images: Tensor, draw: Draw) -> Tensor:
-        """uint8 [B, 3, H, W] padded with zeros, cropped, flipped, brightened where that is drawn, normalised:
-        float32 [B, 3, crop, crop].
-        """
+        """Pad uint8 [B, 3, H, W] with zeros, crop, flip, brighten, normalise: float32 [B, 3, crop, crop]."""
         device = images.device
-        padded = F.pad(self._resized(images), (self.padding,) * 4)
+        padded = F.pad(self._resize(images), (self.padding,) * 4)
         pixels = torch.arange(self.crop, device=device)
         rows = draw.top[:, None] + pixels  # [B, crop]
         columns = draw.left[:, None] + torch.where(draw.flip[:, None], pixels.flip(0), pixels)
@@ -101,22 +96,22 @@ class Transform(Values):
         ]
         if draw.brightness is not None:
             cropped = (cropped * draw.brightness[:, None, None, None]).clamp(0, 255)
-        return self.normalised(cropped)
+        return self.normalise(cropped)
 
     def test(self, images: Tensor) -> Tensor:
-        """uint8 [B, 3, H, W] cropped at the centre and normalised: float32 [B, 3, crop, crop]."""
-        images = self._resized(images)
+        """Crop uint8 [B, 3, H, W] at the centre and normalise: float32 [B, 3, crop, crop]."""
+        images = self._resize(images)
         self._check(min(images.shape[-2:]))
         top, left = ((side - self.crop) // 2 for side in images.shape[-2:])
-        return self.normalised(images[:, :, top : top + self.crop, left : left + self.crop])
+        return self.normalise(images[:, :, top : top + self.crop, left : left + self.crop])
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Normalised images as float32 pixels again, 0 … 255: the inverse of normalising, exact for bytes."""
+        """Invert normalisation: float32 pixels 0 … 255, exact for bytes."""
         mean, std = self._statistics(images.device)
         return ((images * std + mean) * 255).round().clamp(0, 255)
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Pixels 0 … 255, bytes or not, as networks read them: float32."""
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels 0 … 255 to float32."""
         mean, std = self._statistics(pixels.device)
         return (pixels.float() / 255 - mean) / std
 
@@ -124,8 +119,8 @@ class Transform(Values):
         if self.crop > side:
             raise BadInput(f"crop = {self.crop} is not allowed: images of {side} pixels allow at most {side}")
 
-    def _resized(self, images: Tensor) -> Tensor:
-        """Bilinear with anti-aliasing, to bytes again, as files are resized when they are read."""
+    def _resize(self, images: Tensor) -> Tensor:
+        """Resize bytes bilinearly with anti-aliasing, as image files are resized."""
         if self.resize is None or images.shape[-1] == self.resize:
             return images
         resized = F.interpolate(images.float(), size=(self.resize,) * 2, mode="bilinear", antialias=True)
@@ -133,14 +128,14 @@ class Transform(Values):
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if isinstance(self.mean, str) or isinstance(self.std, str):
-            raise BadInput("the transform's mean and std are still to be computed: call fitted(images) first")
+            raise BadInput("the transform's mean and std are not computed yet: call fit(images) first")
         return _per_channel(self.mean, device), _per_channel(self.std, device)
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and standard deviation of every channel, in [0, 1], to four digits.
+    """Return mean and standard deviation of each channel, in [0, 1], to four digits.
 
-    Over all pixels of all images; of more than 20,000 images, 20,000 at even distances are read.
+    They are over all pixels of at most 20,000 images at even distances.
     """
     chosen = torch.linspace(0, len(images) - 1, min(len(images), 20_000)).round().long()
     total, squares, count = torch.zeros(3).double(), torch.zeros(3).double(), 0
@@ -159,5 +154,5 @@ def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float,
 
 @cache
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Kept, since a captured training step cannot copy them from the host."""
+    """Return a cached tensor: a captured training step cannot copy it from the host."""
     return torch.tensor(values, device=device).view(-1, 1, 1)

@@ -1,1 +1,1 @@
-"""Readers: from the files that people have to labelled images."""
+"""Readers of labelled images from downloaded files."""

@@ -1,8 +1,8 @@
-"""Trees of image files: a folder per class, or all in one."""
+"""Trees of image files: a folder per class, or a single folder."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,131 +13,90 @@ from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 
-def listing(folder: Path) -> list[str]:
-    """The sorted names in a folder, those that begin with a dot left out."""
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    except OSError as error:
-        raise BadInput(f"folder {folder} cannot be read: {error.strerror}") from None
-
-
 def is_image(name: str) -> bool:
-    """Whether a file name ends like an image's."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122
+    """Return whether a file name has an image's ending."""
+    return name.lower().endswith(SUFFIXES)
 
 
-def images_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """The image files in a folder and its sub-folders, sorted within each.
-
-    ``above`` are the device and number of the folders that led here: a link back to one of them is refused.
-    """
-    folders, files = contents(folder)
-    state = folder.stat()
-    here = state.st_dev, state.st_ino
-    if here in above:
-        raise BadInput(
-            f"folder {folder} is a link to a folder that it lies in: images would repeat endlessly"
-        )
-    images = {name for name in files if is_image(name)}
-    for name in sorted(images.union(folders)):
-        if name in images:
+def find_images(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the image files in a folder and its sub-folders, sorted within each; ``above``: its parents."""
+    folders, files = list_folder(folder)
+    if (here := folder.resolve()) in above:
+        raise BadInput(f"folder {folder} is a link to a parent folder: images would repeat endlessly")
+    for name in sorted([*folders, *filter(is_image, files)]):
+        if name in files:
             yield folder / name
         else:
-            yield from images_below(folder / name, above | {here})
+            yield from find_images(folder / name, (*above, here))
 
 
-def contents(folder: Path) -> tuple[list[str], list[str]]:
-    """Sorted names of the folders and of the regular files in a folder; no pipes, devices or dotted names.
+def list_folder(folder: Path) -> tuple[list[str], set[str]]:
+    """Return the sorted names of the folders and the names of the files in a folder, without hidden ones.
 
-    A link to nowhere counts as a file, so that it is named when it is read and not silently left out.
+    A broken link counts as a file, so that reading it raises an error that names it.
     """
-    folders, files = [], []
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    folders.append(entry.name)
-                elif entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110
-                    files.append(entry.name)
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise BadInput(f"folder {folder} cannot be read: {error.strerror}") from None
-    return sorted(folders), sorted(files)
+    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    return folders, {e.name for e in visible if e.is_file() or e.is_symlink()}.difference(folders)
 
 
-def class_folders(folder: Path) -> FileSource:
-    """A folder per class: labels follow the sorted names of the folders."""
-    names, files = contents(folder)
-    stray = [name for name in files if is_image(name)]
+def read_class_folders(folder: Path) -> FileSource:
+    """Read a folder per class: labels follow the sorted names of the folders."""
+    names, files = list_folder(folder)
     if not names:
         raise BadInput(f"{folder} has no folders of classes")
-    if stray:
+    if stray := sorted(filter(is_image, files)):
         raise BadInput(
             f"{folder} has images outside its {len(names)} folders of classes, such as {stray[0]!r}"
         )
-    folded: dict[str, str] = {}
-    for name in names:
-        other = folded.setdefault(name.strip().casefold(), name)
-        if other != name:
-            raise BadInput(f"{folder} has the class {name!r} twice: the other folder is {other!r}")
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(names):
-        images = list(images_below(folder / name))
-        if not images:
+    counts = Counter(name.strip().casefold() for name in names)
+    if twice := [name for name in names if counts[name.strip().casefold()] > 1]:
+        raise BadInput(f"{folder} has the class {twice[0]!r} twice: the other folder is {twice[1]!r}")
+    images = [list(find_images(folder / name)) for name in names]
+    for name, paths in zip(names, images, strict=True):
+        if not paths:
             raise BadInput(f"class {name!r} of {folder} is empty: it has no images")
-        paths += images
-        labels += [label] * len(images)
-    return FileSource(np.array(labels, np.int64), tuple(names), paths)
+    labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(paths) for paths in images])
+    return FileSource(labels, tuple(names), [path for paths in images for path in paths])
 
 
-def flat_folder(folder: Path) -> FileSource:
-    """All images in a folder and below it, as one class."""
-    paths = list(images_below(folder))
+def read_flat_folder(folder: Path) -> FileSource:
+    """Read all images in a folder and below it as a single class."""
+    paths = list(find_images(folder))
     if not paths:
         raise BadInput(f"{folder} has no images")
     return FileSource(np.zeros(len(paths), np.int64), (folder.name,), paths)
 
 
-@dataclass(frozen=True)
-class Folders(Layout):
-    """A folder per class, at any of some places."""
-
-    folders: tuple[str, ...]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where it looks."""
-        return tuple(f"{folder}/<class>/<image>" for folder in self.folders)
-
-    def find(self, base: Path) -> SplitOnDisk | None:
-        """The first of the places that has a folder in it."""
-        for folder in (base / name for name in self.folders):
-            if folder.is_dir() and any((folder / name).is_dir() for name in listing(folder)):
-                return split_in_folder("class folders", folder, class_folders)
-        return None
+def class_folders(folder: Path) -> SplitOnDisk:
+    """Return the split of a folder that has a folder per class."""
+    return SplitOnDisk("class folders", folder, partial(read_class_folders, folder), separate=True)
 
 
-@dataclass(frozen=True)
-class Flat(Layout):
-    """All images in one folder, at any of some places."""
-
-    folders: tuple[str, ...]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where it looks."""
-        return tuple(f"{folder}/<image>" for folder in self.folders)
-
-    def find(self, base: Path) -> SplitOnDisk | None:
-        """The first of the places that has an image in it."""
-        for folder in (base / name for name in self.folders):
-            if folder.is_dir() and any(map(is_image, listing(folder))):
-                return split_in_folder("flat folder", folder, flat_folder)
-        return None
+def flat_folder(folder: Path) -> SplitOnDisk:
+    """Return the split of all images in a folder."""
+    return SplitOnDisk("flat folder", folder, partial(read_flat_folder, folder), separate=True)
 
 
-def split_in_folder(layout: str, folder: Path, read: Callable[[Path], FileSource]) -> SplitOnDisk:
-    """A folder of images, to be read in one of the two ways."""
-    return SplitOnDisk(layout, folder, partial(read, folder), separate=True)
+def folders(*names: str) -> Layout:
+    """Return the layout of a folder per class, in the first of some folders that has sub-folders."""
+    return _layout(names, "<class>/<image>", lambda path: bool(list_folder(path)[0]), class_folders)
+
+
+def flat(*names: str) -> Layout:
+    """Return the layout of all images in a folder, the first of some folders that has images."""
+    return _layout(names, "<image>", lambda path: any(map(is_image, list_folder(path)[1])), flat_folder)
+
+
+def _layout(
+    names: tuple[str, ...], inside: str, fits: Callable[[Path], bool], split: Callable[[Path], SplitOnDisk]
+) -> Layout:
+    def find(base: Path) -> SplitOnDisk | None:
+        present = (base / name for name in names if (base / name).is_dir())
+        return next((split(folder) for folder in present if fits(folder)), None)
+
+    return Layout(tuple(f"{name}/{inside}" for name in names), find)

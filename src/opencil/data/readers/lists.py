@@ -1,26 +1,20 @@
-"""List files: one image a line, ``path`` or ``path label``, as OpenOOD's ``benchmark_imglist`` has them."""
+"""Images named by a list: OpenOOD's ``benchmark_imglist``, a user's own list, or a list of the package."""
 
-from collections import defaultdict
-from dataclasses import dataclass
+import zipfile
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from importlib import resources
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from opencil.data.readers.archives import points_outside
-from opencil.data.readers.folders import contents
-from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
+from opencil.data.readers.folders import find_images, list_folder
+from opencil.data.readers.source import LARGEST_FILE, FileSource, Layout, SplitOnDisk, first_file
 from opencil.errors import BadInput
-
-_BLANK = " \t\r"
-_LABELS = 2**31
-#: Bytes of a file's name and of a path, as Linux has them.
-_LONGEST_NAME, _LONGEST_PATH = 255, 4000
 
 
 class Line(NamedTuple):
-    """A line of a list file; ``label`` is None where there is none, or −1, which means the same."""
+    """A line of a list file, ``path`` or ``path label``; ``label`` is None if it is absent or −1."""
 
     number: int
     path: str
@@ -28,113 +22,121 @@ class Line(NamedTuple):
 
 
 def read_list(path: Path) -> list[Line]:
-    """The lines of a list file; spaces around a path or a label and empty lines do not count."""
+    """Read a list file; spaces around a path or a label and empty lines are ignored."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"list {path} is not UTF-8 text: {error}") from None
     lines: list[Line] = []
-    seen: dict[tuple[str, ...], int] = {}
-    # Not splitlines(), to which some characters that a file name may have end a line too.
-    for number, content in enumerate(text.split("\n"), 1):
-        content = content.strip(_BLANK)
+    seen: dict[PurePosixPath, int] = {}
+    # Not splitlines(): it also splits at some characters that are allowed in a file name.
+    for number, content in enumerate(map(str.strip, text.split("\n")), 1):
         if not content:
             continue
-        cut = max(map(content.rfind, _BLANK)) + 1
         try:
-            name, label = content[:cut].strip(_BLANK), int(content[cut:])
-        except ValueError:
+            name, label = content.rsplit(maxsplit=1)[0], int(content.rsplit(maxsplit=1)[1])
+        except (IndexError, ValueError):
             name, label = content, -1
-        if not name or not -1 <= label < _LABELS:
-            raise BadInput(
-                f"list {path}, line {number}: {content[:200]!r} is not understood: allowed is a path, then a "
-                f"label from 0 to {_LABELS - 1}, or -1 for none"
-            )
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        if any(len(part.encode()) > _LONGEST_NAME for part in parts) or len(name.encode()) > _LONGEST_PATH:
-            raise BadInput(f"list {path}, line {number}: the name {name[:40]!r}… is too long for a file")
-        if points_outside(name):
-            raise BadInput(f"list {path}, line {number}: {name!r} points outside the folder of images")
-        if parts in seen:
-            raise BadInput(f"list {path} names {name!r} twice: in lines {seen[parts]} and {number}")
-        seen[parts] = number
+        where = f"list {path}, line {number}"
+        if not -1 <= label < 2**31:
+            raise BadInput(f"{where}: label {label} is not allowed: it should be from 0, or -1 for none")
+        name = name.replace("\\", "/")
+        if PureWindowsPath(name).anchor or ".." in name.split("/"):
+            raise BadInput(f"{where}: {name[:200]!r} points outside the folder of images")
+        if (first := seen.setdefault(PurePosixPath(name), number)) != number:
+            raise BadInput(f"list {path} names {name!r} twice: in lines {first} and {number}")
         lines.append(Line(number, name, None if label == -1 else label))
     if not lines:
         raise BadInput(f"list {path} names no images")
     return lines
 
 
-def listed_source(path: Path, folders: tuple[Path, ...]) -> FileSource:
-    """The images that a list names, below the first of the folders that has them.
+def read_listed_images(path: Path, folders: tuple[Path, ...]) -> FileSource:
+    """Read the images that a list names, below the first of the folders that has them.
 
-    Labels are the list's; where it has none, the images' own folders are the classes.
+    Labels are the list's; a list without labels takes the images' own folders as classes.
     """
     lines = read_list(path)
-    paths = _present(path, lines, folders)
+    folder = next((f for f in folders if (f / lines[0].path).is_file()), folders[0])
+    paths = [folder / line.path for line in lines]
+    present = {parent: list_folder(parent)[1] for parent in {p.parent for p in paths} if parent.is_dir()}
+    absent = [line for line, p in zip(lines, paths, strict=True) if p.name not in present.get(p.parent, ())]
+    if absent:
+        raise BadInput(
+            f"list {path}, line {absent[0].number} names {absent[0].path!r}, which is not in {folder}: "
+            f"{len(absent):,} of its {len(lines):,} images are missing"
+        )
     unlabelled = [line for line in lines if line.label is None]
     if unlabelled and len(unlabelled) < len(lines):
-        raise BadInput(f"list {path}, line {unlabelled[0].number}: it has no label, and other lines have one")
+        raise BadInput(f"list {path}, line {unlabelled[0].number}: it has no label, but other lines have")
     parents = [image.parent.name for image in paths]
     if unlabelled:
-        classes = tuple(sorted(set(parents)))
-        position = {name: label for label, name in enumerate(classes)}
-        return FileSource(np.array([position[parent] for parent in parents], np.int64), classes, paths)
+        classes, positions = np.unique(parents, return_inverse=True)
+        return FileSource(positions.astype(np.int64), tuple(classes.tolist()), paths)
     labels = np.array([line.label for line in lines], np.int64)
     return FileSource(labels, _class_names(labels.tolist(), parents), paths)
 
 
-def _present(path: Path, lines: list[Line], folders: tuple[Path, ...]) -> list[Path]:
-    """The images' paths; one that is not there is an error. Folders are listed once, not asked per image."""
-    folder = next((f for f in folders if (f / lines[0].path).is_file()), folders[0])
-    present: dict[str, frozenset[str]] = {}
-    paths, absent = [], []
-    for line in lines:
-        parent, _, name = line.path.replace("\\", "/").rpartition("/")
-        if parent not in present:
-            where = folder / parent
-            present[parent] = frozenset(contents(where)[1]) if where.is_dir() else frozenset()
-        if name not in present[parent]:
-            absent.append(line)
-        paths.append(folder / parent / name)
-    if absent:
-        more = f", and {len(absent) - 1:,} more of its {len(lines):,}" if len(absent) > 1 else ""
-        raise BadInput(
-            f"list {path}, line {absent[0].number} names {absent[0].path!r}, which is not in {folder}{more}"
-        )
-    return paths
-
-
 def _class_names(labels: list[int], parents: list[str]) -> tuple[str, ...]:
-    """The folders of the labels' images where each label has one of its own; else the names are not known."""
-    folders = defaultdict(set)
-    for label, parent in zip(labels, parents, strict=True):
-        folders[label].add(parent)
-    names = [folder for label in sorted(folders) for folder in folders[label]]
-    known = sorted(folders) == list(range(len(names))) and len(set(names)) == len(names)
-    return tuple(names) if known else ()
-
-
-@dataclass(frozen=True)
-class ImageList(Layout):
-    """OpenOOD's layout: list files beside folders of images."""
-
-    lists: tuple[str, ...]
-    folders: tuple[str, ...] = ("images_classic", "images_largescale")
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The lists it may be."""
-        return tuple(f"benchmark_imglist/{name}" for name in self.lists)
-
-    def find(self, base: Path) -> SplitOnDisk | None:
-        """The first of the lists, where a folder of images stands beside it."""
-        folders = tuple(base / name for name in self.folders if (base / name).is_dir())
-        place = next((base / name for name in self.places if (base / name).is_file()), None)
-        if not folders or not place:
-            return None
-        return split_by_list("OpenOOD list", place, folders)
+    """Return the folders as class names if each label has a single folder of its own."""
+    pairs = sorted(set(zip(labels, parents, strict=True)))
+    names = tuple(name for _, name in pairs)
+    known = [label for label, _ in pairs] == list(range(len(pairs))) and len(set(names)) == len(names)
+    return names if known else ()
 
 
 def split_by_list(layout: str, place: Path, folders: tuple[Path, ...]) -> SplitOnDisk:
-    """A list of images that lie in the first of the folders that has them."""
-    return SplitOnDisk(layout, place, partial(listed_source, place, folders), (place,), separate=True)
+    """Return a split whose list names images in the first of the folders that has them."""
+    return SplitOnDisk(layout, place, partial(read_listed_images, place, folders), (place,), separate=True)
+
+
+def image_list(*lists: str) -> Layout:
+    """Return OpenOOD's layout: list files beside folders of images."""
+    places = tuple(f"benchmark_imglist/{name}" for name in lists)
+
+    def find(base: Path) -> SplitOnDisk | None:
+        folders = tuple(filter(Path.is_dir, (base / "images_classic", base / "images_largescale")))
+        place = first_file(base, places)
+        return split_by_list("OpenOOD list", place, folders) if folders and place else None
+
+    return Layout(places, find)
+
+
+def shipped_list(chosen: str, *places: str) -> Layout:
+    """Return the layout of the images of a package's list, in the first folder or zip archive found."""
+
+    def find(base: Path) -> SplitOnDisk | None:
+        for place in (base / name for name in places):
+            read = partial(_read_selection, chosen, place)
+            if place.is_dir():
+                return SplitOnDisk("folder, shipped list", place, read, separate=True)
+            if place.is_file():
+                return SplitOnDisk("zip, shipped list", place, read, (place,))
+        return None
+
+    return Layout(places, find)
+
+
+def read_shipped_list(name: str) -> list[str]:
+    """Return the file names in a list of the package."""
+    return (resources.files("opencil.data") / "lists" / name).read_text(encoding="utf-8").split()
+
+
+def _read_selection(chosen: str, place: Path) -> FileSource:
+    present: dict[str, Any]
+    if place.is_dir():
+        present = {path.name: path for path in find_images(place)}
+    else:
+        try:
+            archive = zipfile.ZipFile(place)  # it locks itself between threads
+        except (OSError, zipfile.BadZipFile) as error:
+            raise BadInput(f"archive {place} cannot be read: {error}") from None
+        members = [m.filename for m in archive.infolist() if m.file_size <= LARGEST_FILE]
+        root = zipfile.Path(archive)
+        present = {PurePosixPath(member).name: root / member for member in members}
+    names = read_shipped_list(chosen)
+    if absent := [name for name in names if name not in present]:
+        raise BadInput(
+            f"{place} has no {absent[0]!r}: {len(absent):,} of the {len(names):,} images are missing"
+        )
+    return FileSource(np.zeros(len(names), np.int64), (place.stem,), [present[name] for name in names])

@@ -1,0 +1,81 @@
+"""Files of arrays: MNIST's idx files, compressed or not, and SVHN's MATLAB file."""
+
+import gzip
+import math
+import struct
+import zlib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from opencil.data.readers.source import LARGEST_FILE, ArraySource, Layout, SplitOnDisk, first_file
+from opencil.errors import BadInput, one_line
+
+
+def idx(folders: tuple[str, ...], images: tuple[str, ...], labels: tuple[str, ...]) -> Layout:
+    """Return the layout of a file of images and a file of labels, in a folder, each in any spelling."""
+
+    def spellings(folder: str, names: tuple[str, ...]) -> list[str]:
+        return [f"{folder}/{name}{ending}" for name in names for ending in (".gz", "")]
+
+    def find(base: Path) -> SplitOnDisk | None:
+        for folder in folders:
+            pixels, digits = (first_file(base, spellings(folder, names)) for names in (images, labels))
+            if pixels and digits:
+                return SplitOnDisk("idx", pixels, partial(_read_mnist, pixels, digits), (pixels, digits))
+        return None
+
+    return Layout(tuple(f"{folder}/{images[0]}.gz" for folder in folders), find)
+
+
+def _read_mnist(images: Path, labels: Path) -> ArraySource:
+    pixels, digits = read_idx(images, 3), read_idx(labels, 1)
+    classes = tuple(map(str, range(int(digits.max()) + 1)))
+    return ArraySource(digits.astype(np.int64), classes, images, pixels)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Read an idx file of bytes with ``dimensions`` dimensions; a name that ends in .gz is decompressed."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(LARGEST_FILE)
+        magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise BadInput(f"{path} cannot be read as an idx file: {error}") from None
+    pixels = np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions))
+    if magic != 0x800 + dimensions or not len(pixels) or len(pixels) != math.prod(shape):
+        raise BadInput(
+            f"{path} is damaged or no idx file of bytes in {dimensions} dimensions: its magic number is "
+            f"{magic}, and it has {len(pixels):,} bytes for dimensions {shape}"
+        )
+    return pixels.reshape(shape)
+
+
+def mat(*files: str) -> Layout:
+    """Return the layout of a .mat file with ``X`` [H, W, 3, N] and ``y`` [N, 1], where 10 is the digit 0."""
+
+    def find(base: Path) -> SplitOnDisk | None:
+        place = first_file(base, files)
+        return SplitOnDisk(".mat", place, partial(_read_svhn, place), (place,)) if place else None
+
+    return Layout(files, find)
+
+
+def _read_svhn(place: Path) -> ArraySource:
+    from scipy.io import loadmat, whosmat
+
+    try:
+        shapes = {name: shape for name, shape, _ in whosmat(place)}
+        if max(math.prod(shapes["X"]), math.prod(shapes["y"])) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE:,} values")
+        arrays = loadmat(place, variable_names=["X", "y"])
+        images, labels = arrays["X"], arrays["y"]
+        if images.dtype != np.uint8 or images.shape[2:3] != (3,) or images.ndim != 4 or not images.size:
+            raise ValueError(f"its X is {images.dtype} {list(images.shape)} instead of bytes [H, W, 3, N]")
+        if not np.isin(labels, range(11)).all():
+            raise ValueError("its y has values other than the digits 0 to 10")
+    except Exception as error:  # damaged files fail in many ways
+        raise BadInput(f"{place} cannot be read as SVHN's MATLAB file: {one_line(error)}") from None
+    digits = labels.reshape(-1).astype(np.int64) % 10
+    return ArraySource(digits, tuple("0123456789"), place, images.transpose(3, 0, 1, 2))
