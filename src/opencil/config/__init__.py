@@ -1,14 +1,13 @@
-"""The unified YML: every value that a command will use, checked before anything runs.
+"""The unified YML: every value that a command uses, checked before anything runs.
 
-A config is made in layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
-file, the user's YML, the command line's flags, its ``--set``. Under ``cil`` and ``detector`` the name ``*``
+A config is made of layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
+file, the user's YML, the command line's flags, ``--set``. Under ``cil`` and ``detector`` the name ``*``
 stands for every method that has the value.
 """
 
-from opencil.config.keys import config_keys
 from opencil.config.resolving import list_benchmarks, resolve
-from opencil.config.sections import SECTIONS, BenchmarkConfig, Config, PlaceConfig, SeedConfig
-from opencil.config.written import parse_yaml, read_yaml
+from opencil.config.sections import SECTIONS, BenchmarkConfig, Config, PlaceConfig, SeedConfig, config_keys
+from opencil.config.short_forms import parse_yaml, read_yaml
 from opencil.config.yml import dump_yaml
 
 __all__ = [

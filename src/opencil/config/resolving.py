@@ -1,29 +1,27 @@
-"""All layers of a config laid on each other, and every method's values checked."""
+"""Lay the layers of a config on each other and check every value."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar
 
-from opencil.config.keys import guess, key_of
-from opencil.config.sections import BenchmarkConfig, Config, PlaceConfig, SeedConfig
-from opencil.config.written import left_below, parse_yaml, settings_written_out, written_out
+from opencil.config.sections import BenchmarkConfig, Config, PlaceConfig, SeedConfig, suggest_key
+from opencil.config.short_forms import below, expand, expand_settings, parse_yaml
 from opencil.engine.arithmetic import Arithmetic
-from opencil.errors import BadInput, meant, nearest, unknown
-from opencil.nets.create import pinned
+from opencil.errors import BadInput, nearest, unknown
+from opencil.nets.create import pin_weights
 from opencil.plugins import load_plugin
 from opencil.registry import DETECTORS, LEARNERS, METRICS, Registry
-from opencil.validation import build, merge, names_of, plain, without
+from opencil.validation import build, merge, names_of, plain, subtract
 
 T = TypeVar("T")
+Layer = dict[str, Any]
 
 
 def list_benchmarks() -> list[str]:
-    """Names of the benchmarks that come with the package."""
-    return sorted(
-        Path(f.name).stem for f in resources.files("opencil.configs").iterdir() if f.name.endswith(".yml")
-    )
+    """Return the names of the benchmarks that come with the package."""
+    files = [file.name for file in resources.files("opencil.configs").iterdir()]
+    return sorted(name.removesuffix(".yml") for name in files if name.endswith(".yml"))
 
 
 def resolve(
@@ -34,42 +32,28 @@ def resolve(
     detector: Sequence[str] | None = None,
     settings: Iterable[str] = (),
 ) -> Config:
-    """A config from a YML's content, the flags laid on it, the methods chosen, and ``key=value`` settings.
+    """Return a config from a YML's content, flags laid on it, the chosen methods, and ``key=value`` settings.
 
-    Where no method is chosen, those that the flags or else the YML name are used; where these name none, all.
+    Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise all.
     """
-    written, top = written_out(user or {}), settings_written_out(settings)
-    layers = [written, written_out(flags or {}), top]
+    layers = [expand(user or {}), expand(flags or {}), expand_settings(settings)]
     plugins = tuple(dict.fromkeys(plugin for layer in layers for plugin in layer.get("plugins", ())))
     for plugin in plugins:
         load_plugin(plugin)
-    name = next((n for layer in reversed(layers) if (n := layer.get("benchmark", {}).get("name"))), "digits")
-    written_name = written.get("benchmark", {}).get("name", name)
-    if written_name != name and set(written["benchmark"]) > {"name"}:
-        raise BadInput(f"benchmark {name!r} is asked for, and the YML describes {written_name!r}: choose one")
-    if name in list_benchmarks():
-        layers.insert(
-            0, written_out(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name))
-        )
-    elif not any(set(layer.get("benchmark", {})) - {"name"} for layer in layers):
-        raise unknown("benchmark", str(name), list_benchmarks())
+    layers.insert(0, _shipped(layers))
 
     def section(cls: type[T], key: str) -> T:
-        values: dict[str, Any] = {}
+        values: Layer = {}
         for layer in layers:
             over = layer.get(key, {})
-            values = merge(left_below(values, over), over)
-        return build(cls, values, where=key, guess=guess)
-
-    def named(key: str) -> list[str]:
-        by_flags = [name for name in layers[-2].get(key, {}) if name != "*"]  # which stands for those named
-        return by_flags or list(written.get(key, {}))
+            values = merge(below(values, over), over)
+        return build(cls, values, key, suggest_key)
 
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
-        benchmark=replace(benchmark, backbone=pinned(benchmark.backbone)),
-        cil=_methods(LEARNERS, "cil", layers, cil or named("cil"), top),
-        detector=_methods(DETECTORS, "detector", layers, detector or named("detector"), top),
+        benchmark=replace(benchmark, backbone=pin_weights(benchmark.backbone)),
+        cil=_methods(LEARNERS, "cil", layers, cil),
+        detector=_methods(DETECTORS, "detector", layers, detector),
         training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
@@ -77,63 +61,77 @@ def resolve(
         plugins=plugins,
     )
     for name in config.metric:
-        if name not in METRICS.names():
-            raise unknown("metric", name, METRICS.names())
+        METRICS.entry(name)  # refuses an unknown one
     grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]
     if config.detector and not any(config.detectors_of(*grid) for grid in grids):
         reasons = dict.fromkeys(reason for grid in grids for reason in config.left_out(*grid))
         raise BadInput(
-            f"{', '.join(config.cil)} cannot have {', '.join(config.detector)}: {'; '.join(reasons)}. Choose "
-            "other detectors (post-hoc ones that read logits go with all), or another CIL method"
+            f"{', '.join(config.cil)} cannot have {', '.join(config.detector)}: {'; '.join(reasons)}"
         )
     return config
 
 
+def _shipped(layers: list[Layer]) -> Layer:
+    """Return the shipped values of the benchmark that the layers name, if the package has it."""
+    sections = [layer.get("benchmark", {}) for layer in layers]
+    name = next((n for section in reversed(sections) if (n := section.get("name"))), "digits")
+    written = sections[0]
+    if written.get("name", name) != name and set(written) > {"name"}:
+        raise BadInput(f"benchmark {name!r} is not that of the YML, {written['name']!r}: choose one")
+    if name in list_benchmarks():
+        return expand(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name))
+    if not any(set(section) - {"name"} for section in sections):
+        raise unknown("benchmark", str(name), list_benchmarks())
+    return {}
+
+
 def _methods(
-    registry: Registry[Any],
-    key: str,
-    layers: list[dict[str, Any]],
-    chosen: Sequence[str],
-    top: dict[str, Any],
+    registry: Registry[Any], key: str, layers: list[Layer], chosen: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """All values of the chosen methods: each layer is laid on a method that the layers below have made."""
-    sections: list[dict[str, Any]] = [layer.get(key, {}) for layer in layers]
+    """Return all values of the chosen methods, checked after each layer."""
+    sections: list[Layer] = [layer.get(key, {}) for layer in layers]
+    _, written, flags, settings = sections
+    names = chosen or [name for name in flags if name != "*"] or written
+    _check_names(registry, key, [{name: {} for name in names}, *sections])
+    methods = {}
+    for name in registry.expand([name for name in names if name != "*"] or ["all"]):
+        cls: Any = registry.entry(name).make
+        # A labelled method, ber@nter, starts with the values of ber; its preset is not overridden by these.
+        base = name.partition("@")[0]
+        values, preset = registry.defaults(name), registry.preset(name)
+        for section in sections:
+            for part in dict.fromkeys(("*", base, name)):
+                over = section.get(part, {})
+                if part == "*":  # for every method that has the value
+                    over = {value: over[value] for value in over if value in names_of(cls)}
+                if over := subtract(over, preset if part == base else {}):
+                    values = plain(build(cls, merge(values, over), f"{key}.{name}", suggest_key))
+        methods[name] = values
+    for name, over in settings.items():
+        labels = [n for n in methods if n.partition("@")[0] == name]
+        used = any(subtract(over, registry.preset(label)) == over for label in labels)
+        if name not in ("*", *methods) and not used:
+            hint = f"; set values of a preset as {key}.{labels[0]}" if labels else ""
+            to_run = ", ".join(methods)
+            raise BadInput(f"setting {key}.{name} has no use: the {registry.kind}s to run are {to_run}{hint}")
+    return methods
+
+
+def _check_names(registry: Registry[Any], key: str, sections: list[Layer]) -> None:
+    """Refuse unknown methods, chosen or not, values of a group, and values of ``*`` that no method has."""
     groups = registry.groups()
-    somewhere = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
-    for value in [v for section in sections for v in section.get("*", {}) if v not in somewhere]:
-        raise BadInput(
-            f"{key}.*.{value} is unknown: no {registry.kind} has it"
-            f"{meant(guess((key, '*', str(value)))) or nearest(str(value), somewhere)}"
-        )
-    for section in (dict.fromkeys(chosen), *sections):
-        for name in [n for n in section if n not in ("*", *groups)]:  # refused if unknown, chosen or not
-            if (known := name.partition("@")[0]) not in registry.names():
-                places = guess(key_of(key, content={known: section[name]}), wrong=1)
-                raise unknown(registry.kind, known, registry.names(), places, groups)
-            registry.entry(name)
-    for group in groups:
-        if any(section.get(group) for section in sections):
-            raise BadInput(f"{key}.{group} takes no values: {key}.* stands for every method")
-    made = {}
-    for name in registry.chosen([name for name in chosen if name != "*"] or ["all"]):
-        cls = registry.entry(name).make
-        values, named = registry.defaults(name), registry.named_values(name)
-        # A labelled method, ber@nter, begins with what is said of ber; what its label stands for stays.
-        known = name.partition("@")[0]
-        keys = dict.fromkeys(("*", known, name))
-        for n, values_here in ((n, section.get(n, {})) for section in sections for n in keys):
-            if n == "*":  # for the methods that have the value
-                values_here = {v: values_here[v] for v in values_here if v in names_of(cls)}
-            if values_here := without(values_here, named if n == known else {}):
-                values = plain(build(cls, merge(values, values_here), f"{key}.{name}", guess))  # type: ignore[arg-type]
-        made[name] = values
-    # A setting for a method that is not run, or for what a label fixes, would be lost without a word.
-    for name, values in top.get(key, {}).items():
-        labels = [n for n in made if n.partition("@")[0] == name]
-        used = any(without(values, registry.named_values(n)) == values for n in labels)
-        if name not in ("*", *made) and not used:
-            fixed = f"; what is fixed by a label is set as {key}.{labels[0]}" if labels else ""
-            raise BadInput(
-                f"setting {key}.{name} has no use: the {registry.kind}s to run are {', '.join(made)}{fixed}"
-            )
-    return made
+    known = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
+    for name, values in (item for section in sections for item in section.items()):
+        base = name.partition("@")[0]
+        if name == "*":
+            for value in values:
+                if value not in known:
+                    hint = suggest_key((key, "*", str(value))) or nearest(str(value), known)
+                    raise BadInput(f"{key}.*.{value} is unknown: no {registry.kind} has it{hint}")
+        elif name in groups:
+            if values:
+                raise BadInput(f"{key}.{name} takes no values: {key}.* stands for every method")
+        elif base not in registry.names():
+            raise unknown(registry.kind, base, registry.names(), suggest_key((key, base)), groups)
+        else:
+            registry.entry(name)  # checks the label

@@ -1,12 +1,10 @@
-"""The sections of a config: every value that a command will use, by name."""
+"""The sections of a config: every value that a command uses, by name."""
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from opencil.config.yml import dump_yaml
@@ -19,16 +17,16 @@ from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, shown, unknown
-from opencil.nets.create import Named, checked
+from opencil.nets.create import COMMON, Named, check_backbone
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
-from opencil.validation import Bound, Count, NonNegative, Positive, Values, Whole, parse_size, plain
+from opencil.validation import Bound, Count, Key, NonNegative, Positive, Values, keys_below, plain, suggest
 
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
 
 
 @dataclass(frozen=True)
 class BenchmarkConfig(Values):
-    """A benchmark: ID data in steps, OOD data near and far, the network and what it reads."""
+    """A benchmark: ID data in steps, OOD data near and far, the backbone and its images."""
 
     name: str
     id: str
@@ -47,77 +45,59 @@ class BenchmarkConfig(Values):
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
             raise ValueError(f"name = {shown(self.name)} is not allowed: letters, digits, - and _ are")
-        if not self.near + self.far:
-            raise ValueError("near and far are both empty: at least one OOD dataset is needed")
-        try:
-            steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
-        except BadInput as error:
-            raise ValueError(str(error)) from None
+        steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
         if not steps or len(set(steps)) < len(steps):
             raise ValueError(
-                f"classes_per_step = {list(steps)} is not allowed: numbers are needed, each once, for a grid "
-                "each; the sizes of the steps of one grid are written as 20-20-10"
+                f"classes_per_step = {list(steps)} is not allowed: sizes are needed, each once, as 20-20-10"
             )
         object.__setattr__(self, "classes_per_step", steps)
-        twice = [name for name, count in Counter(self.near + self.far).items() if count > 1]
-        if twice:
+        self._check_names()
+        if self.transform.crop > (side := self.transform.resize or self.image_size):
             raise ValueError(
-                f"near and far name {', '.join(sorted(twice))} twice: each OOD dataset goes in one of them"
+                f"transform.crop = {self.transform.crop} is not allowed: images have {side} pixels a side"
             )
-        side = self.transform.resize or self.image_size
-        if self.transform.crop > side:
-            raise ValueError(
-                f"transform.crop = {self.transform.crop} is not allowed: it should be at most {side}, "
-                f"the size of the images"
-            )
-        for name in self.datasets:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in DATASETS.names():
-                raise ValueError(
-                    f"datasets: the name {shown(name)} is not allowed: lower-case letters, digits, - _ . "
-                    "are, and the names of 'opencil list datasets' are taken"
-                )
-        for name in self.shifted:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in (self.id, *self.ood):
-                raise ValueError(
-                    f"shifted: the name {shown(name)} is not allowed: lower-case letters, digits, - _ . are, "
-                    "and the names of other sets are taken"
-                )
-        for key, names in (("id", (self.id,)), ("near", self.near), ("far", self.far)):
-            for name in names:
-                if name not in self.datasets:
-                    _known(DATASETS, name, key, tuple(self.datasets))
-        object.__setattr__(self, "backbone", checked(self.backbone))
-        if self.id in self.datasets:
-            if not self.datasets[self.id].has_train:
-                raise ValueError(
-                    f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing"
-                )
-            return
+        object.__setattr__(self, "backbone", check_backbone(self.backbone))
         if (classes := self._known_classes) is not None:
             self.check_classes(classes)
 
+    def _check_names(self) -> None:
+        """Check that every set is named once, and that its name is known or usable as a new one."""
+        ood = self.near + self.far
+        if not ood or len(set(ood)) < len(ood):
+            raise ValueError(f"near and far = {list(ood)} are not allowed: OOD sets are needed, each once")
+        for key, taken in (("datasets", DATASETS.names()), ("shifted", [self.id, *ood])):
+            for name in getattr(self, key):
+                if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in taken:
+                    raise ValueError(f"{key}: the name {shown(name)} is taken, or not of a-z, 0-9, - _ and .")
+        known = (*DATASETS.names(), *self.datasets)
+        for key, name in [("id", self.id), *((role, name) for name, role in self.ood.items())]:
+            if name not in known:
+                raise ValueError(f"{key}: {unknown(DATASETS.kind, name, known)}")
+        if self.id in self.datasets and not self.datasets[self.id].places("train"):
+            raise ValueError(f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing")
+
     @property
     def ood(self) -> dict[str, Role]:
-        """The OOD sets with their roles."""
+        """Return the OOD sets with their roles."""
         return {name: role for role in OOD_ROLES for name in getattr(self, role)}
 
     @property
     def _known_classes(self) -> int | None:
-        """How many there are, where that is known before the data are read."""
+        """Return the number of classes, or None where only the data can say it."""
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
 
     def fewest_kept(self, k: int | str) -> int:
-        """Images that the memory has after the step of k classes, or sizes, that leaves it the fewest.
+        """Return the size of the memory after the step that leaves it the fewest images.
 
-        It has as many of every class, so less than its budget where that cannot be divided. It has fewer
-        still where a class has not so many images, or if only the data tell how many classes there are.
+        Every class has as many exemplars, so a budget that cannot be divided is not used up. The memory can
+        be smaller still where a class has fewer images, or where the number of classes is not known yet.
         """
         classes = self._known_classes
         seen = accumulate(StepSizes.parse(k).of(classes)) if classes else ()
         return min((quota(self.memory, known) * known for known in seen), default=self.memory)
 
     def check_classes(self, classes: int) -> None:
-        """Refuse values that do not fit the number of classes; called again when the data tell it."""
+        """Refuse values that do not fit the number of classes; called again once the data are read."""
         for k in self.classes_per_step:
             if isinstance(k, int) and k > classes:
                 raise BadInput(
@@ -129,7 +109,7 @@ class BenchmarkConfig(Values):
 
 @dataclass(frozen=True)
 class SeedConfig(Values):
-    """The runs' seeds, and which seed each random choice takes: a number, or ``run`` for the run's own."""
+    """Seeds of the runs, and the seed of each random choice: a number, or ``run`` for the run's own."""
 
     runs: tuple[Seed, ...] = (0,)
     class_order: Seed | Literal["run"] = 1993
@@ -139,42 +119,35 @@ class SeedConfig(Values):
 
     def __post_init__(self) -> None:
         if not self.runs or len(set(self.runs)) < len(self.runs):
-            raise ValueError(f"runs = {list(self.runs)} is not allowed: seeds are needed, each of them once")
+            raise ValueError(f"runs = {list(self.runs)} is not allowed: seeds are needed, each once")
 
 
 @dataclass(frozen=True)
 class PlaceConfig(Values):
-    """Where a command reads, writes and computes: nothing here changes a result's meaning."""
+    """Where a command reads, writes and computes: no value here changes a result's meaning."""
 
     data_root: str | None = None
     cache: str | None = None  #: of prepared images: $OPENCIL_CACHE, or .opencil-cache in the data root
     store: Store = "auto"  #: images on the device, or streamed from disk
-    resident_mb: Count = 1024  #: auto streams what is larger
+    resident_mb: Count = 1024  #: auto streams larger datasets
     workers: Count | None = None  #: threads that decode images
-    #: MiB of memory for decoded images of sets that are streamed: a quarter of what is free.
-    decoded_mb: Whole | None = None
     threads: Count | None = None  #: that a CPU computes with: as many as torch takes
     runs: str = "runs"
-    outputs: str | None = None  #: folder of models' outputs: .outputs in the folder of runs
-    outputs_limit: Whole | str = "2GB"  #: the most that it may hold, in bytes or as 2GB; 0: keep none
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
-    device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: each has a process, and runs go to who is free
+    device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: one process each, which share the runs
     pack: Count = 1  #: runs that advance together on one GPU
-    #: Runs at once: on a CPU in processes of one thread each, unless ``threads`` says more, and with ``auto``
-    #: as many as there are processors; on a GPU they are packed. With Ray it is the number of workers.
-    jobs: Count | Literal["auto"] | None = (
-        None  #: 1; with Ray one for each GPU or, without any, each CPU core
-    )
+    #: Runs at once: on a CPU in processes of one thread each, unless ``threads`` says more; on a GPU packed.
+    #: ``auto``: one for each processor. With Ray: the number of workers, by default one for each GPU or,
+    #: without any, each CPU core.
+    jobs: Count | Literal["auto"] | None = None
     launcher: Literal["local", "ray"] = "local"  #: processes of this machine, or of a Ray cluster: an extra
-    address: str | None = None  #: of the Ray cluster: $RAY_ADDRESS, or the one that this machine is part of
-    #: Ranks that torchrun has started wait for each other so long before one is taken for lost.
-    rank_seconds: Positive = 600.0
-    #: Operations that torch has no deterministic implementation of are refused before anything runs.
-    only_deterministic: bool = False
+    address: str | None = None  #: of the Ray cluster: $RAY_ADDRESS, or the cluster of this machine
+    rank_seconds: Positive = 600.0  #: how long ranks of torchrun wait for one that does not answer
+    only_deterministic: bool = False  #: refuse operations without a deterministic implementation
     tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
 
     def __post_init__(self) -> None:
-        for name in ("data_root", "cache", "runs", "outputs", "tensorboard"):
+        for name in ("data_root", "cache", "runs", "tensorboard"):
             if (path := getattr(self, name)) is not None:  # a shell expands ~ outside quotes, a file never
                 home = os.path.expanduser(path)  # noqa: PTH111 - pathlib fails on the home of nobody
                 object.__setattr__(self, name, home)
@@ -182,36 +155,21 @@ class PlaceConfig(Values):
             raise ValueError("runs = '' is not allowed: it should name a folder")
         kinds = {name.partition(":")[0] for name in self.devices}
         if len(self.devices) > 1 and (len(set(self.devices)) < len(self.devices) or kinds != {"cuda"}):
-            raise ValueError(
-                f"device = {shown(self.device)} is not allowed: several GPUs are named each once, as "
-                "cuda:0,cuda:1; several processes on a CPU are asked for by jobs"
-            )
+            raise ValueError(f"device = {shown(self.device)} is not allowed: cuda:0,cuda:1 are two GPUs")
         if self.launcher == "ray" and self.device not in ("auto", "gpu", "cuda", "cpu"):
-            raise ValueError(
-                f"device = {shown(self.device)} is not allowed with launcher = ray, which gives each worker "
-                "a GPU of its own: auto, gpu, cuda and cpu are"
-            )
+            raise ValueError(f"device = {shown(self.device)} is not allowed with ray: auto, gpu and cpu are")
         if self.address is not None and self.launcher != "ray":
             raise ValueError(f"address = {shown(self.address)} is for launcher = ray alone")
-        try:
-            parse_size(self.outputs_limit)
-        except BadInput as error:
-            raise ValueError(f"outputs_limit: {error}") from None
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that are named."""
+        """Return the names of the devices."""
         return tuple(name.strip() for name in self.device.split(","))
-
-    @property
-    def outputs_folder(self) -> Path:
-        """Where models' outputs are kept."""
-        return Path(self.outputs) if self.outputs else Path(self.runs) / ".outputs"
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole command, resolved. ``cil`` and ``detector`` hold every value of every method, by name."""
+    """All values of a command. ``cil`` and ``detector`` hold every value of every method, by name."""
 
     benchmark: BenchmarkConfig
     cil: dict[str, dict[str, Any]]
@@ -219,51 +177,48 @@ class Config:
     training: Arithmetic = field(default_factory=Arithmetic)
     seed: SeedConfig = field(default_factory=SeedConfig)
     place: PlaceConfig = field(default_factory=PlaceConfig)
-    metric: tuple[str, ...] = ()  #: measured beside the standard ones
-    plugins: tuple[str, ...] = ()  #: files and modules that register names: imported before these are read
+    metric: tuple[str, ...] = ()  #: beside the standard ones
+    plugins: tuple[str, ...] = ()  #: files and modules that register names
 
     def detectors_of(self, method: str, k: int | str) -> dict[str, dict[str, Any]]:
-        """The detectors that a CIL method can have where steps have k classes."""
+        """Return the detectors that can go with a CIL method where steps have k classes."""
         return self.without(self.left_out(method, k))
 
     def left_out(self, method: str, k: int | str) -> dict[str, list[str]]:
-        """The detectors that a CIL method cannot have where steps have k classes, by the reason for it."""
+        """Return the detectors that cannot go with a CIL method where steps have k classes, by reason."""
         learner: Any = LEARNERS.entry(method).make
-        kept = self.benchmark.fewest_kept(k) if learner.remembers else None
-        return self.refused(kept, learner.revisits, learner.linear)
+        exemplars = self.benchmark.fewest_kept(k) if learner.remembers else None
+        return self.refused(exemplars, learner.revisits, learner.linear)
 
     def without(self, refused: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
-        """The detectors less those that are refused, by the reason for it."""
-        left_out = {name for names in refused.values() for name in names}
-        return {name: values for name, values in self.detector.items() if name not in left_out}
+        """Return the detectors less the refused ones, which are given by reason."""
+        names = {name for names in refused.values() for name in names}
+        return {name: values for name, values in self.detector.items() if name not in names}
 
-    def refused(self, kept: int | None, revisits: bool, linear: bool = True) -> dict[str, list[str]]:
-        """The detectors that cannot go with models, by the reason for it.
+    def refused(self, exemplars: int | None, revisits: bool, linear: bool = True) -> dict[str, list[str]]:
+        """Return the detectors that cannot go with models, by reason.
 
-        ``kept`` are the images that the memory has at least, None where there is no memory; ``revisits`` says
-        whether images of old classes are seen again, ``linear`` whether the head is W and b.
+        ``exemplars`` is the least size of the memory, None without one; ``revisits`` says whether images of
+        old classes are seen again, ``linear`` whether the head is W and b.
         """
         found: dict[str, list[str]] = {}
         for name, values in sorted(self.detector.items()):
             detector = DETECTORS.create(name, **values)
-            scorer = detector.scores_in_the_end  # of a tuner: it reads a head of the same kind
+            scorer = detector.scorer  # of a tuner: it reads a head of the same kind
             few = scorer.fewest if scorer.needs_setup and scorer.set_up_on == "memory" else 0
             if detector.needs_old and not revisits:
-                reason = "no images of old classes are seen again, which tuned heads draw on"
+                reason = "tuned heads need images of old classes, which are not seen again"
             elif "linear" in (scorer.setup_reads or scorer.reads) and not linear:
-                reason = "the head is not linear, and is read as W and b"
-            elif kept is not None and few > kept:
-                reason = (
-                    f"{few} images at least are needed for the set-up, and the memory of some step has "
-                    f"{kept} (setup = train+, of what scores, takes all that a step learned from)"
-                )
+                reason = "the head is not linear: W and b cannot be read"
+            elif exemplars is not None and few > exemplars:
+                reason = f"its set-up needs {few} images, and memory has {exemplars}; see setup = train+"
             else:
                 continue
             found.setdefault(reason, []).append(name)
         return found
 
     def to_yaml(self) -> str:
-        """The YML that gives this config again."""
+        """Return the YML that gives this config again."""
         return dump_yaml(plain(self))
 
 
@@ -272,6 +227,20 @@ SECTIONS = tuple(f.name for f in fields(Config))
 METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
 
 
-def _known(registry: Registry[Any], name: str, key: str, others: tuple[str, ...] = ()) -> None:
-    if name not in registry.names():
-        raise ValueError(f"{key}: {unknown(registry.kind, name, (*registry.names(), *others))}")
+def config_keys() -> Iterator[Key]:
+    """Yield the keys that a config can have, except names that users choose."""
+    for section in fields(Config):
+        yield (section.name,)
+        yield from ((section.name, *key) for key in keys_below(section.type))
+    yield from (("benchmark", "backbone", name) for name in COMMON)
+    for kind, registry in METHODS.items():
+        below = {name: list(keys_below(registry.entry(name).make)) for name in registry.names()}
+        yield from dict.fromkeys((kind, "*", *key) for keys in below.values() for key in keys)
+        for name, keys in below.items():
+            yield kind, name
+            yield from ((kind, name, *key) for key in keys)
+
+
+def suggest_key(written: Sequence[str]) -> str:
+    """Return ``; did you mean cil.icarl.first.lr?`` for an unknown key that some section has elsewhere."""
+    return suggest([part.partition("@")[0] for part in written], config_keys())

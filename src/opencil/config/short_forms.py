@@ -1,0 +1,144 @@
+"""Expand what people write as a config: files, short forms and ``--set`` become mappings by section."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from opencil.config.sections import METHODS, SECTIONS, suggest_key
+from opencil.config.yml import load, read_text
+from opencil.data.roles import ROLES, SHIFTED
+from opencil.errors import BadInput, shown, unknown
+from opencil.plugins import is_file
+from opencil.validation import merge
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YML file's mapping; its plugins are relative to its folder."""
+    content = parse_yaml(read_text(path), str(path))
+    if isinstance(content.get("plugins"), str | list):  # the record of a stored run has notes by plugin
+        content["plugins"] = [
+            os.path.normpath(path.parent / Path(plugin).expanduser()) if is_file(plugin) else plugin
+            for plugin in _list_names("plugins", content["plugins"])
+        ]
+    return content
+
+
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """Return a YML text's mapping; ``source`` names the text in errors."""
+    content = load(text, source) or {}
+    if not isinstance(content, dict):
+        raise BadInput(f"{source} has no sections: allowed are {', '.join(SECTIONS)}")
+    return content
+
+
+def expand_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """Return ``["cil.icarl.epochs=5"]`` as nested mappings, short forms expanded; values are YML."""
+    top: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path) or key in SECTIONS:
+            raise BadInput(f"setting {shown(setting)} is not key=value, as cil.icarl.epochs=5 is")
+        top = merge(top, expand(nest(path, load(text, f"setting {shown(setting)}"))))
+    return top
+
+
+def nest(path: Iterable[str], value: Any) -> dict[str, Any]:
+    """Return nested mappings that have a value at a path."""
+    first, *rest = path
+    return {first: nest(rest, value) if rest else value}
+
+
+def expand(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's content with its short forms expanded: ``cil: icarl,wa``, ``benchmark: digits``."""
+    expanded: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in SECTIONS:
+            raise unknown("config section", str(key), SECTIONS, suggest_key([str(key)]))
+        if value is None:
+            continue
+        if key in ("metric", "plugins"):
+            expanded[key] = _list_names(key, value)
+            continue
+        if key in METHODS:
+            value = _by_name(value)
+        elif key == "benchmark" and isinstance(value, str):
+            value = {"name": value}
+        elif key == "seed" and not isinstance(value, dict):
+            value = {"runs": value}
+        if not isinstance(value, dict):
+            raise BadInput(
+                f"{key} = {shown(value)} is not allowed: it should be a mapping of names to values"
+            )
+        for name, values in value.items() if key in METHODS else ():
+            if not isinstance(name, str) or not isinstance(values, dict):
+                hint = suggest_key((key, str(name)))
+                raise BadInput(f"{key}.{name} = {shown(values)} is not allowed: it should be a mapping{hint}")
+        if key == "benchmark":
+            value = _expand_sets(value)
+            if isinstance(value.get("backbone"), str):
+                value |= {"backbone": {"name": value["backbone"]}}
+        single = {"benchmark": "classes_per_step", "seed": "runs"}.get(key)
+        if single in value and not isinstance(value[single], list):
+            value = value | {single: [value[single]]}
+        expanded[key] = value
+    return expanded
+
+
+def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of lower layers, less a backbone or shifted sets that ``over`` replaces."""
+    left = dict(values)
+    backbone, shifted = over.get("backbone"), over.get(SHIFTED)
+    if isinstance(backbone, dict) and "name" in backbone:  # another one, not values for the one below
+        left.pop("backbone", None)
+    if isinstance(shifted, dict) and SHIFTED in left:  # like near and far; values of one set are merged
+        left[SHIFTED] = {name: values for name, values in left[SHIFTED].items() if name in shifted}
+    return left
+
+
+def _list_names(key: str, value: Any) -> list[str]:
+    """Return a section that is a list: names in a list, or in a text with commas or blanks between them."""
+    names = _split(value) if isinstance(value, str) and key == "metric" else value
+    names = [names] if isinstance(names, str | Path) else names
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str | Path) and str(n) for n in names):
+        raise BadInput(f"{key} = {shown(value)} is not allowed: it should be a list of names")
+    return list(dict.fromkeys(map(str, names)))
+
+
+def _split(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _by_name(value: Any) -> Any:
+    """Return a text or a list of names as a mapping of these names to no values; other values as they are."""
+    names = _split(value) if isinstance(value, str) else value
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        names = dict.fromkeys(names)
+    if isinstance(names, dict):
+        return {name: {} if values is None else values for name, values in names.items()}
+    return names
+
+
+def _expand_sets(benchmark: dict[str, Any]) -> dict[str, Any]:
+    """Return a benchmark whose ``sets``, each with a role, are listed by role."""
+    others, entries = dict(benchmark), benchmark.get("sets")
+    if "sets" not in others:
+        return others | {SHIFTED: _by_name(others[SHIFTED])} if SHIFTED in others else others
+    del others["sets"]
+    sets: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    if not isinstance(entries, list) or not others.keys().isdisjoint(ROLES):
+        raise BadInput(
+            f"benchmark.sets = {shown(entries)} is not allowed: a list is, and no {', '.join(ROLES)}"
+        )
+    for entry in entries:
+        values = dict(entry) if isinstance(entry, dict) else {}
+        name, role = values.pop("name", None), values.pop("role", None)
+        taken = any(name in names for names in sets.values())
+        if role not in ROLES or not isinstance(name, str) or taken or (values and role != SHIFTED):
+            raise BadInput(
+                f"benchmark.sets has {shown(entry)}, which is not allowed: a new name and a role are needed, "
+                f"one of {', '.join(ROLES)}; only shifted sets have values of their own"
+            )
+        sets[role][name] = values
+    return others | {role: named if role == SHIFTED else list(named) for role, named in sets.items()}
