@@ -20,12 +20,12 @@ from opencil.validation import Positive
 )
 @dataclass(frozen=True)
 class ACIL(Analytic):
-    """Ridge regression on random features, of a strength that stays."""
+    """Ridge regression on random features, of constant strength."""
 
     equation: ClassVar[str] = EQUATION
     differs: ClassVar[str] = (
-        "Its authors keep an inverse matrix and W, and update both; here it is the sums from which they "
-        "follow: the same to rounding. Their 8,192 random features (`@published`) take 512 MiB of every "
+        "Its authors store an inverse matrix and W, and update both; here the sums that they follow from are "
+        "stored: the same to rounding. Their 8,192 random features (`@published`) take 512 MiB of every "
         "step's file. Step 1 has PyCIL's schedule; theirs is 300 epochs of batches of 256 from a rate of 0.5."
     )
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": {"width": 8192}}

@@ -1,4 +1,4 @@
-"""What RanPAC and ACIL share: ridge regression on random features, exactly that of all images seen."""
+"""Base of RanPAC and ACIL: ridge regression on random features, exact over all images seen."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opencil.cil.learner import Setting, Task
 from opencil.cil.trained_once import TrainedOnce
-from opencil.data.precision import placed, widened, widest
+from opencil.data.precision import as_float64, copy_to_device, widest
 from opencil.data.stream import Step
 from opencil.engine.loop import Stage
 from opencil.engine.seeding import generator
@@ -22,58 +22,57 @@ EQUATION = (
     r"L = \sum \| y - W^T h \|^2 + \lambda \|W\|^2, \quad h = \text{ReLU}(\varphi R) \\ "
     r"W = \left(\sum h h^T + \lambda I\right)^{-1} \sum h y^T, \quad z = W^T h"
 )
-#: What λ is chosen from, where it is.
+#: Choices of λ.
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 
 
 @dataclass(frozen=True)
 class Analytic(TrainedOnce):
-    """Ridge regression from random features to one-hot labels, by sums over all images seen, in float64."""
+    """Ridge regression from random features to one-hot labels, by float64 sums over all images seen."""
 
     linear: ClassVar[bool] = False
 
     width: Count = 2000  #: random features
     drawn: Drawn = "uniform"
-    ridge: Positive | None = None  #: λ; where there is none, it is chosen at every step
+    ridge: Positive | None = None  #: λ; None: chosen at every step
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model with a head over random features, and the sums that it follows from."""
+        """Return a model with a head over random features, and the sums from which it is solved."""
         exact = widest(setting.images.device)
         return RidgeModel(setting.new_backbone(), step.sizes, self.width, self.drawn, exact)
 
     def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """Those of a linear head, which has done its work then."""
+        """Return the logits of a linear head, which is not used after step 1."""
         logits: Tensor = model.first_head(model.features(images))
         return logits
 
     @torch.no_grad()
     def fit(self, task: Task) -> Iterable[Stage] | None:
-        """Add the new images to the sums, and solve."""
+        """Add the new images to the sums and solve for the head."""
         model, outputs = task.model, task.outputs(task.step.train)
         assert outputs.labels is not None
-        targets = widened(F.one_hot(outputs.labels, task.step.seen).float())
-        gram, products = widened(model.gram), widened(model.products)
-        for features, target in zip(
-            torch.split(outputs.features, ROWS), torch.split(targets, ROWS), strict=True
-        ):
-            h = widened(model.head.expanded(features))
+        targets = as_float64(F.one_hot(outputs.labels, task.step.seen).float())
+        gram, products = as_float64(model.gram), as_float64(model.products)
+        pairs = (torch.split(tensor, ROWS) for tensor in (outputs.features, targets))
+        for features, target in zip(*pairs, strict=True):
+            h = as_float64(model.head.expand(features))
             gram.addmm_(h.T, h)
             products.addmm_(h.T, target)
         ridge = self.ridge
         if ridge is None:
             numbers = generator(task.setting.data_seed, "held out", task.step.number)
             order = torch.randperm(len(targets), generator=numbers).to(targets.device)
-            h = widened(model.head.expanded(outputs.features))
+            h = as_float64(model.head.expand(outputs.features))
             ridge = best_ridge(h[order], targets[order])
         weights = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), products)
-        sums = (model.gram, gram), (model.products, products)  # copies where a device has no float64
+        sums = (model.gram, gram), (model.products, products)  # copies, on a device without float64
         for tensor, found in (*sums, (model.head.last.weight, weights.T)):
-            tensor.copy_(placed(found, tensor.device))
+            tensor.copy_(copy_to_device(found, tensor.device))
         return None
 
 
 def best_ridge(h: Tensor, targets: Tensor) -> float:
-    """The λ by which the last fifth of the rows is predicted best from the others, in squared error."""
+    """Return the λ that predicts the last fifth of the rows best from the others, in squared error."""
     known = int(0.8 * len(h))
     train, y, held = h[:known], targets[:known], h[known:]
     if known < h.shape[1]:  # the same predictions, by the smaller of two matrices

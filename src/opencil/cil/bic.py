@@ -32,8 +32,8 @@ class BiC(Learner):
     )
     differs: ClassVar[str] = (
         "The paper's code fits the correction by CE on softmax outputs, with batch norm in training mode "
-        "and a decay of 2e-4, which is unstable; here it is by CE on logits, in eval mode, without decay. "
-        "Where the memory's share gives no image of a class to hold out, one is held out."
+        "and a decay of 2e-4, which is unstable; here by CE on logits, in eval mode, without decay. At least "
+        "one image of each class is held out."
     )
 
     train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
@@ -42,15 +42,15 @@ class BiC(Learner):
     temperature: Positive = 2.0
 
     def effort(self, *, first: bool) -> float:
-        """That of the model: the correction has few images."""
+        """Return the effort of the model's training: the correction has few images."""
         return self.train.epochs * (1 if first else 1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model with a correction for each step so far."""
+        """Return a model with a correction for each step so far."""
         return CorrectedModel(setting.new_backbone(), [len(labels) for labels in step.tasks])
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """First the model, all corrections fixed; then the newest correction, on held-out images."""
+        """Train the model with fixed corrections; then the newest correction, on held-out images."""
         share = task.step.old / task.step.seen
         loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
         model = task.model.requires_grad_(True)
@@ -61,28 +61,21 @@ class BiC(Learner):
         kept, held_out = self.split(task)
         yield Stage("train", model, loss, self.train, kept)
 
-        # The rest stays in eval mode too: a stage puts nothing but its own module in training mode.
+        # Only the correction is in training mode: a stage changes the mode of its own module only.
         model.requires_grad_(False)
         newest = model.corrections[-1].requires_grad_(True)
-
-        def correction_loss(images: Tensor, labels: Tensor) -> Tensor:
-            return F.cross_entropy(model(images), labels)
-
-        yield Stage("correct", newest, correction_loss, self.correct, held_out)
+        yield Stage("correct", newest, lambda x, y: F.cross_entropy(model(x), y), self.correct, held_out)
 
     def split(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Indices to train on, and those held out: floor(share · M / old) of every class, at least one."""
+        """Return the indices to train on, and floor(share · M / old) ≥ 1 held-out ones of every class."""
         labels = task.setting.images.labels.cpu()[task.train_plus]
         fewest = int(labels.bincount().min())
         count = min(max(1, int(self.held_out * task.memory.size / task.step.old)), fewest - 1)
         if count < 1:
-            raise BadInput(
-                f"memory = {task.memory.size} is too small for BiC: 2 images of every class are needed"
-            )
-        order = torch.randperm(
-            len(labels), generator=generator(task.setting.data_seed, "held out", task.step.number)
-        )
-        rank = torch.empty_like(order)  # of an image among those of its class, in that order
+            raise BadInput(f"memory = {task.memory.size} is too small: BiC needs 2 images of every class")
+        numbers = generator(task.setting.data_seed, "held out", task.step.number)
+        order = torch.randperm(len(labels), generator=numbers)
+        rank = torch.empty_like(order)  # of an image within its class
         for label in range(task.step.seen):
             of_class = order[labels[order] == label]
             rank[of_class] = torch.arange(len(of_class))
@@ -99,8 +92,8 @@ class Correction(nn.Module):
         self.beta = nn.Parameter(torch.zeros(()))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Corrected logits of the step's classes."""
-        # A tensor without dimensions does not promote bfloat16: α and β would be rounded to it.
+        """Return corrected logits of the step's classes."""
+        # In float32: α and β, without dimensions, would be rounded to bfloat16.
         return self.alpha * logits.float() + self.beta
 
 
@@ -108,29 +101,29 @@ class Corrections(nn.ModuleList):
     """Each step's correction on the logits of its classes."""
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Corrected logits [B, classes]."""
+        """Return corrected logits [B, classes]."""
         parts = torch.split(logits, [c.classes for c in self], dim=1)  # type: ignore[misc]
         return torch.cat([correct(z) for correct, z in zip(self, parts, strict=True)], dim=1)
 
 
 class CorrectedModel(Model):
-    """A model whose logits pass through each step's correction, in every forward."""
+    """A model whose logits pass through each step's correction."""
 
     def __init__(self, backbone: Backbone, sizes: list[int]) -> None:
         super().__init__(backbone, sum(sizes))
         self.corrections = Corrections(Correction(size) for size in sizes)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Corrected logits [B, classes]."""
+        """Return corrected logits [B, classes]."""
         logits: Tensor = self.corrections(self.head(features))
         return logits
 
     def extra_head(self) -> nn.Module:
-        """A copy of h that can be trained, and after it the corrections, which stay as they are."""
+        """Return a trainable copy of h, followed by the frozen corrections."""
         return nn.Sequential(super().extra_head(), copy.deepcopy(self.corrections).requires_grad_(False))
 
     def grow(self, classes: int) -> None:
-        """Widen the head, with a correction that does nothing yet for the new classes."""
+        """Widen the head, with an identity correction for the new classes."""
         new = Correction(classes - self.head.out_features).to(self.head.weight.device)
         super().grow(classes)
         self.corrections.append(new)

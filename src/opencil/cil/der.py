@@ -40,22 +40,22 @@ class DER(Learner):
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120, 150), weight_decay=2e-4)
 
     def effort(self, *, first: bool) -> float:
-        """Beside the newest backbone run the older ones: of ten steps, four or five in the mean."""
+        """Return the effort with 4.5 older backbones, the mean of ten steps."""
         return self.first.epochs if first else self.later.epochs * (1 + 4.5 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """As many backbones as there were steps."""
+        """Return a model with a backbone for each step so far."""
         *older, newest = (setting.new_backbone() for _ in range(step.number))
         return GrownModel(older, newest, step.seen, step.new)
 
     def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
-        """One backbone more, which begins as a copy of the newest; that one freezes."""
-        kept = copy.deepcopy(previous)
-        newest = copy.deepcopy(kept.backbone)
-        return GrownModel(kept.backbones(), newest, step.seen, step.new, kept.head, kept.shared)
+        """Freeze all backbones and add one, a copy of the newest."""
+        old = copy.deepcopy(previous)
+        newest = copy.deepcopy(old.backbone)
+        return GrownModel(old.backbones(), newest, step.seen, step.new, old.head, old.shared)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """CE at step 1; then CE of all backbones and of the newest alone, and the alignment."""
+        """Train by CE; after step 1 with CE of the newest backbone too, then align the head."""
         model, old = task.model, task.step.old
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:

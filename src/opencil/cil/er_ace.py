@@ -33,13 +33,13 @@ class ERACE(Replay):
     )
     differs: ClassVar[str] = (
         "Made for a stream that is seen once, with a cosine head times 10. Its memory fills as it goes, so "
-        "new classes are replayed too: without them nothing would tell these from old ones. Here it has "
-        "replay's epochs and a linear head; batches are drawn from new images and memory together, and "
-        "weights make the second term that of a memory with as much of every class seen."
+        "new classes are replayed too: no other term separates them from old ones. Here it has replay's "
+        "epochs and a linear head; batches are drawn from new images and memory together, and weights make "
+        "the second term that of a memory balanced over all classes seen."
     )
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """One training: CE at step 1, then its two terms."""
+        """Train by CE at step 1, then by both terms."""
         model, old = task.model, task.step.old
         weights = weights_by_share(task, old / task.step.seen)
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from opencil.cil.learner import Learner, Setting, Task
 from opencil.data.stream import Step
 from opencil.engine.arithmetic import FULL
-from opencil.engine.feed import ImageFeed, augmented
+from opencil.engine.feed import ImageFeed, augmented_loss
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
-from opencil.engine.turns import let_others
 from opencil.nets.model import Backbone, Model
 from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
@@ -26,7 +25,7 @@ from opencil.validation import NonNegative, Positive
 )
 @dataclass(frozen=True)
 class EWC(Learner):
-    """Cross-entropy among the new classes; parameters that mattered before are held where they were."""
+    """Cross-entropy among the new classes; important parameters stay close to their old values."""
 
     family: ClassVar[str] = "regularisation"
     equation: ClassVar[str] = (
@@ -52,55 +51,55 @@ class EWC(Learner):
     most: Positive = 1e-4
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model that knows what its parameters were and how much each matters."""
+        """Return a model with its parameters' old values and importance."""
         return AnchoredModel(setting.new_backbone(), step.seen)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """One training, at step 1 with a penalty of 0; then it is measured what matters now."""
+        """Train by CE and the penalty, 0 at step 1; then update the importance."""
         model, old = task.model, task.step.old
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            moved = in_a_row(model.anchored())[: len(model.anchor)] - model.anchor
+            moved = flatten(model.anchored)[: len(model.anchor)] - model.anchor
             penalty: Tensor = self.weight / 2 * (model.importance * moved.square()).sum()
             return penalty + F.cross_entropy(model(images)[:, old:], labels - old)
 
         yield Stage("train", model, loss, self.first if task.first else self.later, task.train_plus)
         before, share = model.importance, old / task.step.seen
-        found = self.measured(task)
-        found[: len(before)] = share * before + (1 - share) * found[: len(before)]
-        model.importance, model.anchor = found, in_a_row(model.anchored()).detach()
+        importance = self.measure_importance(task)
+        importance[: len(before)] = share * before + (1 - share) * importance[: len(before)]
+        model.importance, model.anchor = importance, flatten(model.anchored).detach()
 
-    def measured(self, task: Task) -> Tensor:
-        """Mean of squared gradients of an epoch's batches, each at most ``most``."""
+    def measure_importance(self, task: Task) -> Tensor:
+        """Return the mean of squared gradients of an epoch's batches, each at most ``most``."""
         setting, seed = task.setting, (task.setting.data_seed, "step", task.step.number, "importance")
-        probe = copy.deepcopy(task.model).train()  # whose batch norm may move
+        probe = copy.deepcopy(task.model).train()  # a copy, since batch norm changes
         feed = ImageFeed(setting.images, setting.transform, task.step.train, setting.batch_size, seed)
-        loss = augmented(lambda x, y: F.cross_entropy(probe(x), y), setting.transform)
+        loss = augmented_loss(lambda x, y: F.cross_entropy(probe(x), y), setting.transform)
         total = torch.zeros((), device=feed.device)
         for batch in feed.epoch(0):
             with FULL.active():
-                gradients = torch.autograd.grad(loss(*batch), probe.anchored())
-            total = total + in_a_row(gradients).square()
-            let_others()
+                gradients = torch.autograd.grad(loss(*batch), probe.anchored)
+            total = total + flatten(gradients).square()
         return (total / feed.iterations).clamp(max=self.most)
 
 
 class AnchoredModel(Model):
-    """A model with what its parameters were after the last step, and how much each of them matters."""
+    """A model with its parameters' values after the last step (``anchor``), and their importance."""
 
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__(backbone, classes)
         self.anchor: Tensor
         self.importance: Tensor
-        self.register_buffer("anchor", in_a_row(self.anchored()).detach())
+        self.register_buffer("anchor", flatten(self.anchored).detach())
         self.register_buffer("importance", torch.zeros_like(self.anchor))
 
+    @property
     def anchored(self) -> list[Tensor]:
-        """The parameters, those of the head last."""
+        """Return the parameters, the head's last."""
         return [*self.backbone.parameters(), self.head.weight, self.head.bias]
 
 
-def in_a_row(tensors: Sequence[Tensor]) -> Tensor:
-    """All numbers of a model's parameters; the head's class by class, so that new ones come at the end."""
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all numbers of a model's parameters; the head's class by class, so that new ones come last."""
     *others, weight, bias = tensors
     return torch.cat([*(t.flatten() for t in others), torch.cat([weight, bias[:, None]], dim=1).flatten()])

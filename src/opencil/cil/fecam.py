@@ -9,12 +9,12 @@ from torch import Tensor
 
 from opencil.cil.learner import Setting, Task
 from opencil.cil.simplecil import SimpleCIL
-from opencil.data.precision import placed, widened
+from opencil.data.precision import as_float64, copy_to_device
 from opencil.data.stream import Step
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
 from opencil.nets.cosine import CosineModel
-from opencil.nets.distances import DistanceHead, correlation, covariance, powered, shrunk
+from opencil.nets.distances import DistanceHead, correlation, covariance, shrink, signed_power
 from opencil.nets.model import Model
 from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
@@ -51,23 +51,23 @@ class FeCAM(SimpleCIL):
     shrink_rest: NonNegative = 1.0
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model whose head has the classes' matrices too."""
+        """Return a model whose head has a matrix for each class."""
         model = CosineModel(setting.new_backbone(), step.sizes)
         model.head = DistanceHead(model.backbone.width, step.sizes, self.power)
         return model
 
     def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """Those of the head as a cosine head."""
+        """Return the logits of the head as a cosine head."""
         logits: Tensor = model.head.cosine_logits(model.features(images))
         return logits
 
     def fit(self, task: Task) -> Iterable[Stage] | None:
-        """Means as SimpleCIL's, and the pseudo-inverse of each new class's correlation matrix."""
+        """Set SimpleCIL's means, and the pseudo-inverse of each new class's correlation matrix."""
         super().fit(task)
         for label, features in enumerate(task.new_features(), start=task.step.old):
-            spread = covariance(widened(powered(features, self.power)))
+            spread = covariance(as_float64(signed_power(features, self.power)))
             for _ in range(2):
-                spread = shrunk(spread, self.shrink_diagonal, self.shrink_rest)
+                spread = shrink(spread, self.shrink_diagonal, self.shrink_rest)
             inverse = torch.linalg.pinv(correlation(spread), hermitian=True)
-            task.model.head.inverses[label] = placed(inverse, features.device)
+            task.model.head.inverses[label] = copy_to_device(inverse, features.device)
         return None

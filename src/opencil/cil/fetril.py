@@ -1,4 +1,4 @@
-"""FeTrIL: features of new classes, moved to where old ones were."""
+"""FeTrIL: features of new classes, translated to the means of old classes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from opencil.registry import Paper, register_learner
 )
 @dataclass(frozen=True)
 class FeTrIL(TrainedOnce):
-    """A linear head trained on new features, and on those of similar new classes in place of old ones."""
+    """A linear head trained on new features, and on translated ones in place of old features."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE}(h(\varphi), y) + \text{CE}(h(\tilde{\varphi}_c), c) \\ "
@@ -39,19 +39,19 @@ class FeTrIL(TrainedOnce):
     later: Schedule = Schedule(epochs=50, lr=0.05, decay="cosine", weight_decay=5e-4)
 
     def effort(self, *, first: bool) -> float:
-        """That of step 1, and hardly any: a head passes over features."""
+        """Return the effort of step 1; later steps train only a head on features."""
         return self.first.epochs if first else FORWARD
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model that keeps the mean feature of every class."""
+        """Return a model with the mean feature of every class."""
         return ModelWithMeans(setting.new_backbone(), step.seen)
 
     def fit(self, task: Task) -> Iterator[Stage]:
-        """The new means; then the head, on the new features and copies of them moved to the old means."""
+        """Set the new means; train the head on new features and copies of them moved to old means."""
         model, old, features = task.model, task.step.old, task.new_features()
         model.means[old:] = torch.stack([each.mean(dim=0) for each in features])
         if task.first and not model.backbone.frozen:
-            return  # the head was trained with it
+            return  # the head was trained with the backbone
         unit = F.normalize(model.means, dim=1)
         nearest = old + (unit[:old] @ unit[old:].T).argmax(dim=1)
         donors = torch.cat([nearest, torch.arange(old, task.step.seen).to(nearest)])
@@ -78,6 +78,6 @@ class ModelWithMeans(Model):
         self.register_buffer("means", torch.zeros(classes, backbone.width))
 
     def grow(self, classes: int) -> None:
-        """Widen the head; the means of new classes are 0 until they are known."""
+        """Widen the head; the means of new classes are 0."""
         super().grow(classes)
         self.means = F.pad(self.means, (0, 0, 0, classes - len(self.means)))

@@ -10,7 +10,7 @@ from opencil.registry import register_learner
 @register_learner("finetune")
 @dataclass(frozen=True)
 class Finetune(Replay):
-    """Cross-entropy on the new classes alone, no memory: the lowest bound."""
+    """Cross-entropy on the new classes only, without a memory: the lowest bound."""
 
     family: ClassVar[str] = "bounds"
     equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on new classes}"

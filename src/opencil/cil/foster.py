@@ -9,15 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import (
-    FORWARD,
-    Learner,
-    Setting,
-    Task,
-    distillation,
-    soft_cross_entropy,
-    softened,
-)
+from opencil.cil.learner import FORWARD, Learner, Setting, Task, distillation, soft_cross_entropy, soften
 from opencil.data.memory import Memory, quota
 from opencil.data.stream import Step
 from opencil.engine.forward import Outputs, forward
@@ -37,7 +29,7 @@ from opencil.validation import BelowOne, Positive
 )
 @dataclass(frozen=True)
 class FOSTER(Learner):
-    """A second backbone learns what the frozen first one misses; both are then compressed into one."""
+    """A second backbone is boosted beside the frozen first one; both are then compressed into one."""
 
     family: ClassVar[str] = "expansion"
     equation: ClassVar[str] = (
@@ -47,9 +39,9 @@ class FOSTER(Learner):
         r"q_c \propto w_c \, \text{softmax}(z / T)_c \\ w_c \propto \frac{1 - \beta}{1 - \beta^{n_c}}"
     )
     differs: ClassVar[str] = (
-        "The paper leaves the decay of boosting open: here it is the first step's. As in its code, the "
-        "boosted model is evaluated, and the compressed one begins the next step; `evaluate: compressed` is "
-        "the other."
+        "The paper does not state the decay of boosting: here it is the first step's. As in its code, the "
+        "boosted model is evaluated and the compressed one begins the next step; `evaluate: compressed` "
+        "evaluates the compressed one."
     )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
@@ -61,24 +53,24 @@ class FOSTER(Learner):
     evaluate: Literal["boosted", "compressed"] = "boosted"
 
     def effort(self, *, first: bool) -> float:
-        """Boosting beside a frozen backbone, compression beside two."""
+        """Return the effort of boosting beside a frozen backbone and of compression beside two."""
         if first:
             return self.first.epochs
         return self.boost.epochs * (1 + FORWARD) + self.compress.epochs * (1 + 2 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """At step 1 a plain model; after it a boosted one, its compression inside."""
+        """Return a plain model at step 1, then a boosted one with its student."""
         if step.number == 1:
             return Model(setting.new_backbone(), step.seen)
         return BoostedModel(Model(setting.new_backbone(), step.old), step.seen, self.evaluate)
 
     def successor(self, setting: Setting, step: Step, previous: Model) -> Model:
-        """A boosted model over the previous compressed one; at step 2, over the step-1 model."""
+        """Return a boosted model over the previous student, or over the model of step 1."""
         base = previous.student if isinstance(previous, BoostedModel) else previous
         return BoostedModel(copy.deepcopy(base), step.seen, self.evaluate)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """CE at step 1; then boosting, then compression."""
+        """Train by CE at step 1; after it boost, then compress."""
         model, temperature = task.model, self.temperature
         if task.first:
             yield Stage(
@@ -86,10 +78,8 @@ class FOSTER(Learner):
             )
             return
         counts = self._counts(task)
-        boosting, compressing = (
-            class_weights(counts, beta).to(task.setting.images.device)
-            for beta in (self.boost_beta, self.compress_beta)
-        )
+        betas, device = (self.boost_beta, self.compress_beta), task.setting.images.device
+        boosting, compressing = (class_weights(counts, beta).to(device) for beta in betas)
 
         def boost(images: Tensor, labels: Tensor) -> Tensor:
             logits, auxiliary, before = model.boosted(images)
@@ -98,8 +88,8 @@ class FOSTER(Learner):
 
         def compress(images: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
-                target = F.softmax(softened(model.boosted(images)[0], temperature), dim=1) * compressing
-            student = softened(model.student(images), temperature)
+                target = F.softmax(soften(model.boosted(images)[0], temperature), dim=1) * compressing
+            student = soften(model.student(images), temperature)
             return soft_cross_entropy(student, F.normalize(target, p=1, dim=1))
 
         model.base.requires_grad_(False)
@@ -110,9 +100,9 @@ class FOSTER(Learner):
         yield Stage("compress", model.student, compress, self.compress, task.train_plus)
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
-        """Those of whichever of the two models is not the evaluated one."""
+        """Return the predictions of the model, boosted or compressed, that is not evaluated."""
         name = "compressed" if self.evaluate == "boosted" else "boosted"
-        if task.first:  # one model, both at once
+        if task.first:  # both are the same model
             return {f"accuracy_{name}": test.logits.argmax(dim=1)}
         other = copy.copy(task.model)
         other.evaluate = name
@@ -120,66 +110,66 @@ class FOSTER(Learner):
         return {f"accuracy_{name}": outputs.logits.argmax(dim=1)}
 
     def _counts(self, task: Task) -> Tensor:
-        """Training images of each class: the memory's quota for old classes, all there are for new ones."""
+        """Return the number of training images of each class: the memory's quota for old classes."""
         new = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
         new[: task.step.old] = quota(task.memory.size, task.step.old)
         return new
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """(1−β)/(1−β^n) for each class's number of images n, scaled to mean 1; float32."""
+    """Return (1−β)/(1−β^n) for each class's number of images n, scaled to mean 1; float32."""
     weights = (1 - beta) / (1 - beta ** counts.double())
     return (weights / weights.mean()).float()
 
 
 class BoostedModel(SideBySide):
-    """A frozen model (``base``), a second backbone, a head over both, and a ``student`` of the whole.
+    """A frozen model (``base``), a second backbone, a head over both, and a ``student`` of the pair.
 
-    What ``features`` and ``classify`` show is the boosted pair or the student, as ``evaluate`` says.
+    ``evaluate`` chooses the boosted pair or the student for ``features``, ``maps`` and ``classify``.
     """
 
     def __init__(self, base: Model, classes: int, evaluate: Literal["boosted", "compressed"]) -> None:
         super().__init__(copy.deepcopy(base.backbone), classes)
         self.evaluate = evaluate
         self.base = base
-        self.head = base.head.grown(classes, width=2 * base.backbone.width)
+        self.head = base.head.grow(classes, width=2 * base.backbone.width)
         self.auxiliary = Head(base.backbone.width, classes)
         self.student = copy.deepcopy(base)
         self.student.grow(classes)
 
     def backbones(self) -> list[Backbone]:
-        """That of the frozen model, and the second."""
+        """Return the backbone of the frozen model, and the second."""
         return [self.base.backbone, self.backbone]
 
     def features(self, images: Tensor) -> Tensor:
-        """Features of both backbones side by side, or of the student's."""
+        """Return features of both backbones side by side, or of the student."""
         return self.student.features(images) if self.evaluate == "compressed" else super().features(images)
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Maps of both backbones side by side, stage by stage, or of the student's."""
+        """Return maps of both backbones side by side, stage by stage, or of the student."""
         return self.student.maps(images) if self.evaluate == "compressed" else super().maps(images)
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Features of both backbones side by side, of maps before their last stage, or of the student's."""
+        """Return features of the last stages of both backbones, or of the student's."""
         return self.student.last_stage(maps) if self.evaluate == "compressed" else super().last_stage(maps)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits of the head over both backbones, or of the student's."""
+        """Return logits of the head over both backbones, or of the student."""
         return self.student.classify(features) if self.evaluate == "compressed" else self.head(features)
 
     def extra_head(self) -> nn.Module:
-        """A copy of the head over both backbones, or of the student's."""
+        """Return a copy of the head over both backbones, or of the student's."""
         return self.student.extra_head() if self.evaluate == "compressed" else super().extra_head()
 
     def boosted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the pair, of the auxiliary head on the second backbone, and of the frozen model."""
+        """Return logits of the pair, of the second backbone's auxiliary head, and of the frozen model."""
         old, new = self.parts(images)
         with torch.no_grad():
             before = self.base.classify(old)
         return self.head(torch.cat([old, new], dim=1)), self.auxiliary(new), before
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for all but the frozen model."""
+        """Set training mode for all but the frozen model."""
         super().train(mode)
         self.base.eval()
         return self

@@ -29,8 +29,8 @@ class ICaRL(Learner):
     equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
     differs: ClassVar[str] = (
         "iCaRL's authors train by binary cross-entropy and classify by the nearest mean of exemplars. Here, "
-        "as in the OpenCIL paper, it is CE with distillation, and the head's accuracy; the nearest mean's "
-        "is beside it."
+        "as in the OpenCIL paper, training is by CE with distillation, and the head classifies; the accuracy "
+        "of the nearest mean is reported beside it."
     )
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
@@ -38,15 +38,15 @@ class ICaRL(Learner):
     temperature: Positive = 2.0
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """One training: CE at step 1, CE + KD after it."""
+        """Train by CE at step 1, by CE + KD after it."""
         schedule = self.first if task.first else self.later
         yield Stage("train", task.model, replay_and_distil(task, self.temperature), schedule, task.train_plus)
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
-        """The method's own way to classify: the class whose exemplars' mean feature is nearest."""
+        """Return the class with the nearest mean feature of exemplars, iCaRL's own classifier."""
         exemplars = F.normalize(task.outputs(memory.indices).features)
         parts = torch.split(exemplars, [len(indices) for indices in memory.per_class])
         means = F.normalize(torch.stack([part.mean(dim=0) for part in parts]))
-        # Of unit vectors the nearest has the largest product.
+        # The nearest of unit vectors has the largest product.
         nearest = (F.normalize(test.features) @ means.T).argmax(dim=1)
         return {"accuracy_nearest_mean": nearest}

@@ -27,9 +27,9 @@ class Joint(Replay):
     later: Schedule = Replay.first
 
     def training_set(self, setting: Setting, step: Step, memory: Memory) -> Tensor:
-        """All training images of all classes seen."""
+        """Return the indices of all training images of all classes seen."""
         return (setting.images.labels.cpu() < step.seen).nonzero().flatten()
 
     def successor(self, setting: Setting, step: Step, previous: Any) -> Model:
-        """A model that knows nothing yet."""
+        """Return an untrained model."""
         return self.blank(setting, step)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.cil.learner import Task, masked_mean
-from opencil.cil.rebalanced import Rebalanced, turned
+from opencil.cil.rebalanced import Rebalanced, cosine_distance
 from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
 
@@ -33,8 +33,8 @@ class LUCIR(Rebalanced):
         r"w_{(k)} = \text{the row of a new class, } k\text{-th nearest}"
     )
     differs: ClassVar[str] = (
-        "The paper's backbone has no ReLU at its end; here the benchmark's is as it is, and has one unless "
-        "`benchmark.backbone` says `signed: true`. Its code tunes the head in ImageNet experiments alone; "
+        "The paper's backbone has no ReLU at its end; here the benchmark's has one unless "
+        "`benchmark.backbone` sets `signed: true`. Its code tunes the head in ImageNet experiments only; "
         "here in all, the backbone in eval mode. Loss, weights and schedules are those of the code."
     )
 
@@ -44,23 +44,24 @@ class LUCIR(Rebalanced):
     nearest: Count = 2  #: K
 
     def classification(self, task: Task, cosines: Tensor, labels: Tensor) -> Tensor:
-        """CE, and from step 2 on the margins of the memory's images."""
+        """Return CE, plus from step 2 on the margin loss of exemplars."""
         loss = F.cross_entropy(task.model.head.scale * cosines, labels)
         if task.first:
             return loss
         rivals = min(self.nearest, task.step.new)
-        return loss + self.ranking * margins(cosines, labels, task.step.old, self.margin, rivals)
+        return loss + self.ranking * margin_loss(cosines, labels, task.step.old, self.margin, rivals)
 
     def retention(self, task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
-        """λ √(old / new) (1 − cos)."""
+        """Return features, and λ √(old / new) (1 − cos)."""
         features = task.model.features(images)
         with torch.no_grad():
             before = task.teacher.features(images)
-        return features, self.retain * math.sqrt(task.step.old / task.step.new) * turned(features, before)
+        cost = cosine_distance(features, before)
+        return features, self.retain * math.sqrt(task.step.old / task.step.new) * cost
 
 
-def margins(cosines: Tensor, labels: Tensor, old: int, margin: float, nearest: int) -> Tensor:
-    """Mean over images of old classes, if any, of max(0, margin − cos_y + s), s the nearest new classes'."""
+def margin_loss(cosines: Tensor, labels: Tensor, old: int, margin: float, nearest: int) -> Tensor:
+    """Return the mean over images of old classes of max(0, margin − cos_y + cos of a nearest new class)."""
     own = cosines.gather(1, labels[:, None])
     hinges = F.relu(margin - own + cosines[:, old:].topk(nearest, dim=1).values).mean(dim=1)
     return masked_mean(hinges, labels < old)

@@ -25,8 +25,8 @@ class LwF(Learner):
         r"L = \text{CE}(z_{\text{old}:}, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \text{ on new classes}"
     )
     differs: ClassVar[str] = (
-        "For many steps and one head, as PyCIL has it, with its λ = 3; the authors add one task to a trained "
-        "network, with λ = 1, and first train the new head alone."
+        "For many steps and one head, as in PyCIL, with its λ = 3; the authors add one task to a trained "
+        "network, with λ = 1, and first train the new head only."
     )
 
     remembers: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class LwF(Learner):
     weight: NonNegative = 3.0
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """One training: CE at step 1, CE of the new logits + λ·KD of the old ones after it."""
+        """Train by CE at step 1, by CE of the new logits + λ·KD of the old ones after it."""
         model, old, teacher = task.model, task.step.old, task.teacher
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:

@@ -19,16 +19,16 @@ PAPER = Paper(
 @register_learner("memo", paper=PAPER)
 @dataclass(frozen=True)
 class MEMO(DER):
-    """DER of the network's last stage alone; the stages before it are shared, and go on training."""
+    """DER of the network's last stage only; the stages before it are shared, and continue to train."""
 
     equation: ClassVar[str] = DER.equation
     differs: ClassVar[str] = (
-        "Frozen last stages read maps that go on changing, by weights and batch norm, as in PyCIL "
+        "Frozen last stages read maps that still change, by weights and batch norm, as in PyCIL "
         "(`train_base`)."
     )
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """The shared stages, and as many last ones as there were steps."""
+        """Return a model with the shared stages, and a last stage for each step so far."""
         shared, newest = setting.new_backbone().split()
         older = [copy.deepcopy(newest) for _ in range(step.number - 1)]
         return GrownModel(older, newest, step.seen, step.new, shared=shared)

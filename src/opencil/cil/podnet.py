@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.cil.learner import Task
-from opencil.cil.rebalanced import Rebalanced, turned
+from opencil.cil.rebalanced import Rebalanced, cosine_distance
 from opencil.engine.schedule import Schedule
 from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
@@ -38,8 +38,8 @@ class PODNet(Rebalanced):
         "there is no hinge: so here. (With them a learned $`\\sigma`$ may shrink to 0, and does on digits.) "
         "The code also clips gradients, and has $`-\\|a - b\\|^2`$ for cosines, which doubles them. Its "
         "backbone has no ReLU at the end of any block, and four maps; here it is the benchmark's, with one "
-        "map a stage, and `signed: true` in `benchmark.backbone` leaves the last ReLU out. While its head is "
-        "tuned, its batch norm goes on following the balanced images; here the backbone is in eval mode. "
+        "map a stage, and `signed: true` in `benchmark.backbone` removes the last ReLU. While its head is "
+        "tuned, its batch norm still follows the balanced images; here the backbone is in eval mode. "
         "`@pycil`: the values of PyCIL's copy, which has no imprinting, and tunes on as many images of a "
         "class as there were before the step."
     )
@@ -54,20 +54,21 @@ class PODNet(Rebalanced):
     spatial: NonNegative = 3.0  #: λ_c
 
     def classification(self, task: Task, cosines: Tensor, labels: Tensor) -> Tensor:
-        """NCA."""
+        """Return the NCA loss."""
         return nca(task.model.head.scale * cosines, labels)
 
     def retention(self, task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
-        """√(seen / new) (λ_f (1 − cos) + λ_c POD)."""
+        """Return features, and √(seen / new) (λ_f (1 − cos) + λ_c POD)."""
         features, maps = task.model.backbone.features_and_maps(images)
         with torch.no_grad():
             before, maps_before = task.teacher.backbone.features_and_maps(images)
-        cost = self.flat * turned(features, before) + self.spatial * pooled_distance(maps, maps_before)
+        cost = self.flat * cosine_distance(features, before)
+        cost = cost + self.spatial * pooled_distance(maps, maps_before)
         return features, math.sqrt(task.step.seen / task.step.new) * cost
 
 
 def nca(logits: Tensor, labels: Tensor) -> Tensor:
-    """Batch mean of −z_y + log(Σ_{c ≠ y} exp z_c + exp max z): CE where the prediction is right."""
+    """Return the batch mean of −z_y + log(Σ_{c ≠ y} exp z_c + exp max z): CE if the prediction is right."""
     own = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
     others = logits.masked_fill(own, -torch.inf)
     terms = torch.cat([others, logits.amax(dim=1, keepdim=True)], dim=1)
@@ -75,12 +76,12 @@ def nca(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def pooled_distance(maps: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-    """Mean over stages of the batch mean of ‖P(a) − P(a')‖."""
-    apart = [(pooled(a) - pooled(b)).norm(dim=1).mean() for a, b in zip(maps, before, strict=True)]
-    return torch.stack(apart).mean()
+    """Return the mean over stages of the batch mean of ‖P(a) − P(a')‖."""
+    distances = [(pool(a) - pool(b)).norm(dim=1).mean() for a, b in zip(maps, before, strict=True)]
+    return torch.stack(distances).mean()
 
 
-def pooled(maps: Tensor) -> Tensor:
-    """Sums of squares over each row and each column of each channel, [B, C · (H + W)], of length 1."""
+def pool(maps: Tensor) -> Tensor:
+    """Return sums of squares over rows and over columns of each channel, [B, C · (H + W)], of length 1."""
     squares = maps.float().square()
     return F.normalize(torch.cat([squares.sum(dim=3), squares.sum(dim=2)], dim=2).flatten(1), dim=1)

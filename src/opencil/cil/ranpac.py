@@ -22,9 +22,9 @@ class RanPAC(Analytic):
     equation: ClassVar[str] = EQUATION
     differs: ClassVar[str] = (
         "Its backbone is pretrained, and at step 1 some added parameters are tuned, under a cosine head; "
-        "here it is a linear one. `@published` has the values, for 768 features. By default the whole "
+        "here under a linear one. `@published` has its values, for 768 features. By default the whole "
         "backbone is trained at step 1, from scratch or from a file of weights, unless it is frozen, and "
-        "2,000 random features are for 64."
+        "2,000 random features suit 64 features."
     )
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "published": {"width": 10_000, "first": {"epochs": 20, "lr": 0.01}}

@@ -1,4 +1,4 @@
-"""What LUCIR and PODNet share: a cosine head whose old rows stay, and a balanced fine-tuning of it."""
+"""Base of LUCIR and PODNet: a cosine head with fixed old rows, and a balanced fine-tuning of it."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from opencil.validation import Count
 
 @dataclass(frozen=True)
 class Rebalanced(Learner):
-    """Later steps begin with rows imprinted for the new classes, and train all but the rows of old ones.
+    """Imprint rows for new classes and train all but old rows, then tune on a balanced set.
 
-    Then comes a tuning on the memory as it will be after the step, with as many images of every class. A
-    subclass says by which losses.
+    The balanced set is the memory after the step, with as many images of every class. A subclass defines the
+    losses.
     """
 
     family: ClassVar[str] = "distillation"
@@ -30,27 +30,27 @@ class Rebalanced(Learner):
 
     train: Schedule = Schedule(epochs=160, lr=0.1, milestones=(80, 120), weight_decay=5e-4)
     balance: Schedule = Schedule(epochs=20, lr=0.01, milestones=(10,), weight_decay=5e-4)
-    tunes: Literal["head", "all"] = "head"  #: all rows on fixed features, or all that is trained before
+    tunes: Literal["head", "all"] = "head"  #: all rows of the head, or all parameters trained before
     proxies: Count = 1  #: rows of a class
 
     @abstractmethod
     def classification(self, task: Task, cosines: Tensor, labels: Tensor) -> Tensor:
-        """The loss of the classes' cosines [B, classes]."""
+        """Return the loss of the classes' cosines [B, classes]."""
 
     @abstractmethod
     def retention(self, task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of images, and the cost of what is not as it is in the teacher; for steps from 2 on."""
+        """Return features of images and the cost of their difference to the teacher's, at a step ≥ 2."""
 
     def effort(self, *, first: bool) -> float:
-        """That of the training: the balanced images are few."""
+        """Return the effort of the training: the balanced images are few."""
         return self.train.epochs * (1 if first else 1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model with a cosine head."""
+        """Return a model with a cosine head."""
         return CosineModel(setting.new_backbone(), step.sizes, self.proxies)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """The training; after step 1 the tuning too."""
+        """Train; after step 1 also tune on the balanced set."""
         model, head = task.model, task.model.head
 
         def classified(images: Tensor, labels: Tensor) -> Tensor:
@@ -75,6 +75,6 @@ class Rebalanced(Learner):
         yield Stage("balance", head, classified, self.balance, balanced)
 
 
-def turned(features: Tensor, before: Tensor) -> Tensor:
-    """Batch mean of 1 − cos(f, f')."""
+def cosine_distance(features: Tensor, before: Tensor) -> Tensor:
+    """Return the batch mean of 1 − cos(f, f')."""
     return (1 - F.cosine_similarity(features.float(), before.float(), dim=1)).mean()

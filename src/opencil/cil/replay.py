@@ -24,6 +24,6 @@ class Replay(Learner):
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """One training with CE."""
+        """Train by CE."""
         model, schedule = task.model, self.first if task.first else self.later
         yield Stage("train", model, lambda x, y: F.cross_entropy(model(x), y), schedule, task.train_plus)

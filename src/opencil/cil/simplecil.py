@@ -34,9 +34,9 @@ class SimpleCIL(TrainedOnce):
     )
     differs: ClassVar[str] = (
         "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
-        "`freeze: true`. One that is not frozen is trained at step 1 first, as PyCIL's copy trains it, whose "
-        "network has no ReLU at its end (`signed: true`). What $`\\sigma`$ that leaves stays; on a frozen "
-        "backbone it is 1."
+        "`freeze: true`. A backbone that is not frozen is trained at step 1, as in PyCIL's copy, whose "
+        "network has no ReLU at its end (`signed: true`). $`\\sigma`$ stays as trained at step 1; with a "
+        "frozen backbone it is 1."
     )
 
     linear: ClassVar[bool] = False
@@ -44,11 +44,11 @@ class SimpleCIL(TrainedOnce):
     first: Schedule = Schedule(epochs=200, lr=0.01, decay="cosine", weight_decay=5e-4)
 
     def blank(self, setting: Setting, step: Step) -> Model:
-        """A model with a cosine head."""
+        """Return a model with a cosine head."""
         return CosineModel(setting.new_backbone(), step.sizes)
 
     @torch.no_grad()
     def fit(self, task: Task) -> Iterable[Stage] | None:
-        """The new classes' rows are their mean features."""
+        """Set the new classes' rows to their mean features."""
         task.model.head.rows[-1].copy_(torch.stack([f.mean(dim=0) for f in task.new_features()]))
         return None

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, softened, weights_by_share
+from opencil.cil.learner import Task, soften, weights_by_share
 from opencil.cil.wa import WA
 from opencil.engine.loop import Stage
 from opencil.registry import Paper, register_learner
@@ -28,17 +28,17 @@ class SSIL(WA):
         r"\\ {} + T^2 \sum_t \text{KL}(\text{softmax}(z'_t / T), \text{softmax}(z_t / T)), \; t < \text{now}"
     )
     differs: ClassVar[str] = (
-        "The authors draw 128 new images and 32 of the memory for every batch. Here batches are drawn from "
-        "both together, and weights give the memory the same share of the loss in the mean, a fifth "
-        "(`memory_share`). Schedules and temperature are WA's; the authors begin step t at a rate of "
-        "0.1 / t, and for CIFAR-100 name 200 epochs and a decay of 1e-3. They found its results poor there, "
-        "and think that it needs a larger dataset (issues 3 and 5 of their code)."
+        "The authors draw 128 new images and 32 exemplars for every batch. Here batches are drawn from both "
+        "together, and weights give the memory the same share of the mean loss, a fifth (`memory_share`). "
+        "Schedules and temperature are WA's; the authors begin step t at a rate of 0.1 / t, and use for "
+        "CIFAR-100 200 epochs and a decay of 1e-3. They found its results poor there, and suggest a larger "
+        "dataset (issues 3 and 5 of their code)."
     )
 
     memory_share: ProperFraction = 0.2
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """CE at step 1; then each image's separated CE and its distillation, weighted."""
+        """Train by CE at step 1; then by each image's separated CE and distillation, weighted."""
         model, teacher, old, sizes = task.model, task.teacher, task.step.old, list(task.step.sizes[:-1])
         weights = weights_by_share(task, self.memory_share)
 
@@ -48,16 +48,15 @@ class SSIL(WA):
                 return F.cross_entropy(logits, labels)
             with torch.no_grad():
                 before = teacher(images)
-            # Of each image both are computed, one with a label that does not matter: shapes stay the same.
+            # Both are computed for each image, one with a meaningless label, to keep shapes constant.
             among_old = F.cross_entropy(logits[:, :old], labels.clamp(max=old - 1), reduction="none")
             among_new = F.cross_entropy(logits[:, old:], (labels - old).clamp(min=0), reduction="none")
             total = torch.where(from_memory, among_old, among_new)
-            parts = (
-                torch.split(softened(z[:, :old], self.temperature), sizes, dim=1) for z in (logits, before)
-            )
-            for found, wanted in zip(*parts, strict=True):
-                apart = F.log_softmax(wanted, dim=1) - F.log_softmax(found, dim=1)
-                total = total + self.temperature**2 * (F.softmax(wanted, dim=1) * apart).sum(dim=1)
+            softened = (soften(z[:, :old], self.temperature) for z in (logits, before))
+            tasks = (torch.split(z, sizes, dim=1) for z in softened)
+            for student, target in zip(*tasks, strict=True):
+                difference = F.log_softmax(target, dim=1) - F.log_softmax(student, dim=1)
+                total = total + self.temperature**2 * (F.softmax(target, dim=1) * difference).sum(dim=1)
             return (torch.where(from_memory, *weights) * total).mean()
 
         yield Stage("train", model, loss, self.first if task.first else self.later, task.train_plus)

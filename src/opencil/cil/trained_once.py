@@ -1,4 +1,4 @@
-"""What methods share whose backbone is trained at the first step alone."""
+"""Base of methods that train the backbone at the first step only."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ from opencil.engine.schedule import Schedule
 
 @dataclass(frozen=True)
 class TrainedOnce(Learner):
-    """The backbone learns by CE at step 1, unless it is frozen, and stays; each step then fits a head to it.
+    """Train the backbone by CE at step 1, unless it is frozen; each step then fits a head to its features.
 
-    A subclass says in ``fit`` how, from the new classes' images alone: no exemplars are kept.
+    A subclass implements ``fit``, from the new classes' images only: there are no exemplars.
     """
 
     family: ClassVar[str] = "trained-once"
@@ -28,15 +28,15 @@ class TrainedOnce(Learner):
 
     @abstractmethod
     def fit(self, task: Task) -> Iterable[Stage] | None:
-        """Set ``task.model``'s head by the features of the new images; give what has to be trained for it."""
+        """Fit ``task.model``'s head to features of the new images; yield stages if it has to be trained."""
 
     def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """The logits that the first step is trained by."""
+        """Return the logits for the training at step 1."""
         logits: Tensor = model(images)
         return logits
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """CE at step 1; then what ``fit`` says."""
+        """Train the backbone by CE at step 1, then fit the head."""
         if task.first and not task.model.backbone.frozen:
 
             def loss(images: Tensor, labels: Tensor) -> Tensor:

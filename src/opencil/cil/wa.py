@@ -34,7 +34,7 @@ class WA(Learner):
     temperature: Positive = 2.0
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """CE at step 1; then (1−λ)CE + λKD with λ = old/seen, and the alignment."""
+        """Train by CE at step 1, then by (1−λ)CE + λKD with λ = old/seen, and align the head."""
         step, share = task.step, task.step.old / task.step.seen
         schedule = self.first if task.first else self.later
         loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
@@ -45,6 +45,6 @@ class WA(Learner):
 
 @torch.no_grad()
 def align(head: Head, old: int) -> None:
-    """Scale the new classes' weight rows by mean ‖old rows‖ / mean ‖new rows‖; the bias stays."""
+    """Scale the new classes' weight rows by mean ‖old rows‖ / mean ‖new rows‖, not the bias."""
     norms = head.weight.norm(dim=1)
     head.weight[old:] *= norms[:old].mean() / norms[old:].mean()

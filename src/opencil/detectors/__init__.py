@@ -1,1 +1,1 @@
-"""OOD detectors: ``posthoc`` reads a trained model's outputs, one method per file."""
+"""OOD detectors, one per file: ``posthoc`` scores a model's outputs, ``finetune`` tunes an extra head."""

@@ -1,24 +1,24 @@
-"""How much is computed at once, so that memory stays bounded whatever the number of samples."""
+"""Compute in parts, so that memory stays bounded for any number of samples."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-#: Bytes of temporary tensors at a time: small enough for a CPU's caches to help, large enough for a GPU.
+#: Bytes of temporary tensors at a time: small enough for a CPU's caches, large enough for a GPU.
 BUDGET = 64 * 2**20
 
 
 def rows_at_a_time(bytes_per_row: int) -> int:
-    """Rows that fit the budget, at least one."""
+    """Return the number of rows that fit the budget, at least one."""
     return max(1, BUDGET // bytes_per_row)
 
 
-def by_parts(compute: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
-    """What ``compute`` gives for ``rows`` of the tensors at a time, one below the other.
+def compute_by_parts(compute: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
+    """Return ``compute`` of the tensors, concatenated from parts of ``rows`` rows.
 
-    No part's result outlives the next part: kept small tensors would lie between the large temporaries that
-    are freed, and on a CPU the heap can then grow by all of these, gigabytes for a budget of megabytes.
+    Results are copied at once: small results between large freed temporaries fragment a CPU's heap, which
+    then grows by gigabytes for a budget of megabytes.
     """
     parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
     first = compute(*next(parts))

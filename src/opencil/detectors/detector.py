@@ -1,4 +1,4 @@
-"""What a detector is: set up on training outputs (where it needs that), then a score for each sample."""
+"""Define detectors: an optional set-up on training outputs, then a score for each sample."""
 
 import reprlib
 from abc import ABC, abstractmethod
@@ -14,86 +14,85 @@ from opencil.arrays import dense, on_one_device, tensor_of
 from opencil.detectors.task_standards import TaskStandards
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
-from opencil.errors import BadInput, nearest
-from opencil.validation import QUIET, Values
+from opencil.errors import BadInput
+from opencil.validation import Values
 
 Array = np.ndarray[Any, Any]
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
-#: Images of a run that a detector is set up on: those that the step learned from, or the memory after it.
+#: The images of a run for the set-up: those that the step learned from, or the memory after it.
 Setup = Literal["train+", "memory"]
+#: Values by label.
+Labels = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass
 class Detector(Values, ABC):
-    """Scores samples; a larger score is more in-distribution, in every detector.
+    """Score samples; in every detector a larger score is more in-distribution.
 
-    A subclass is a dataclass whose fields are its config values. It says what it ``reads``, implements
-    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check what
-    they are given. What can be read, each a field of ``Outputs``:
+    A subclass is a dataclass whose fields are its config values. It declares what it ``reads``, implements
+    ``scores`` and, where it ``needs_setup``, ``set_up``. Users call ``fit`` and ``score``, which check their
+    arguments. A detector can read these fields of ``Outputs``:
 
     - ``logits`` [N, C] and ``features`` [N, D]: one forward pass serves every detector;
-    - ``head``: ``outputs.classify``, the function from features to logits. Plain-tensor users give it once,
-      to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
+    - ``head``: ``outputs.classify``, the function from features to logits. Users of plain tensors give it
+      once, to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
     - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, given likewise and with the
       features; a head that is not linear is refused;
     - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
-      again. Plain-tensor users give ``score(inputs=Inputs(model, images, transform))``;
+      again. Users of plain tensors give ``score(inputs=Inputs(model, images, transform))``;
     - ``layers``: ``for maps in outputs.layers()``, the maps [B, C, H, W] after each stage of the backbone,
-      batch by batch in the samples' order, since those of all samples would take gigabytes. They are computed
-      from ``inputs``. ``outputs.last_stage(maps)`` are the features of other maps before the last stage;
+      batch by batch in the samples' order, since the maps of all samples would take gigabytes. They are
+      computed from ``inputs``. ``outputs.last_stage(maps)`` computes features from changed maps;
     - ``labels`` [N], in a set-up alone.
 
-    A set-up reads the same, or what ``setup_reads`` says. ``family`` is the block of the tables it stands in.
-    Every detector has the value ``by_task``: its scores less the mean of what the memory's images of the
-    predicted task score, over their spread. So a score means the same whichever task an image is taken for.
-    Nothing that is read may be changed: the model's parameters are the same before and after.
+    A set-up reads the same, or ``setup_reads``. ``family`` is the block of the tables that it belongs to.
+    With the value ``by_task`` of every detector, scores are standardised by the mean and the spread that
+    the memory's images of the predicted task have, so that scores are comparable across tasks. A detector
+    changes nothing that it reads: the model's parameters are the same before and after.
     """
 
-    by_task: bool = field(default=False, kw_only=True, metadata=QUIET)
+    by_task: bool = field(default=False, kw_only=True)
 
     family: ClassVar[str] = "post-hoc"
     reads: ClassVar[frozenset[Reads]]
     setup_reads: ClassVar[frozenset[Reads] | None] = None
     needs_setup: ClassVar[bool] = False
-    #: Whether it draws on images of old classes, so that a CIL method which sees none cannot have it.
+    #: Whether it needs images of old classes, which some CIL methods do not keep.
     needs_old: ClassVar[bool] = False
-    #: For its page in the docs: the score, or the loss of a head, in LaTeX, lines ended by ``\\``; and where
-    #: the paper, its authors' code and this differ. Neither is needed.
+    #: For the docs, both optional: the score, or a head's loss, in LaTeX with lines ended by ``\\``; and
+    #: the differences between the paper, its authors' code and this implementation.
     equation: ClassVar[str] = ""
     differs: ClassVar[str] = ""
-    #: What it is registered as, with the label it was created under; its seeds follow from it.
+    #: The registered name, with the label that it was created under; seeds follow from it.
     registered_name: ClassVar[str] = ""
-    #: Sets of values by label: ``create_detector("ber@stated")`` has those that BER names ``stated``.
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    #: Values as they were before they could be chosen, where the default is another: for runs stored then,
-    #: which have none of them.
-    formerly: ClassVar[Mapping[str, Any]] = {}
+    #: Sets of values by label: ``create_detector("ber@stated")`` has the values that BER names ``stated``.
+    named: ClassVar[Labels] = {}
 
     @abstractmethod
     def scores(self, outputs: Outputs) -> Tensor:
-        """Score of each sample, float32 [N]."""
+        """Return the score of each sample, float32 [N]."""
 
     def set_up(self, outputs: Outputs) -> None:
-        """Learn from the outputs of training images; keep what is learned on ``self``."""
+        """Learn from the outputs of training images, and store the result on ``self``."""
 
     @property
     def fewest(self) -> int:
-        """Set-up samples that are needed at least."""
+        """Return the smallest number of set-up samples."""
         return 1
 
     @property
-    def scores_in_the_end(self) -> "Detector":
-        """The detector that the score comes from: this one, or what a tuned head is ``scored_by``."""
+    def scorer(self) -> "Detector":
+        """Return the detector that computes the score: this one, or the one that scores by a tuned head."""
         return self
 
     @property
     def reads_to_score(self) -> frozenset[Reads]:
-        """What ``score`` must be given under its values: the predicted task is that of the largest logit."""
+        """Return what ``score`` reads under the detector's values: by task, the logits predict the task."""
         return frozenset({*self.reads, "logits"}) if self.by_task else self.reads
 
     @property
     def reads_to_set_up(self) -> frozenset[Reads]:
-        """What ``fit`` must be given: the head is not read before samples are scored."""
+        """Return what ``fit`` reads: the head is read to score alone."""
         reads = self.reads - {"head"} if self.setup_reads is None else self.setup_reads
         if not self.by_task:
             return reads
@@ -101,22 +100,22 @@ class Detector(Values, ABC):
 
     @property
     def set_up_on(self) -> Setup:
-        """The images of a run that it is set up on: its value ``setup`` where it has one."""
+        """Return which images of a run the set-up uses: the value ``setup`` where there is one."""
         setup: Setup = getattr(self, "setup", "train+" if self.needs_setup else "memory")
         return setup
 
     @property
     def learned(self) -> bool:
-        """Whether it needs no set-up of its own, or has had it."""
+        """Return whether its own set-up is done, or unnecessary."""
         return not self.needs_setup or hasattr(self, "_widths")
 
     @property
     def ready(self) -> bool:
-        """Whether it can score: it has learned, and by task knows what each task's images score."""
+        """Return whether it can score: its set-up is done and, by task, its standards are computed."""
         return self.learned and (not self.by_task or hasattr(self, "_standards"))
 
     def widths(self, outputs: Outputs) -> dict[str, int]:
-        """Columns of features and logits that it can score after a set-up on ``outputs``."""
+        """Return the columns of features and logits that it can score after a set-up on ``outputs``."""
         found = _widths(outputs)
         if "logits" not in found and "linear" in self.reads_to_set_up:
             found["logits"] = len(outputs.linear()[1])
@@ -134,78 +133,72 @@ class Detector(Values, ABC):
         tasks: Tensor | Array | Sequence[int] | None = None,
         memory: Outputs | None = None,
     ) -> Self:
-        """Set up on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
+        """Fit on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
 
-        These are tensors or numpy arrays. One without a set-up keeps the head alone. ``tasks`` [C] are the
-        tasks, counted from 1, that classes came with, for those that ask. By task, scores are compared with
-        those of ``memory``, by default of the same samples.
+        Arguments are tensors or numpy arrays. A detector without a set-up stores the head alone. ``tasks``
+        [C] gives the task of each class, counted from 1. By task, scores are standardised by those of
+        ``memory``, by default by those of the same samples.
         """
         if not self.needs_setup and not self.by_task:
-            self._keep_head((features.classify if isinstance(features, Outputs) else None) or classify)
+            self._store_head((features.classify if isinstance(features, Outputs) else None) or classify)
             return self
-        outputs = self._checked(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
+        outputs = self._check(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
         if len(outputs) < self.fewest:
             raise BadInput(
-                f"{type(self).__name__} needs at least {self.fewest} samples to be set up on: "
-                f"{len(outputs)} are not enough"
+                f"{type(self).__name__} needs {self.fewest} set-up samples, and has {len(outputs)}"
             )
         if self.by_task:
-            self._known_tasks(outputs if memory is None else memory)
+            self._tasks_of(outputs if memory is None else memory)
         try:
-            self._forget()
+            self._reset()
             if self.needs_setup:
                 with FULL.active():
                     self.set_up(outputs)
             self._widths = self.widths(outputs)
-            self._keep_head(outputs.classify)
-            self._follow_up(outputs, memory)
-        except BaseException:  # half of a set-up would score, by what two models or sets of classes left
-            self._forget()
+            self._store_head(outputs.classify)
+            self._fit_standards(outputs, memory)
+        except BaseException:  # an incomplete set-up would mix two models or two sets of classes
+            self._reset()
             raise
         return self
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         for learned in ("_widths", "_standards"):
             self.__dict__.pop(learned, None)
 
-    def _keep_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
-        """Keep what it scores by; others do not need it, and it may be a whole network."""
+    def _store_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
+        """Store the head if it is read to score: it may be a whole network."""
         reads_head = not {"head", "linear"}.isdisjoint(self.reads_to_score)
         self._classify = classify if reads_head else None
 
     @torch.no_grad()
     def complete(self, setup: Outputs, memory: Outputs | None = None) -> Self:
-        """Do what is left before it can score: all of ``fit``, or of one that has learned what follows."""
+        """Do what is missing before it can score: all of ``fit``, or the part after its own set-up."""
         if not self.learned:
             return self.fit(setup, memory=memory)
         reads = self.reads_to_set_up & (self.reads_to_score | {"labels"})
-        self._keep_head(setup.classify)
-        self._follow_up(self._checked(reads, setup, None, None, None, None), memory)
+        self._store_head(setup.classify)
+        self._fit_standards(self._check(reads, setup), memory)
         return self
 
-    def _follow_up(self, outputs: Outputs, memory: Outputs | None) -> None:
-        """What a set-up is followed by: what each task's images score, where that is asked."""
+    def _fit_standards(self, outputs: Outputs, memory: Outputs | None) -> None:
+        """Compute, by task, the scores' mean and spread for the images of each task."""
         if not self.by_task:
             return
         if memory is not None:
             head = getattr(self, "_classify", None)
-            outputs = self._checked(self.reads_to_score | {"labels"}, memory, None, None, head, None)
+            outputs = self._check(self.reads_to_score | {"labels"}, memory, classify=head)
         assert outputs.labels is not None
-        tasks, of_samples = self._known_tasks(outputs), self._finite_scores(outputs)
-        self._standards = TaskStandards.of(of_samples, outputs.labels, tasks)
+        tasks, scores = self._tasks_of(outputs), self._compute_scores(outputs)
+        self._standards = TaskStandards.of(scores, outputs.labels, tasks)
         self._widths = {**getattr(self, "_widths", {}), "logits": len(tasks)}
 
-    def _known_tasks(self, outputs: Outputs) -> Tensor:
-        """The task of each class [C], which some samples must tell."""
+    def _tasks_of(self, outputs: Outputs) -> Tensor:
+        """Return the task of each class [C], which is necessary by task."""
         if outputs.tasks is None:
-            raise BadInput(
-                f"{type(self).__name__} scores by task, and which task a class came with is not known: "
-                "tasks=[1, 1, 2, …] says it, one for each class"
-            )
+            raise BadInput(f"{type(self).__name__} scores by task: give tasks=[1, 1, 2, …], for each class")
         if len(outputs.tasks) != outputs.logits.shape[1]:
-            raise BadInput(
-                f"tasks are of {len(outputs.tasks)} classes: logits have {outputs.logits.shape[1]} columns"
-            )
+            raise BadInput(f"tasks are given for {len(outputs.tasks)} of {outputs.logits.shape[1]} classes")
         return outputs.tasks
 
     @overload
@@ -235,71 +228,59 @@ class Detector(Values, ABC):
         classify: Callable[[Tensor], Tensor] | None = None,
         inputs: Inputs | None = None,
     ) -> Tensor | Array:
-        """Score of each sample, float32 [N]: ``Outputs``, or features [N, D] and logits [N, C].
+        """Return the score of each sample, float32 [N], of ``Outputs`` or features [N, D] and logits [N, C].
 
-        Of numpy arrays it is a numpy array, of tensors a tensor.
+        It is a numpy array if features or logits are, else a tensor.
         """
         known: dict[str, int] = getattr(self, "_widths", {})
         if not self.ready:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
         plain = isinstance(features, np.ndarray) or isinstance(logits, np.ndarray)
-        outputs = self._checked(self.reads_to_score, features, logits, None, classify, inputs)
+        outputs = self._check(self.reads_to_score, features, logits, None, classify, inputs)
         for name, width in _widths(outputs).items():
             if name in self.reads_to_score and width != known.get(name, width):
                 raise BadInput(
                     f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
                 )
-        scores = self._finite_scores(outputs)
+        scores = self._compute_scores(outputs)
         if self.by_task:
-            scores = self._standards.standardised(scores, outputs.logits)
+            scores = self._standards.standardise(scores, outputs.logits)
         return scores.numpy(force=True) if plain else scores
 
-    def _finite_scores(self, outputs: Outputs) -> Tensor:
-        """Its own scores, before they are compared with those of a task; what is no score is refused."""
+    def _compute_scores(self, outputs: Outputs) -> Tensor:
+        """Return the scores before any standardisation, finite and one for each sample."""
         with FULL.active():
             scores = self.scores(outputs).float().detach()
         if scores.shape != (len(outputs),):
-            raise BadInput(
-                f"{type(self).__name__} gives scores {list(scores.shape)}: one is needed for each of "
-                f"{len(outputs)} samples"
-            )
+            shape = list(scores.shape)
+            raise BadInput(f"{type(self).__name__} gives scores {shape} for {len(outputs)} samples")
         if not torch.isfinite(scores).all():
             bad = int((~torch.isfinite(scores)).nonzero()[0])
-            raise BadInput(
-                f"{type(self).__name__} has no finite score for sample {bad}: {float(scores[bad])}"
-            )
+            raise BadInput(f"{type(self).__name__} has no finite score for sample {bad}")
         return scores
 
-    def _checked(
+    def _check(
         self,
         reads: frozenset[Reads],
         features: Any,
-        logits: Any,
-        labels: Any,
-        classify: Callable[[Tensor], Tensor] | None,
-        inputs: Inputs | None,
+        logits: Any = None,
+        labels: Any = None,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        inputs: Inputs | None = None,
         tasks: Any = None,
     ) -> Outputs:
-        """What a user gave, as ``Outputs``: present where it is read, of fitting shapes, finite."""
+        """Return a user's arguments as ``Outputs``, with all that is read present, finite and of one size."""
+        name = type(self).__name__
         if isinstance(features, Outputs):
             given = features
-            features, logits, labels, inputs = given.features, given.logits, given.labels, given.inputs
-            # Those of a function that gives logits alone.
-            if isinstance(features, Tensor) and features.ndim and not features.shape[-1]:
-                features = None
-            classify = classify if given.classify is None else given.classify
-            tasks = given.tasks if tasks is None else tasks
-        given_arrays = {"features": features, "logits": logits, "labels": labels}
-        arrays = {name: None if one is None else dense(one, name) for name, one in given_arrays.items()}
+            features = given.features if given.features.shape[-1:] != (0,) else None  # of logits alone
+            logits, labels, inputs = given.logits, given.labels, given.inputs
+            classify, tasks = given.classify or classify, given.tasks if tasks is None else tasks
+        arguments = {"features": features, "logits": logits, "labels": labels}
+        arrays = {key: None if value is None else dense(value, key) for key, value in arguments.items()}
         features, logits, labels = arrays.values()
         on_one_device(arrays)
-        if inputs is not None and not isinstance(inputs, Inputs):
-            raise BadInput(f"inputs are a {type(inputs).__name__}: opencil.Inputs(model, images) are needed")
-        if classify is not None and (isinstance(classify, type) or not callable(classify)):
-            raise BadInput(
-                f"classify is a {type(classify).__name__}: a function from features to logits is needed"
-            )
         present: dict[Reads, object] = {
             "features": features,
             "logits": logits,
@@ -310,72 +291,56 @@ class Detector(Values, ABC):
             "labels": labels,
         }
         for read in sorted(reads):
-            if read not in present:
-                raise BadInput(
-                    f"{type(self).__name__} reads {read!r}, which is unknown: allowed are "
-                    f"{', '.join(present)}{nearest(read, present)}"
-                )
-            if present[read] is None:
-                raise BadInput(f"{type(self).__name__} reads the {read}: missing here")
-        matrices = {name: t for name, t in (("features", features), ("logits", logits)) if t is not None}
-        if "labels" in reads:
-            whole = not labels.is_floating_point() and labels.dtype != torch.bool
-            if labels.ndim != 1 or not whole:
-                shape = list(labels.shape)
-                raise BadInput(f"labels are {labels.dtype} {shape}: whole numbers [N] are needed")
-            if len(labels) and int(labels.min()) < 0:
-                raise BadInput(f"labels reach down to {int(labels.min())}: classes are counted from 0")
-        counted = [t for t in (*matrices.values(), labels) if t is not None and t.ndim]
-        rows = {len(t) for t in counted} | ({len(inputs)} if inputs is not None else set())
-        for name, tensor in matrices.items():
-            shape = list(tensor.shape)
-            if tensor.ndim != 2 or not tensor.is_floating_point() or 0 in shape or len(rows) > 1:
-                raise BadInput(
-                    f"{name} are {tensor.dtype} {shape}: a floating-point matrix is needed, "
-                    f"with the same number of rows, at least 1, for features, logits, labels and images"
-                )
-            if name in reads and not torch.isfinite(tensor.float()).all():
+            if present.get(read) is None:
+                raise BadInput(f"{name} reads the {read}: missing here")
+        if "labels" in reads and (
+            labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or (labels < 0).any()
+        ):
+            shape = list(labels.shape)
+            raise BadInput(f"labels are {labels.dtype} {shape}: whole numbers [N] from 0 on are needed")
+        rows = {len(tensor) for tensor in arrays.values() if tensor is not None and tensor.ndim}
+        rows |= {len(inputs)} if inputs is not None else set()
+        if len(rows) > 1:
+            raise BadInput(f"features, logits, labels and images have {rows} rows: give one for each sample")
+        for key, tensor in (("features", features), ("logits", logits)):
+            if tensor is None:
+                continue
+            if tensor.ndim != 2 or not tensor.is_floating_point() or not tensor.numel():
+                shape = list(tensor.shape)
+                raise BadInput(f"{key} are {tensor.dtype} {shape}: a floating-point matrix is needed")
+            if key in reads and not torch.isfinite(tensor.float()).all():
                 bad = int((~torch.isfinite(tensor.float())).any(dim=1).nonzero()[0])
-                raise BadInput(
-                    f"{name} of sample {bad} are not finite: {type(self).__name__} cannot score them"
-                )
-        if len(rows) > 1:  # of labels and images, where there is no matrix
-            raise BadInput(
-                f"{len(labels)} labels are given for {len(inputs or ())} images: one each is needed"
-            )
+                raise BadInput(f"{key} of sample {bad} are not finite: {name} cannot score them")
         if features is not None and classify is not None and not {"head", "linear"}.isdisjoint(reads):
             _check_head(classify, features, logits if "logits" in reads else None)
         nothing = torch.empty(rows.pop(), 0)
         return Outputs(
             nothing if features is None else features.float(),
             nothing if logits is None else logits.float(),
-            None if labels is None else labels.long(),  # a byte would index as a mask does
+            None if labels is None else labels.long(),  # uint8 would index as a mask
             classify,
             inputs,
-            None if tasks is None else _tasks(tasks),
+            None if tasks is None else check_tasks(tasks),
         )
 
 
 def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: Tensor | None) -> None:
-    """Refuse a head that gives no logits of the features, by those of one sample."""
+    """Refuse a head that does not give logits for the features of one sample."""
     try:
         found = classify(features[:1].float())
     except (RuntimeError, TypeError, ValueError) as error:  # a layer of another width, a function of two
         why = str(error).strip().partition("\n")[0]
         raise BadInput(f"classify fails on features {list(features.shape)}: {why}") from error
-    wrong = not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1 or not found.shape[1]
-    if wrong or (logits is not None and found.shape[1] != logits.shape[1]):
-        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        classes = "classes" if logits is None else str(logits.shape[1])
-        raise BadInput(f"classify gives {what} of one sample's features: logits [1, {classes}] are needed")
-    dense(found, "what classify gives")
+    shape = list(dense(found, "the results of classify").shape)
+    if shape != [1, shape[-1] if logits is None else logits.shape[1]] or not shape[1]:
+        raise BadInput(f"classify gives {shape} for the features of one sample: [1, classes] is needed")
 
 
-def _tasks(given: Tensor | Array | Sequence[int]) -> Tensor:
-    """The task of each class [C] as a user says it."""
+def check_tasks(given: Tensor | Array | Sequence[int]) -> Tensor:
+    """Return a user's task of each class, as a tensor [C]."""
     try:
         tasks = dense(torch.as_tensor(tensor_of(given)), "tasks")
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except (TypeError, ValueError, RuntimeError):
         tasks = torch.empty(0)
     whole = tasks.ndim == 1 and len(tasks) and not (tasks.is_floating_point() or tasks.dtype == torch.bool)
     if not whole or int(tasks.min()) < 1:
@@ -386,7 +351,7 @@ def _tasks(given: Tensor | Array | Sequence[int]) -> Tensor:
 
 
 def _widths(outputs: Outputs) -> dict[str, int]:
-    """Columns of what was given."""
+    """Return the columns of the features and logits that are present."""
     columns = {"features": outputs.features.shape[1], "logits": outputs.logits.shape[1]}
     return {name: width for name, width in columns.items() if width}
 
@@ -400,11 +365,11 @@ class LogitDetector(Detector):
 
 @dataclass
 class SetUpDetector(Detector):
-    """A detector that is set up on training samples, and reads features and logits unless it says otherwise.
+    """A detector with a set-up on training samples that reads, by default, features and logits.
 
-    In a run, its value ``setup`` says which samples those are. The memory is the default: it has as many of
-    every class, as the samples to score have, while most of train+ is new; and it is there when a detector is
-    to be set up again, when a step's training images are gone. A subclass may have another default.
+    In a run, the value ``setup`` chooses these samples. The default is the memory: it has equally many
+    samples of every class, as the scored samples have, while most of train+ is new. It is also available
+    later, when a step's training images are not. A subclass may have another default.
     """
 
     differs: ClassVar[str] = (
@@ -414,8 +379,7 @@ class SetUpDetector(Detector):
 
     setup: Setup = field(default="memory", kw_only=True)
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stated": {"setup": "train+"}}
-    formerly: ClassVar[Mapping[str, Any]] = {"setup": "train+"}
+    named: ClassVar[Labels] = {"stated": {"setup": "train+"}}
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     needs_setup: ClassVar[bool] = True

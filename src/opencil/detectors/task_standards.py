@@ -1,33 +1,33 @@
-"""What images of each task score: what scores by task are compared with."""
+"""Standardise scores by the mean and spread of the scores of each task's images."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from opencil.data.precision import reachable, widened
+from opencil.data.precision import as_float64, to_float64_device
 from opencil.errors import BadInput
 
 
 @dataclass(frozen=True)
 class TaskStandards:
-    """Mean and spread [C] of what images score that are of the task which each class came with."""
+    """Mean and spread [C] of the scores of images from each class's task."""
 
     mean: Tensor
     spread: Tensor
 
     @classmethod
     def of(cls, scores: Tensor, labels: Tensor, tasks: Tensor) -> "TaskStandards":
-        """Of scores, labels [N] and the task of each class [C]; spreads are standard deviations (n − 1).
+        """Compute from scores and labels [N] and the task of each class [C]; spreads are standard deviations.
 
-        A task without images has the mean of all. One of fewer than two images, or whose images score alike,
-        has the spread within all tasks together; where there is none, that of all scores; else 1.
+        A task without images has the mean of all. A task of fewer than two images, or of equal scores, has
+        the spread within all tasks; if that is 0, the spread of all scores; if that is 0, 1.
         """
         if (high := int(labels.max())) >= len(tasks):
-            raise BadInput(f"labels reach {high}: tasks are of the classes 0 to {len(tasks) - 1}")
-        values = widened(scores)
+            raise BadInput(f"labels go up to {high}: tasks are given for the classes 0 to {len(tasks) - 1}")
+        values = as_float64(scores)
         labels, tasks = labels.to(values.device), tasks.to(values.device)
-        # What rounding alone may make of scores that are alike.
+        # Equal scores up to rounding have a smaller spread.
         least = 1e-6 * float(values.abs().max())
         of_sample, known = tasks[labels], torch.unique(tasks)
         parts = [values[of_sample == task] for task in known]
@@ -43,8 +43,8 @@ class TaskStandards:
             spread[tasks == task] = own if own > least else fallback
         return cls(mean, spread)
 
-    def standardised(self, scores: Tensor, logits: Tensor) -> Tensor:
-        """(score − mean) / spread, both of the task that the largest logit is of, [N]."""
-        predicted, wide = reachable(logits).argmax(dim=1), widened(scores)
+    def standardise(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """Return (score − mean) / spread by the task of the class with the largest logit, [N]."""
+        predicted, wide = to_float64_device(logits).argmax(dim=1), as_float64(scores)
         mean, spread = self.mean.to(wide.device), self.spread.to(wide.device)
         return ((wide - mean[predicted]) / spread[predicted]).float().to(scores.device)

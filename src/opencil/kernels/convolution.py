@@ -1,15 +1,15 @@
-"""3 × 3 convolutions of narrow layers in Triton, with what stands around them in a residual network.
+"""Triton kernels for 3 × 3 convolutions of narrow layers, fused with batch norm, shortcut and ReLU.
 
 Images are [N, H, W, C]. A program computes a block of output pixels with all their channels: for each of the
-nine taps a product [pixels, from] · [from, to], added up in float32. Then, before anything is written:
+nine taps a product [pixels, from] · [from, to], summed in float32. The results are fused with further work:
 
 - ``convolve_and_measure``: in training, sums for batch norm's statistics.
 - ``convolve_and_normalise``: in evaluation, batch norm with known statistics, the shortcut, ReLU.
-- ``convolve_back``: the gradient of a layer's input, through the ReLU before it, with the sums that the
-  gradient of the batch norm before that needs.
+- ``convolve_back``: the gradient of a layer's input, through the ReLU before it, with sums for the gradient
+  of the batch norm before that.
 
-Sums over all pixels are one sum a program; whoever needs them adds those up, each program for itself and in
-the same order. So they need no launch of their own, and are the same every time.
+Each program stores its own sums over pixels. A kernel that needs the total adds these up in every program, in
+the same order; so the total needs no launch and is deterministic.
 """
 
 import triton
@@ -18,20 +18,20 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _scale(gain, variance, epsilon, channel):  # type: ignore[no-untyped-def]
-    """What batch norm multiplies some channels by in evaluation."""
+    """Return the factor of batch norm in evaluation, for some channels."""
     return tl.load(gain + channel) * tl.rsqrt(tl.load(variance + channel) + epsilon)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _rectified(value):  # type: ignore[no-untyped-def]
-    """ReLU; what is not a number stays so, as in torch's, or nobody would see a training diverge."""
+def _relu(value):  # type: ignore[no-untyped-def]
+    """Return the ReLU; NaN stays NaN as in torch, to show that a training diverges."""
     return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _with_product(a, b, total, precision: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``total`` with a · b. Factors in TF32 are rounded here: a GPU only drops their last bits, and what is
-    too small by half a thousandth in every layer is too small by a hundredth at the end.
+    """Return ``total`` + a · b. Factors are rounded to TF32 here, since a GPU truncates them, which makes
+    results too small by 0.05 % in every layer.
     """
     if precision == "tf32":
         a = _nearest_tf32(a)
@@ -41,7 +41,7 @@ def _with_product(a, b, total, precision: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _nearest_tf32(value):  # type: ignore[no-untyped-def]
-    """The nearest number with ten bits after the first; what is not a number stays so."""
+    """Return the nearest number with a mantissa of ten bits; NaN stays NaN."""
     rounded = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(value == value, rounded, value)
 
@@ -55,10 +55,10 @@ def _pixels(  # type: ignore[no-untyped-def]
     back: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Row, column and image of this program's pixels, and which of them there are.
+    """Return row, column and image of this program's pixels, and a mask of existing pixels.
 
-    Of a layer's output; backwards of its input, where a strided layer has a set of programs for the even and
-    the odd rows and columns each, since these meet different taps.
+    They are pixels of a layer's output; with ``back``, of its input, where a strided layer has separate
+    programs for even and odd rows and columns, which meet different taps.
     """
     rows_out: tl.constexpr = (height - 1) // stride + 1
     columns_out: tl.constexpr = (width - 1) // stride + 1
@@ -97,8 +97,8 @@ def _tap(  # type: ignore[no-untyped-def]
     scaled: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """``total`` with the product of one tap."""
-    # Products need 16 channels; images alone have fewer.
+    """Return ``total`` + the product of one tap."""
+    # Products need 16 channels; only images have fewer.
     wide_inputs: tl.constexpr = inputs if inputs >= 16 else 16
     f = tl.arange(0, outputs if back else wide_inputs)
     t = tl.arange(0, wide_inputs if back else outputs)
@@ -155,17 +155,17 @@ def _products(  # type: ignore[no-untyped-def]
     unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """What some pixels come to, float32 [block, to].
+    """Return the convolution at some pixels, float32 [block, to].
 
-    ``height`` and ``width`` are those of the layer's input, whichever way is gone; ``inputs`` and ``outputs``
-    are its channels. Backwards ``source`` is the gradient of its output; ``scaled``: of what batch norm in
-    evaluation makes of it. ``unrolled`` taps (1, 3 or 9) are code of their own.
+    ``height``, ``width`` and ``inputs`` describe the layer's input, in both directions; ``outputs`` are the
+    channels of its output. With ``back``, ``source`` is the gradient of the output; ``scaled``: of the
+    output after batch norm in evaluation. ``unrolled`` is the number of unrolled taps: 1, 3 or 9.
     """
     wide_inputs: tl.constexpr = inputs if inputs >= 16 else 16
     go: tl.constexpr = wide_inputs if back else outputs
     total = tl.zeros((block, go), dtype=tl.float32)
     if back and stride == 2:
-        # An even row meets the middle row of the taps, an odd one the two others; columns alike.
+        # An even row meets the middle row of the taps, an odd row the two others; the same for columns.
         odd_row = tl.program_id(1) // 2
         odd_column = tl.program_id(1) % 2
         for i in range((1 + odd_row) * (1 + odd_column)):
@@ -224,7 +224,7 @@ def _products(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store_sums(sums, first, second, channels: tl.constexpr):  # type: ignore[no-untyped-def]
-    """This program's two sums over its pixels [pixels, channels]."""
+    """Store this program's two sums over its pixels [pixels, channels]."""
     c = tl.arange(0, channels)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     place = program * 2 * channels + c
@@ -234,7 +234,7 @@ def _store_sums(sums, first, second, channels: tl.constexpr):  # type: ignore[no
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _all(sums, programs, channels: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sums of all programs added up, float32 [channels] twice."""
+    """Return the two totals over all programs, float32 [channels] each."""
     together: tl.constexpr = 4096 // channels
     c = tl.arange(0, channels)
     first = tl.zeros((together, channels), dtype=tl.float32)
@@ -266,10 +266,10 @@ def convolve_and_measure(  # type: ignore[no-untyped-def]
     unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A layer in training, with Σ d and Σ d², where d is its output less ``about``, the running mean.
+    """Compute a layer in training, with Σ d and Σ d² of d, its output minus ``about``, the running mean.
 
-    That is near the mean: a variance out of squares loses digits where they are far from 0. The running mean
-    goes on with these sums, so what it was is kept as the first of ``statistics``.
+    The running mean is near the mean: far from it, a variance from squares loses digits. Its value is stored
+    as the first row of ``statistics``, since ``normalise`` then updates it.
     """
     t = tl.arange(0, outputs)
     y, x, n, inside = _pixels(pixels, height, width, stride, False, block)
@@ -315,9 +315,9 @@ def _shortcut(  # type: ignore[no-untyped-def]
     inputs: tl.constexpr,
     outputs: tl.constexpr,
 ):
-    """What a shortcut without parameters gives to pixels ``m`` of a layer's output, float32.
+    """Return the values of a shortcut without parameters for pixels ``m`` of a layer's output, float32.
 
-    ``aside`` is [N, height, width, inputs]: every ``stride``-th pixel of it, and zeros for further channels.
+    They are every ``stride``-th pixel of ``aside`` [N, height, width, inputs], and zeros in further channels.
     """
     rows_out: tl.constexpr = (height - 1) // stride + 1
     columns_out: tl.constexpr = (width - 1) // stride + 1
@@ -360,7 +360,7 @@ def convolve_and_normalise(  # type: ignore[no-untyped-def]
     unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A layer in evaluation: batch norm, the shortcut where there is one, ReLU."""
+    """Compute a layer in evaluation: convolution, batch norm, an optional shortcut, ReLU."""
     t = tl.arange(0, outputs)
     y, x, n, inside = _pixels(pixels, height, width, stride, False, block)
     total = _products(
@@ -390,7 +390,7 @@ def convolve_and_normalise(  # type: ignore[no-untyped-def]
     total = total * scale[None, :] + shift[None, :]
     if has_shortcut:
         total += _shortcut(aside, m, inside, aside_height, aside_width, aside_stride, aside_inputs, outputs)
-    tl.store(target + m[:, None] * outputs + t[None, :], _rectified(total), mask=inside[:, None])
+    tl.store(target + m[:, None] * outputs + t[None, :], _relu(total), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
@@ -421,11 +421,11 @@ def convolve_back(  # type: ignore[no-untyped-def]
     unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """The gradient of a layer's input, which is ``activation`` = ReLU(batch norm of ``raw`` …).
+    """Compute the gradient of a layer's input, which is ``activation`` = ReLU(batch norm of ``raw`` …).
 
-    ``past`` is the gradient that came past this layer's block, by the shortcut. ``masked``: through the ReLU
-    too. ``measured``: with Σ g and Σ g·x̂ for the gradient of that batch norm. ``scaled``: through the batch
-    norm behind this layer, in evaluation.
+    ``past`` is the gradient through the shortcut around this layer's block. ``masked``: also through the
+    ReLU. ``measured``: with Σ g and Σ g·x̂ for the gradient of that batch norm. ``scaled``: through the
+    batch norm after this layer, in evaluation.
     """
     wide: tl.constexpr = inputs if inputs >= 16 else 16
     t = tl.arange(0, wide)
@@ -484,7 +484,7 @@ def rectify_back(  # type: ignore[no-untyped-def]
     measured: tl.constexpr,
     block: tl.constexpr,
 ):
-    """What ``convolve_back`` does after its products, with a gradient that comes from elsewhere."""
+    """Do the work of ``convolve_back`` after its products, for a given gradient."""
     m = tl.program_id(0) * block + tl.arange(0, block)
     t = tl.arange(0, channels)
     inside = (m < pixels)[:, None]
@@ -524,14 +524,15 @@ def normalise(  # type: ignore[no-untyped-def]
     aside_stride: tl.constexpr,
     block: tl.constexpr,
 ):
-    """ReLU(batch norm of ``raw`` + shortcut) of a chunk of pixels, by what ``convolve_and_measure`` summed.
+    """Compute ReLU(batch norm of ``raw`` + shortcut) of a chunk, with the sums of ``convolve_and_measure``.
 
-    ``statistics`` [3, channels] holds what the sums are about and gets mean and 1/deviation for the way back.
+    ``statistics`` [3, channels] holds the centre of the sums; mean and 1/deviation are stored in it for the
+    backward pass.
     """
     t = tl.arange(0, channels)
     first, second = _all(sums, programs, channels)
     off = first / pixels
-    variance = _rectified(second / pixels - off * off)
+    variance = _relu(second / pixels - off * off)
     mean = tl.load(statistics + t) + off
     deviation = tl.rsqrt(variance + epsilon)
     scale = tl.load(gain + t) * deviation
@@ -555,7 +556,7 @@ def normalise(  # type: ignore[no-untyped-def]
             value += _shortcut(
                 aside, m, inside, aside_height, aside_width, aside_stride, aside_inputs, channels
             )
-        tl.store(target + place, _rectified(value), mask=inside[:, None])
+        tl.store(target + place, _relu(value), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
@@ -574,9 +575,9 @@ def normalise_back(  # type: ignore[no-untyped-def]
     channels: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The gradient of what batch norm reads, of a chunk of pixels, and those of its gain and bias.
+    """Compute the gradients of batch norm's input, for a chunk of pixels, and of its gain and bias.
 
-    With Σ g and Σ g·x̂ it is, pixel by pixel, a sum of g, of what batch norm read, and of a constant.
+    Given Σ g and Σ g·x̂, the former is for each pixel a sum of multiples of g and the input, and a constant.
     """
     t = tl.arange(0, channels)
     of_shift, of_scale = _all(sums, programs, channels)
@@ -615,12 +616,11 @@ def weight_sums(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A chunk of pixels' part of the weight gradient [outputs, 3, 3, inputs].
+    """Compute the part of a chunk of pixels of the weight gradient [outputs, 3, 3, inputs].
 
-    A program takes ``across`` (1 or 3) taps of one row of the weights, which meet that many pixels side by
-    side: across · inputs numbers in a row. So their sums are a product of matrices that needs no rearranging;
-    it is ``together`` wide, a power of two, and what is beyond is masked. Two chunks' sums lie ``apart`` from
-    each other.
+    A program takes ``across`` (1 or 3) taps of one row of the weights, which meet adjacent pixels: across ·
+    inputs contiguous numbers. So their sums are a product of matrices; it is ``together`` wide, a power of
+    two, and masked beyond. ``apart`` is the stride between the sums of two chunks.
     """
     rows_out: tl.constexpr = (height - 1) // stride + 1
     columns_out: tl.constexpr = (width - 1) // stride + 1

@@ -1,4 +1,4 @@
-"""A head that sees directions alone: a learned scale times cosines, with one row a class or several."""
+"""Cosine head: a learned scale times cosines, with one or several rows a class."""
 
 import copy
 from collections.abc import Sequence
@@ -10,79 +10,80 @@ from torch import Tensor, nn
 
 from opencil.nets.model import Backbone, Model
 
-#: Rounds of k-means: few hundred points in ten clusters settle in fewer.
+#: Rounds of k-means; a few hundred points in ten clusters converge in fewer.
 _ROUNDS = 50
 
 
 class CosineHead(nn.Module):
     """Logits σ · cos(f, w), σ learned.
 
-    Of a class with several rows (``proxies``) it is the mean of their cosines, weighted by their softmax. The
-    rows of each step's classes are a parameter of their own, so that those of old classes can stay as they
-    are. ``sizes`` are the steps' numbers of classes.
+    The cosine of a class with several rows (``proxies``) is the mean of theirs, weighted by their softmax.
+    The rows of each step's classes are a separate parameter, so that old ones can be frozen. ``sizes`` are
+    the steps' numbers of classes.
     """
 
     def __init__(self, width: int, sizes: Sequence[int], proxies: int = 1) -> None:
         super().__init__()
         self.in_features, self.proxies = width, proxies
-        self.rows = nn.ParameterList(self._drawn(size) for size in sizes)
+        self.rows = nn.ParameterList(self._draw(size) for size in sizes)
         self.scale = nn.Parameter(torch.ones(()))
 
     @property
     def out_features(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return sum(len(rows) for rows in self.rows) // self.proxies
 
-    def _drawn(self, classes: int) -> Tensor:
-        """Rows of new classes, drawn on the CPU: the same everywhere."""
+    def _draw(self, classes: int) -> Tensor:
+        """Draw rows of new classes, on the CPU so that they are the same on all devices."""
         bound = self.in_features**-0.5
         return torch.empty(classes * self.proxies, self.in_features).uniform_(-bound, bound)
 
     def reset_parameters(self) -> None:
-        """Rows drawn anew, and σ = 1."""
+        """Draw all rows again, and set σ = 1."""
         with torch.no_grad():
             for rows in self.rows:
-                rows.copy_(self._drawn(len(rows) // self.proxies))
+                rows.copy_(self._draw(len(rows) // self.proxies))
             self.scale.fill_(1)
 
     def cosines(self, features: Tensor) -> Tensor:
-        """A class's cosine [B, classes], in float32 whatever trains: margins are tenths of them."""
+        """Return each class's cosine [B, classes], always in float32: margins are tenths of them."""
         with torch.autocast(features.device.type, enabled=False):
             rows = F.normalize(torch.cat(list(self.rows)), dim=1)
-            found = F.linear(F.normalize(features.float(), dim=1), rows)
+            cosines = F.linear(F.normalize(features.float(), dim=1), rows)
             if self.proxies == 1:
-                return found
-            each = found.view(len(found), -1, self.proxies)
-            return (each.softmax(dim=2) * each).sum(dim=2)
+                return cosines
+            cosines = cosines.view(len(cosines), -1, self.proxies)
+            return (cosines.softmax(dim=2) * cosines).sum(dim=2)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [B, classes]."""
+        """Return logits [B, classes]."""
         return self.scale * self.cosines(features)
 
-    def grown(self, classes: int) -> Self:
-        """A head over ``classes`` classes with rows more, and these as they are."""
+    def grow(self, classes: int) -> Self:
+        """Return a copy of this head with further rows, over ``classes`` classes."""
         head = copy.deepcopy(self)
-        head.rows.append(nn.Parameter(self._drawn(classes - self.out_features).to(self.scale.device)))
+        head.rows.append(nn.Parameter(self._draw(classes - self.out_features).to(self.scale.device)))
         return head
 
     def freeze_old(self) -> None:
-        """Keep all rows but the newest step's as they are."""
+        """Freeze all rows but the newest step's."""
         for rows in self.rows[:-1]:
             rows.requires_grad_(False)
 
     @torch.no_grad()
     def imprint(self, features: Sequence[Tensor]) -> None:
-        """Make the newest rows the centres of their classes' unit features [n, D], as long as others are."""
-        centres = torch.cat([centres_of(F.normalize(each, dim=1), self.proxies) for each in features])
+        """Set the newest rows to the centres of their classes' unit features [n, D], of mean length."""
+        centres = torch.cat([find_centres(F.normalize(each, dim=1), self.proxies) for each in features])
         length = torch.cat(list(self.rows[:-1])).norm(dim=1).mean()
         self.rows[-1].copy_(length * F.normalize(centres, dim=1).to(length.device))
 
 
-def centres_of(points: Tensor, count: int) -> Tensor:
-    """Centres [count, D] of clusters of points [n, D], n ≥ 1, by k-means; of one cluster it is the mean.
+def find_centres(points: Tensor, count: int) -> Tensor:
+    """Return centres [count, D] of points [n, D], n ≥ 1, by k-means; the mean for one centre.
 
-    It begins with the point nearest to the mean, and then always the one farthest from those taken, so that
-    nothing is drawn; on the CPU, the same everywhere. Of fewer points than centres some come twice.
+    Nothing is drawn: the first centre is the point nearest to the mean, each next one the point farthest from
+    all centres so far. It computes on the CPU, the same for all devices. With fewer points than centres some
+    repeat.
     """
     points = points.cpu().double()
     centres = points.mean(dim=0, keepdim=True)

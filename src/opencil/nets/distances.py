@@ -1,4 +1,4 @@
-"""A head whose logits are negative distances to class means, each under a matrix of the class's own."""
+"""Distance head: logits are negative Mahalanobis distances to class means, with a matrix for each class."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -11,9 +11,9 @@ from opencil.nets.cosine import CosineHead
 
 
 class DistanceHead(CosineHead):
-    """Squared distances to the rows, all raised to a power and made unit, under ``inverses`` [classes, D, D].
+    """Negative squared distances to the rows under ``inverses`` [classes, D, D].
 
-    Its logits as a cosine head are those of ``cosine_logits``.
+    Features and rows are raised to a power and normalised.
     """
 
     inverses: Tensor
@@ -24,41 +24,41 @@ class DistanceHead(CosineHead):
         self.register_buffer("inverses", torch.eye(width).repeat(sum(sizes), 1, 1))
 
     def cosine_logits(self, features: Tensor) -> Tensor:
-        """σ · cos(f, w), [B, classes]."""
+        """Return σ · cos(f, w), [B, classes]."""
         return super().forward(features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [B, classes]."""
-        means = F.normalize(powered(torch.cat(list(self.rows)), self.power), dim=1)
-        points = F.normalize(powered(features.float(), self.power), dim=1)
-        # Class after class: all differences at once would take classes × D numbers an image.
+        """Return logits [B, classes]."""
+        means = F.normalize(signed_power(torch.cat(list(self.rows)), self.power), dim=1)
+        points = F.normalize(signed_power(features.float(), self.power), dim=1)
+        # One class at a time: all differences would take classes × D numbers per image.
         distances = []
         for mean, inverse in zip(means, self.inverses, strict=True):
-            apart = points - mean
-            distances.append((apart @ inverse * apart).sum(dim=1))
+            difference = points - mean
+            distances.append((difference @ inverse * difference).sum(dim=1))
         return -torch.stack(distances, dim=1)
 
-    def grown(self, classes: int) -> Self:
-        """A head over ``classes`` classes; the matrix of a new one is the identity."""
-        head = super().grown(classes)
+    def grow(self, classes: int) -> Self:
+        """Return a copy over ``classes`` classes; the matrix of a new class is the identity."""
+        head = super().grow(classes)
         more = torch.eye(self.in_features).repeat(classes - self.out_features, 1, 1)
         head.inverses = torch.cat([self.inverses, more.to(self.inverses)])
         return head
 
 
-def powered(features: Tensor, power: float) -> Tensor:
-    """sign(f) |f|^β; at 0 its gradient is 0, and not infinite."""
+def signed_power(features: Tensor, power: float) -> Tensor:
+    """Return sign(f) |f|^β, whose gradient at 0 is 0 instead of infinite."""
     return features.sign() * features.abs().clamp(min=1e-12) ** power
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Of features [n, D], unbiased; 0 of a single one."""
+    """Return the unbiased covariance of features [n, D]; 0 for one row."""
     centred = features - features.mean(dim=0)
     return centred.T @ centred / max(len(features) - 1, 1)
 
 
-def shrunk(spread: Tensor, diagonal: float, rest: float) -> Tensor:
-    """Σ + a · mean variance · I + b · mean of the other entries that are not 0 · (1 − I)."""
+def shrink(spread: Tensor, diagonal: float, rest: float) -> Tensor:
+    """Return Σ + a · mean variance · I + b · mean of the other entries that are not 0 · (1 − I)."""
     eye = torch.eye(len(spread)).to(spread)
     others = spread * (1 - eye)
     mean = others.sum() / (others != 0).sum().clamp(min=1)
@@ -66,7 +66,6 @@ def shrunk(spread: Tensor, diagonal: float, rest: float) -> Tensor:
 
 
 def correlation(spread: Tensor) -> Tensor:
-    """A covariance as a correlation matrix; what does not vary is correlated with itself alone."""
+    """Return the correlation matrix of a covariance; the diagonal is 1 where the variance is 0, too."""
     deviations = spread.diagonal().clamp(min=0).sqrt()
-    found = spread / (deviations[:, None] * deviations).clamp(min=1e-30)
-    return found.fill_diagonal_(1)
+    return (spread / (deviations[:, None] * deviations).clamp(min=1e-30)).fill_diagonal_(1)

@@ -1,8 +1,8 @@
-"""Narrow residual networks in kernels of our own, where there is a GPU for them.
+"""Run narrow residual networks in our own GPU kernels, where they fit.
 
-ResNet-32's layers are so narrow that torch's kernels, made for wide ones, are mostly overhead, and cuDNN has
-weight gradients of such layers that are fast, or the same every time, not both. Ours have batch norm, ReLU
-and the shortcut in or beside the convolutions, and are deterministic; benchmarks/README.md has the figures.
+ResNet-32's layers are so narrow that torch's kernels are mostly overhead, and cuDNN's weight gradients of
+such layers are either fast or deterministic. Ours compute batch norm, ReLU and the shortcut in or beside the
+convolutions, and are deterministic; see benchmarks/README.md for times.
 """
 
 import warnings
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:  # imports Triton, which not every machine has
+if TYPE_CHECKING:  # it imports Triton, which may be missing
     from opencil.kernels import residual
 
-#: Channels that the kernels take: their tiles are powers of two, and cuDNN is good at wider layers.
+#: Channels of the kernels, whose tiles are powers of two; cuDNN is good at wider layers.
 NARROW = (16, 32, 64)
-#: Numbers in an activation at most: places in it are counted in 32 bits.
+#: Maximal size of an activation, which has 32-bit indices.
 MOST_NUMBERS = 2**31 - 1
 
-#: A convolution with its batch norm, and whether the activation of two layers before is added to it.
+#: A convolution, its batch norm, and whether the activation of two layers before is added.
 Layer = tuple[nn.Conv2d, nn.BatchNorm2d, bool]
 
 _unused: ContextVar[bool] = ContextVar("unused", default=False)
@@ -34,7 +34,7 @@ _unused: ContextVar[bool] = ContextVar("unused", default=False)
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Inside the block networks run in torch's own operations: somebody puts others in the place of some."""
+    """Run networks in torch's own operations inside the block, for callers that replace some of them."""
     token = _unused.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def without_kernels() -> Iterator[None]:
 
 
 def fits(layers: Sequence[Layer], images: Tensor) -> bool:
-    """Whether the kernels can compute these layers of these images, as the layers now are."""
+    """Return whether the kernels can compute the layers, in their current state, on these images."""
     return (
         not _unused.get()
         and images.ndim == 4
@@ -51,16 +51,16 @@ def fits(layers: Sequence[Layer], images: Tensor) -> bool:
         and images.is_floating_point()
         and precision(images) is not None
         and all(map(_fits, layers))
-        and _chained(layers, images.shape[1])
+        and _channels_match(layers, images.shape[1])
         and len({norm.training for _, norm, _ in layers}) == 1
         and images.numel() // images.shape[1] * max(NARROW) <= MOST_NUMBERS
-        and _known_weights(layers)
+        and _gradients_match(layers)
         and works_on(images.device)
     )
 
 
 def precision(images: Tensor) -> tuple[torch.dtype, str] | None:
-    """Numbers that the kernels store, and how their products are rounded; None: not for them."""
+    """Return the dtype that the kernels store and the rounding of their products; None: unsupported."""
     if torch.is_autocast_enabled("cuda"):
         return (torch.bfloat16, "ieee") if torch.get_autocast_dtype("cuda") == torch.bfloat16 else None
     if images.dtype != torch.float32:
@@ -69,13 +69,13 @@ def precision(images: Tensor) -> tuple[torch.dtype, str] | None:
     return torch.float32, "tf32" if conv.fp32_precision == "tf32" else FLOAT32
 
 
-#: Products of full float32: as three of TF32 each, whose error is float32's own.
+#: Products in full float32: three TF32 products each, with float32's error.
 FLOAT32 = "tf32x3"
 
 
 def _fits(layer: Layer) -> bool:
     convolution, norm, _ = layer
-    # Of whatever else stands there nothing is known, a subclass included.
+    # Subclasses may compute anything.
     if type(convolution) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
         return False
     outputs, inputs = convolution.weight.shape[:2]
@@ -97,64 +97,48 @@ def _fits(layer: Layer) -> bool:
     )
 
 
-def _chained(layers: Sequence[Layer], channels: int) -> bool:
-    """Whether each layer reads as many channels as it is given: the kernels would read on in memory."""
-    given = [channels, *(len(convolution.weight) for convolution, _, _ in layers)]
-    return all(
-        convolution.weight.shape[1] == count
-        for (convolution, _, _), count in zip(layers, given, strict=False)
-    )
+def _channels_match(layers: Sequence[Layer], channels: int) -> bool:
+    """Return whether each layer reads as many channels as the one before writes; kernels do not check."""
+    outputs = [channels, *(len(convolution.weight) for convolution, _, _ in layers)]
+    return outputs[:-1] == [convolution.weight.shape[1] for convolution, _, _ in layers]
 
 
-def _known_weights(layers: Sequence[Layer]) -> bool:
-    """In evaluation the kernels have no gradients of weights; in training they have them all."""
+def _gradients_match(layers: Sequence[Layer]) -> bool:
+    """Return whether all weights need gradients in training, and none in evaluation, as in the kernels."""
     if not torch.is_grad_enabled():
         return True
-    trained = [
-        p.requires_grad
-        for convolution, norm, _ in layers
-        for p in (convolution.weight, norm.weight, norm.bias)
-    ]
+    trained = [p.requires_grad for p in _parameters(layers)]
     return all(trained) if layers[0][1].training else not any(trained)
 
 
+def _parameters(layers: Sequence[Layer]) -> list[Tensor]:
+    return [p for convolution, norm, _ in layers for p in (convolution.weight, norm.weight, norm.bias)]
+
+
 def activations(layers: Sequence[Layer], images: Tensor, wanted: Sequence[int]) -> list[Tensor]:
-    """What some layers give, after their ReLU: [B, C, H, W] in channels-last order."""
-    parameters = [p for c, norm, _ in layers for p in (c.weight, norm.weight, norm.bias)]
-    if not torch.is_grad_enabled():  # a function is told which parameters train, not that nobody asks
-        parameters = []
+    """Return the activations of the ``wanted`` layers after ReLU: [B, C, H, W] in channels-last order."""
+    # In a Function, needs_input_grad does not depend on is_grad_enabled: without gradients, pass none.
+    parameters = _parameters(layers) if torch.is_grad_enabled() else []
     found: tuple[Tensor, ...] = _Layers.apply(images, layers, wanted, *parameters)  # type: ignore[no-untyped-call]
-    return [one.permute(0, 3, 1, 2) for one in found]
+    return [activation.permute(0, 3, 1, 2) for activation in found]
 
 
-def _described(convolution: nn.Conv2d, norm: nn.BatchNorm2d, joins: bool) -> "residual.Layer":
-    from opencil.kernels import residual
+def _kernel_layer(layer: Layer) -> "residual.Layer":
+    from opencil.kernels.residual import Layer as KernelLayer
 
-    mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
-    assert mean is not None
-    assert variance is not None
-    assert batches is not None
-    assert norm.momentum is not None
-    return residual.Layer(
-        convolution.weight,
-        norm.weight,
-        norm.bias,
-        mean,
-        variance,
-        batches,
-        convolution.stride[0],
-        joins,
-        norm.momentum,
-        norm.eps,
-    )
+    convolution, joins = layer[0], layer[2]
+    norm: Any = layer[1]  # with running statistics, as _fits has checked
+    statistics = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    tensors = (convolution.weight, norm.weight, norm.bias, *statistics)
+    return KernelLayer(*tensors, convolution.stride[0], joins, norm.momentum, norm.eps)
 
 
-#: What kernels have been compiled for in this process.
+#: Shapes and modes that kernels are compiled for in this process.
 _compiled: set[tuple[Any, ...]] = set()
 
 
 class _Layers(Function):
-    """All layers as one function: the way back crosses the borders of the blocks, as the kernels do."""
+    """All layers as one function, since the kernels of the backward pass cross the borders of blocks."""
 
     @staticmethod
     def forward(
@@ -165,13 +149,13 @@ class _Layers(Function):
         found = precision(images)
         assert found is not None
         dtype, rounding = found
-        described = [_described(*layer) for layer in layers]
+        described = [_kernel_layer(layer) for layer in layers]
         training = layers[0][1].training
         mode = residual.Mode(training, any(ctx.needs_input_grad), ctx.needs_input_grad[0])
         laid_out = images.permute(0, 2, 3, 1).contiguous()
         sizes = tuple((convolution.weight.shape, convolution.stride) for convolution, _, _ in layers)
         key = (images.device, laid_out.shape[1:], images.dtype, dtype, rounding, mode, sizes)
-        # Triton launches on the current GPU; on the way back autograd sees to it.
+        # Triton launches on the current GPU; in the backward pass autograd sets it.
         with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
             if key not in _compiled:
                 residual.compile_all(laid_out, described, dtype, rounding, mode)
@@ -185,7 +169,7 @@ class _Layers(Function):
         if any(ctx.needs_input_grad):
             ctx.done, ctx.wanted, ctx.dtype = done, wanted, images.dtype
             ctx.save_for_backward(*parameters)
-        # Not the tensors that the pass keeps, which would keep the pass in turn.
+        # Detached: the pass holds its activations, and must not hold itself through them.
         return tuple(done.activations[i].detach() for i in wanted)
 
     @staticmethod
@@ -193,11 +177,9 @@ class _Layers(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         from opencil.kernels import residual
 
-        parameters = ctx.saved_tensors  # refuses where one was changed since
-        given = {
-            i: gradient for i, gradient in zip(ctx.wanted, gradients, strict=True) if gradient is not None
-        }
-        found = residual.back(ctx.done, given, ctx.needs_input_grad[0])
+        parameters = ctx.saved_tensors  # raises if one was changed
+        given = {i: g for i, g in zip(ctx.wanted, gradients, strict=True) if g is not None}
+        found = residual.backward(ctx.done, given, ctx.needs_input_grad[0])
         images = None if found.images is None else found.images.permute(0, 3, 1, 2).to(ctx.dtype)
         none = [None] * (len(parameters) - len(found.parameters))
         return images, None, None, *found.parameters, *none
@@ -205,7 +187,7 @@ class _Layers(Function):
 
 @cache
 def works_on(device: torch.device) -> bool:
-    """Whether there is Triton, a C compiler and a GPU that multiplies bfloat16; tried once."""
+    """Return whether Triton, a C compiler and a GPU with bfloat16 are present; tried once."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -214,10 +196,8 @@ def works_on(device: torch.device) -> bool:
         from opencil.kernels.residual import try_out
 
         try_out(device)
-    except Exception as error:  # whatever is wrong with Triton here, torch can do it
-        warnings.warn(
-            f"Triton does not work here, so training is slower ({type(error).__name__}: {error})",
-            stacklevel=2,
-        )
+    except Exception as error:  # torch's own operations serve on any failure of Triton
+        why = f"{type(error).__name__}: {error}"
+        warnings.warn(f"Triton does not work here, so training is slower ({why})", stacklevel=2)
         return False
     return True

@@ -1,4 +1,4 @@
-"""Several backbones under one head: the models of methods that grow."""
+"""Models of several backbones under one head, for methods that add a backbone per step."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from opencil.nets.model import Backbone, Head, Model
 
 
 class SideBySide(Model):
-    """A model whose features are those of several backbones; ``backbone`` is the newest of them.
+    """A model with the features of several backbones of one kind; ``backbone`` is the newest of them.
 
-    All have the same stages. ``shared`` are those that they have in common, all but the last one, where there
-    are any: they read its last map.
+    If they share all stages but the last, ``shared`` is the backbone of these stages, whose last map they
+    read.
     """
 
     def __init__(self, newest: Backbone, classes: int, shared: Backbone | None = None) -> None:
@@ -23,28 +23,28 @@ class SideBySide(Model):
 
     @abstractmethod
     def backbones(self) -> list[Backbone]:
-        """All of them, the newest last."""
+        """Return all backbones, the newest last."""
 
     def parts(self, images: Tensor) -> list[Tensor]:
-        """Features of each backbone, [B, width] each."""
-        given = images if self.shared is None else self.shared.maps(images)[-1]
-        return [backbone(given) for backbone in self.backbones()]
+        """Return features of each backbone, [B, width] each."""
+        inputs = images if self.shared is None else self.shared.maps(images)[-1]
+        return [backbone(inputs) for backbone in self.backbones()]
 
     def features(self, images: Tensor) -> Tensor:
-        """Features of all backbones side by side."""
+        """Return features of all backbones side by side."""
         return torch.cat(self.parts(images), dim=1)
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Maps in common, then those of all backbones side by side, stage by stage."""
+        """Return shared maps, then maps of all backbones side by side, stage by stage."""
         shared = [] if self.shared is None else self.shared.maps(images)
-        given = shared[-1] if shared else images
-        stages = zip(*(backbone.maps(given) for backbone in self.backbones()), strict=True)
+        inputs = shared[-1] if shared else images
+        stages = zip(*(backbone.maps(inputs) for backbone in self.backbones()), strict=True)
         return [*shared, *(torch.cat(stage, dim=1) for stage in stages)]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Features of all backbones side by side, of maps that take the place of those before the last stage.
+        """Return features of all backbones side by side, for given maps before the last stage.
 
-        What is in common ends there: each backbone reads all of these maps, else those of its own.
+        Each backbone reads its own part of the maps, or all of them if they are of shared stages.
         """
         if self.shared is not None:
             return torch.cat([backbone(maps) for backbone in self.backbones()], dim=1)
@@ -54,10 +54,10 @@ class SideBySide(Model):
 
 
 class GrownModel(SideBySide):
-    """Frozen backbones (``older``) beside the newest, which also has an ``auxiliary`` head of its own.
+    """Frozen backbones (``older``) beside the newest, which also has an ``auxiliary`` head.
 
-    That one tells ``new`` classes from each other and from all others, which are its first output. ``head``
-    is what the head of all backbones begins with.
+    The auxiliary head separates the ``new`` classes from each other and from all others, its first output.
+    ``head`` initialises the head of all backbones.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class GrownModel(SideBySide):
         super().__init__(newest, classes, shared)
         self.older = nn.ModuleList(backbone.freeze() for backbone in older)
         width = sum(backbone.width for backbone in self.backbones())
-        self.head = (head or self.head).grown(classes, width)
+        self.head = (head or self.head).grow(classes, width)
         self.auxiliary = Head(newest.width, 1 + new)
 
     def backbones(self) -> list[Backbone]:
-        """The older ones, then the newest."""
+        """Return the older backbones, then the newest."""
         return [*cast(list[Backbone], list(self.older)), self.backbone]

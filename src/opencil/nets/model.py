@@ -1,4 +1,4 @@
-"""φ and h: a backbone that gives features and a head that grows with the classes."""
+"""Models: a backbone φ from images to features, and a head h that grows with the classes."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _fused: ContextVar[bool] = ContextVar("fused", default=False)
 
 @contextmanager
 def fused_backbones(enabled: bool) -> Iterator[None]:
-    """Inside the block backbones run as torch.compile makes them: fewer, larger kernels, other roundings."""
+    """Run backbones through torch.compile inside the block: fewer kernels, other roundings."""
     token = _fused.set(enabled)
     try:
         yield
@@ -32,26 +32,26 @@ class Backbone(nn.Module):
     frozen: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Features [B, width] of normalised images."""
-        # One compiled function for all backbones: neither a copy nor the next step needs the compiler again.
+        """Return features [B, width] of normalised images."""
+        # One compiled function for all backbones, so that copies and later steps are not compiled again.
         if _fused.get() and not self.has_kernels_for(*args):
-            return _compiled()(self, *args)
+            return _compiled_forward()(self, *args)
         return super().__call__(*args, **kwargs)
 
     def has_kernels_for(self, images: Tensor) -> bool:
-        """Whether it runs in kernels of its own on these images, which leave nothing to a compiler."""
+        """Return whether it runs on these images in its own kernels, which need no compiler."""
         return False
 
     @property
     def weighted(self) -> nn.Module:
-        """The module that a file of weights describes."""
+        """Return the module that a file of weights is loaded into."""
         return self
 
     def freeze(self) -> Self:
-        """Keep the weights and the statistics as they are, whatever trains around them.
+        """Exclude weights and statistics from every training.
 
-        Parameters become buffers: no optimiser finds them and no ``requires_grad_``, of this module or of one
-        around it, reaches them; files and copies hold them as before, under the same names.
+        Parameters become buffers of the same names, so that neither an optimiser nor ``requires_grad_`` of an
+        outer module reaches them; stored files stay the same.
         """
         for module in self.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -61,60 +61,50 @@ class Backbone(nn.Module):
         return self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode, unless it is frozen: then normalisation keeps its statistics."""
+        """Set training mode, unless it is frozen, where normalisation keeps its statistics."""
         return super().train(mode and not self.frozen)
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """What each stage gives after its last activation, [B, C, H, W] each."""
-        raise BadInput(
-            f"{type(self).__name__} has no maps of its stages: a method maps(images) gives them, "
-            "[B, C, H, W] each"
-        )
+        """Return the maps of each stage after its last activation, [B, C, H, W] each."""
+        raise BadInput(f"{type(self).__name__} has no maps of its stages: it needs a method maps(images)")
 
     def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Features and the stages' maps; in one pass where a backbone says how."""
+        """Return features and maps; a subclass may compute both in one pass."""
         return self(images), self.maps(images)
 
     def split(self) -> "tuple[Backbone, Backbone]":
-        """All but the last stage, and the last one, which gives the features of the other's last maps."""
-        raise BadInput(
-            f"{type(self).__name__} cannot be split: a method split() gives all of its stages but the last, "
-            "and the last one, each as a Backbone"
-        )
+        """Return all stages but the last, and the last, from maps to features, each as a backbone."""
+        raise BadInput(f"{type(self).__name__} cannot be split: it needs a method split()")
 
 
 @cache
-def _compiled() -> Callable[[Backbone, Tensor], Tensor]:
-    def forward(backbone: Backbone, images: Tensor) -> Tensor:
-        features: Tensor = backbone.forward(images)
-        return features
-
-    return torch.compile(forward, dynamic=False)
+def _compiled_forward() -> Callable[[Backbone, Tensor], Tensor]:
+    return torch.compile(lambda backbone, images: backbone.forward(images), dynamic=False)
 
 
 class Classifier(Protocol):
-    """What evaluation and detectors need of a model: features, and logits from features."""
+    """Interface of models for evaluation and detectors: features, and logits from features."""
 
     def features(self, images: Tensor) -> Tensor:
-        """Pooled penultimate features f [B, D] of normalised images."""
+        """Return pooled penultimate features f [B, D] of normalised images."""
         ...
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits z [B, classes] of features."""
+        """Return logits z [B, classes] of features."""
         ...
 
 
 class Head(nn.Linear):
-    """A linear classifier whose old part stays when it grows."""
+    """A linear classifier that can grow."""
 
     def reset_parameters(self) -> None:
-        """Weights kaiming-uniform for a linear layer, bias 0."""
+        """Draw weights kaiming-uniform for a linear layer, and set the bias to 0."""
         nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")
         nn.init.zeros_(self.bias)
 
-    def grown(self, classes: int, width: int | None = None) -> Self:
-        """A head over ``classes`` classes (and ``width`` features) that keeps this one's rows and columns."""
-        # Drawn on the CPU: the same everywhere.
+    def grow(self, classes: int, width: int | None = None) -> Self:
+        """Return a head over ``classes`` classes and ``width`` features with a copy of this one's weights."""
+        # Drawn on the CPU, the same for all devices.
         head = type(self)(width or self.in_features, classes).to(self.weight.device)
         with torch.no_grad():
             head.weight[: self.out_features, : self.in_features] = self.weight
@@ -131,32 +121,32 @@ class Model(nn.Module):
         self.head = Head(backbone.width, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Pooled penultimate features f [B, D] of normalised images."""
+        """Return pooled penultimate features f [B, D] of normalised images."""
         features: Tensor = self.backbone(images)
         return features
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """The backbone's maps after each stage, [B, C, H, W] each."""
+        """Return the backbone's maps after each stage, [B, C, H, W] each."""
         return self.backbone.maps(images)
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Features [B, D] of maps that take the place of those before the last stage."""
+        """Return features [B, D] for given maps before the last stage."""
         features: Tensor = self.backbone.split()[1](maps)
         return features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits z [B, classes] of features."""
+        """Return logits z [B, classes] of features."""
         logits: Tensor = self.head(features)
         return logits
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of normalised images."""
+        """Return logits of normalised images."""
         return self.classify(self.features(images))
 
     def extra_head(self) -> nn.Module:
-        """A copy of h, from features to logits, that fine-tuning detectors can train; θ stays as it is."""
+        """Return a copy of h, from features to logits, that fine-tuning detectors can train."""
         return copy.deepcopy(self.head).requires_grad_(True)
 
     def grow(self, classes: int) -> None:
         """Widen the head to ``classes`` classes."""
-        self.head = self.head.grown(classes)
+        self.head = self.head.grow(classes)

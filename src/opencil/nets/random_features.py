@@ -1,4 +1,4 @@
-"""A head over random features, and a model that keeps the sums from which ridge regression finds it."""
+"""Random-feature head, and a model with the sums of its ridge regression."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from opencil.nets.model import Backbone, Model
 
-#: How random matrices are drawn: N(0, 1), or evenly between ±1/√D, D the number of features.
+#: Distribution of random matrices: N(0, 1), or uniform between ±1/√D, D the number of features.
 Drawn = Literal["normal", "uniform"]
-#: Images whose random features are computed at once.
+#: Number of images whose random features are computed at once.
 ROWS = 4096
 
 
@@ -23,35 +23,34 @@ class RandomFeatureHead(nn.Module):
     def __init__(self, inputs: int, width: int, classes: int, drawn: Drawn) -> None:
         super().__init__()
         bound = inputs**-0.5
-        drawn_evenly = torch.empty(inputs, width).uniform_(-bound, bound)
-        random = torch.randn(inputs, width) if drawn == "normal" else drawn_evenly
-        self.register_buffer("projection", random)
+        uniform = torch.empty(inputs, width).uniform_(-bound, bound)
+        self.register_buffer("projection", torch.randn(inputs, width) if drawn == "normal" else uniform)
         self.last = nn.Linear(width, classes, bias=False)
 
     @property
     def in_features(self) -> int:
-        """Columns of the features that it reads."""
+        """Return the number of input features."""
         return len(self.projection)
 
     @property
     def out_features(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return self.last.out_features
 
-    def expanded(self, features: Tensor) -> Tensor:
-        """Random features [B, width]."""
+    def expand(self, features: Tensor) -> Tensor:
+        """Return random features [B, width]."""
         return F.relu(features @ self.projection)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [B, classes]; of many rows, some at a time."""
-        return torch.cat([self.last(self.expanded(rows)) for rows in torch.split(features, ROWS)])
+        """Return logits [B, classes], computed in chunks of rows."""
+        return torch.cat([self.last(self.expand(rows)) for rows in torch.split(features, ROWS)])
 
 
 class RidgeModel(Model):
-    """A backbone, the linear head of its first step, one over random features, and sums over all images seen.
+    """A backbone, the linear head of its first step, a random-feature head, and sums over all images seen.
 
     ``gram`` [width, width] is Σ h hᵀ and ``products`` [width, classes] Σ h yᵀ, of random features h and
-    one-hot labels y, in numbers as ``exact`` says.
+    one-hot labels y; ``exact`` is their dtype.
     """
 
     head: RandomFeatureHead  # type: ignore[assignment]
@@ -68,7 +67,7 @@ class RidgeModel(Model):
         self.register_buffer("products", torch.zeros(width, sum(sizes), dtype=exact))
 
     def grow(self, classes: int) -> None:
-        """Room for new classes, of which nothing is known."""
+        """Add zeros for new classes."""
         last, new = self.head.last, classes - self.head.out_features
         self.head.last = nn.Linear(last.in_features, classes, bias=False).to(last.weight.device)
         self.head.last.weight.data.copy_(F.pad(last.weight.data, (0, 0, 0, new)))

@@ -12,11 +12,11 @@ from opencil.registry import register_backbone
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions around a shortcut.
+    """Two 3 × 3 convolutions and a shortcut.
 
-    Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B) or has no
-    parameters (option A): it takes every second pixel and appends channels of zeros. One that is ``signed``
-    has no ReLU at its end.
+    Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B), or it
+    takes every second pixel and appends channels of zeros (option A). A ``signed`` block has no ReLU at its
+    end.
     """
 
     signed = False
@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
             self.project = nn.Sequential(shrink, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] to [B, width, H / stride, W / stride]."""
+        """Return maps [B, width, H / stride, W / stride] of maps [B, inputs, H, W]."""
         residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         if self.project is not None:
             total = residual + self.project(x)
@@ -45,9 +45,9 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A stem, stages of as many basic blocks each, and the mean over pixels.
+    """A stem, stages of the same number of basic blocks, and the mean over pixels.
 
-    The last ReLU is kept, so f ≥ 0, unless the last block is signed.
+    Features are ≥ 0, unless the last block is signed.
     """
 
     def __init__(self, stem: nn.Module, blocks: Sequence[BasicBlock], per_stage: int) -> None:
@@ -59,9 +59,9 @@ class ResNet(Backbone):
     def create(
         cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool, signed: bool
     ) -> "ResNet":
-        """Stages of these widths, each but the first halving the image; ``signed``: without the last ReLU.
+        """Create stages of these widths, which halve the image after the first; ``signed``: no last ReLU.
 
-        Convolutions are drawn normal with He's fan-out scale.
+        Weights of convolutions are normal with He's fan-out scale.
         """
         blocks, inputs = [], widths[0]
         for stage, width in enumerate(widths):
@@ -76,16 +76,16 @@ class ResNet(Backbone):
         return network
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, width]."""
+        """Return features [B, width] of images [B, 3, H, W]."""
         return self.features_and_maps(images)[0]
 
     def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Features and the stages' maps, in one pass."""
+        """Return features and the stages' maps, from one pass."""
         maps = self.maps(images)
         return F.adaptive_avg_pool2d(maps[-1], 1).flatten(1), maps
 
     def split(self) -> tuple["ResNet", "ResNet"]:
-        """All stages but the last, and the last one; both have the very layers of this network."""
+        """Return all stages but the last, and the last, which share this network's layers."""
         blocks, count = cast(list[BasicBlock], list(self.blocks)), self.per_stage
         parts = ResNet(self.stem, blocks[:-count], count), ResNet(nn.Identity(), blocks[-count:], count)
         for part in parts:
@@ -93,7 +93,7 @@ class ResNet(Backbone):
         return parts
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """What each stage gives after its last ReLU, [B, C, H, W] each."""
+        """Return the maps of each stage after its last ReLU, [B, C, H, W] each."""
         if self.has_kernels_for(images):
             layers = self._layers()
             step = 2 * self.per_stage
@@ -106,13 +106,13 @@ class ResNet(Backbone):
         return found
 
     def has_kernels_for(self, images: Tensor) -> bool:
-        """Whether all layers are narrow and there is a GPU for them."""
-        # A CPU has none: looking at the layers would take a hundredth of a little network's step.
+        """Return whether all layers are narrow and the images on a GPU with kernels."""
+        # Not on a CPU, where listing the layers would take 1 % of a small network's step.
         layers = self._layers() if images.is_cuda or fused.works_on(images.device) else []
         return bool(layers) and fused.fits(layers, images)
 
     def _layers(self) -> list[fused.Layer]:
-        """All layers in a row, if that is what they are: a plain stem, and shortcuts without parameters."""
+        """Return all layers of a network with a plain stem and shortcuts without parameters, else none."""
         stem = list(self.stem) if isinstance(self.stem, nn.Sequential) else [self.stem]
         layers: list[fused.Layer] = []
         if [type(part) for part in stem] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
@@ -120,9 +120,9 @@ class ResNet(Backbone):
             assert isinstance(convolution, nn.Conv2d)
             assert isinstance(norm, nn.BatchNorm2d)
             layers.append((convolution, norm, False))
-        elif [type(part) for part in stem] != [nn.Identity]:  # which the last stage alone has
+        elif [type(part) for part in stem] != [nn.Identity]:  # of a split network's last stage
             return []
-        if any(_hooked(module) for module in (*self.stem.modules(), *self.blocks.modules())):
+        if any(_has_hooks(module) for module in (*self.stem.modules(), *self.blocks.modules())):
             return []
         for block in self.blocks:
             if not isinstance(block, BasicBlock) or block.project is not None or block.signed:
@@ -131,8 +131,8 @@ class ResNet(Backbone):
         return layers
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Whether somebody wants to be called when this module is."""
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks."""
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
@@ -142,7 +142,7 @@ def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _small(blocks: int, signed: bool) -> ResNet:
-    """6 · blocks + 2 layers for images of 8 to 64 pixels; f is 64-d."""
+    """Create 6 · blocks + 2 layers for images of 8 to 64 pixels; f is 64-d."""
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     return ResNet.create(stem, (16, 32, 64), blocks, projection=False, signed=signed)
 
@@ -162,10 +162,6 @@ def resnet32(signed: bool = False) -> ResNet:
 @register_backbone("resnet18")
 def resnet18(signed: bool = False) -> ResNet:
     """ResNet-18: the standard one, the paper's network for ImageNet; f is 512-d."""
-    stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    )
+    convolution = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+    stem = nn.Sequential(convolution, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     return ResNet.create(stem, (64, 128, 256, 512), per_stage=2, projection=True, signed=signed)

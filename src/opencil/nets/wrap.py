@@ -1,6 +1,6 @@
-"""Models from elsewhere: their features by a hook in front of the head, or their logits alone."""
+"""Wrap other models: features by a hook on their head, or logits only."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,27 +16,24 @@ Hook = Callable[[nn.Module, Any, Any], None]
 
 
 def wrap(model: nn.Module, head: str, stages: Sequence[str] = ()) -> "WrappedModel":
-    """A trained classifier from elsewhere (torchvision, timm, Hugging Face …) as a model of ours.
+    """Wrap a trained classifier (torchvision, timm, Hugging Face …) as a model with features and logits.
 
-    ``head`` is the name of its last linear layer, with dots where it lies deeper: ``fc``, ``classifier.6``,
-    ``heads.head``. What that layer reads are the features, what it gives must be what the model gives: a
-    tensor, an object or a mapping with ``logits``, or a tuple that begins with them. ``stages`` names the
-    layers whose outputs are the maps [B, C, H, W], for detectors that read them; a model with timm's
-    ``forward_intermediates`` needs none. The model itself stays as it is.
+    ``head`` is the dotted name of its last linear layer: ``fc``, ``classifier.6``, ``heads.head``. The
+    layer's input are the features, and its output must be the model's: a tensor, an object or a mapping with
+    ``logits``, or a tuple that begins with them. ``stages`` names the layers whose outputs are the maps [B,
+    C, H, W], for detectors that read them; a model with timm's ``forward_intermediates`` needs none. The
+    model itself is not changed.
     """
     return WrappedModel(model, head, stages)
 
 
 class WrappedModel(nn.Module):
-    """A classifier from elsewhere with ``features``, ``classify`` and, where it has stages, ``maps``."""
+    """A classifier made of another network, with ``features``, ``classify`` and, given stages, ``maps``."""
 
     def __init__(self, network: nn.Module, head: str, stages: Sequence[str] = ()) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
-            raise BadInput(
-                f"a {type(network).__name__} has no layers to wrap: a torch module is needed. A function "
-                "from images to logits is used as it is, by detectors that read logits"
-            )
+            raise BadInput(f"a {type(network).__name__} has no layers to wrap: a torch module is needed")
         self.network, self.head_name = network, head
         self.stage_names = (stages,) if isinstance(stages, str) else tuple(stages)
         linear = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear) and name]
@@ -46,110 +43,88 @@ class WrappedModel(nn.Module):
             hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(head, linear)
             raise BadInput(
                 f"head {head!r} of {type(network).__name__} is a {type(found).__name__}: a linear layer is "
-                f"needed, which are {_listed(linear)}{hint}"
+                f"needed, which are {_list_last(linear)}{hint}"
             )
         for name in self.stage_names:
             _layer(network, name, "stage", [n for n, _ in network.named_children()])
 
     @property
     def head(self) -> nn.Module:
-        """The linear layer, where it lies in the network."""
+        """Return the linear layer of the network."""
         return self.network.get_submodule(self.head_name)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head reads, [B, D]."""
-        read: list[Any] = []
-        given: list[tuple[Any, int | None]] = []
+        """Return the head's input, [B, D]."""
+        calls: list[tuple[Any, Any, int | None]] = []
 
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            read.append(inputs[0] if inputs else None)
-            given.append((output, _version(output)))
+            calls.append((inputs[0] if inputs else None, output, _version(output)))
 
-        with _hooked([(self.head, note)]):
+        with _hooks([(self.head, note)]):
             output = self.network(images)
-        self._check(images, read, given, output)
-        features: Tensor = read[0]
-        return features
+        return self._check(images, calls, output)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits z [B, classes] of features."""
+        """Return logits z [B, classes] of features."""
         logits: Tensor = self.head(features)
         return logits
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of normalised images."""
+        """Return logits of normalised images."""
         return self.classify(self.features(images))
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """What the stages give, [B, C, H, W] each."""
+        """Return the outputs of the stages, [B, C, H, W] each."""
         intermediates = getattr(self.network, "forward_intermediates", None)
         if intermediates is not None and not self.stage_names:
             return list(intermediates(images, intermediates_only=True))
         if not self.stage_names:
-            raise BadInput(
-                f"{type(self.network).__name__} does not say what its stages are: name the layers, "
-                "wrap(model, head=…, stages=[…]), for detectors that read their maps"
-            )
-        found: list[Any] = [None] * len(self.stage_names)
+            raise self._no_stages()
+        outputs: dict[str, Any] = {}
 
-        def keep(place: int) -> Hook:
-            def note(_: nn.Module, __: Any, output: Any) -> None:
-                found[place] = output
+        def store(name: str) -> Hook:
+            return lambda _, __, output: outputs.update({name: output})
 
-            return note
-
-        layers = [self.network.get_submodule(name) for name in self.stage_names]
-        with _hooked([(layer, keep(place)) for place, layer in enumerate(layers)]):
+        with _hooks((self.network.get_submodule(name), store(name)) for name in self.stage_names):
             self.network(images)
-        for name, one in zip(self.stage_names, found, strict=True):
-            if not isinstance(one, Tensor) or one.ndim != 4:
-                raise BadInput(f"stage {name!r} gives {_described(one)}: maps [B, C, H, W] are needed")
-        return found
+        maps = [outputs.get(name) for name in self.stage_names]
+        for name, output in zip(self.stage_names, maps, strict=True):
+            if not isinstance(output, Tensor) or output.ndim != 4:
+                raise BadInput(f"stage {name!r} returns {_describe(output)}: maps [B, C, H, W] are needed")
+        return maps  # type: ignore[return-value]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Means over pixels of what the last stage makes of maps: features, where the model's are such."""
+        """Return the means over pixels of the last stage's output for given maps before it."""
         if not self.stage_names:
-            raise BadInput(
-                f"{type(self.network).__name__} does not say what its last stage is: name the layers, "
-                "wrap(model, head=…, stages=[…]), for detectors that run it on maps of their own"
-            )
-        found: Tensor = self.network.get_submodule(self.stage_names[-1])(maps)
-        return found.mean(dim=(2, 3))
+            raise self._no_stages()
+        output: Tensor = self.network.get_submodule(self.stage_names[-1])(maps)
+        return output.mean(dim=(2, 3))
 
-    def _check(
-        self, images: Tensor, read: list[Any], given: list[tuple[Any, int | None]], output: Any
-    ) -> None:
-        """Refuse a head whose input are no features, or whose output is not what the network gives."""
+    def _no_stages(self) -> BadInput:
+        name = type(self.network).__name__
+        return BadInput(f"the stages of {name} are not known: name them, wrap(model, head=…, stages=[…])")
+
+    def _check(self, images: Tensor, calls: list[tuple[Any, Any, int | None]], output: Any) -> Tensor:
+        """Return the head's input; raise if it is no features, or its output not the network's."""
         place = f"head {self.head_name!r} of {type(self.network).__name__}"
-        if len(read) != 1:
-            times = "not called" if not read else f"called {len(read)} times"
-            raise BadInput(
-                f"{place} is {times} when the model runs: the layer that gives its logits is needed, which "
-                "is called once"
-            )
-        if not isinstance(read[0], Tensor) or read[0].ndim != 2 or len(read[0]) != len(images):
-            raise BadInput(
-                f"{place} reads {_described(read[0])}: features [B, D] are needed, one row for each of "
-                f"{len(images)} images"
-            )
+        if len(calls) != 1:
+            raise BadInput(f"{place} is called {len(calls)} times by the model: the last layer is needed")
+        ((features, of_head, version),) = calls
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
+            raise BadInput(f"{place} reads {_describe(features)}: features [{len(images)}, D] are needed")
         logits = logits_of(output, len(images), type(self.network).__name__)
-        ((of_head, version),) = given
-        if _version(of_head) != version:
-            # Written into since, by a mask or a scale in place: what the head gave is computed again.
-            of_head = self.classify(read[0])
-        if logits is of_head:
-            return
-        same = logits.shape == of_head.shape and torch.equal(logits.float(), of_head.float())
-        if not same:
+        if _version(of_head) != version:  # changed in place, by a mask or a scale
+            of_head = self.classify(features)
+        if logits is not of_head and not torch.equal(logits.float(), of_head.float()):
             raise BadInput(
-                f"{type(self.network).__name__} gives {_described(logits)}, which is not what its "
-                f"head {self.head_name!r} gives: a softmax, a scale or a second head comes after it. Wrap "
-                "the part that ends with the linear layer, or give a function from images to logits"
+                f"{type(self.network).__name__} returns {_describe(logits)}, not the output of its head "
+                f"{self.head_name!r}: wrap the part that ends with it, or use a function to logits"
             )
+        return features
 
 
 class LogitsAlone(nn.Module):
-    """A function from images to logits in a classifier's place: it has no features."""
+    """A function from images to logits as a classifier without features."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -157,43 +132,34 @@ class LogitsAlone(nn.Module):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Return the name for errors."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of normalised images."""
+        """Return logits of normalised images."""
         return logits_of(self.function(images), len(images), self.name)
 
     def features(self, images: Tensor) -> Tensor:
-        """None are known."""
-        raise BadInput(f"{self.name} gives logits alone: {WRAP_HINT}")
+        """Raise: there are no features."""
+        raise BadInput(f"{self.name} returns logits only: {WRAP_HINT}")
 
     def classify(self, features: Tensor) -> Tensor:
-        """No head is known."""
-        raise BadInput(f"{self.name} gives logits alone: {WRAP_HINT}")
+        """Raise: there is no head."""
+        raise BadInput(f"{self.name} returns logits only: {WRAP_HINT}")
 
 
-WRAP_HINT = "opencil.wrap(model, head=…) gives features too, from in front of a module's last linear layer"
+WRAP_HINT = "opencil.wrap(model, head=…) adds features, the input of a module's last linear layer"
 
 
 def as_classifier(model: Any) -> Classifier:
-    """A model with features where it has them, else its logits alone; what is neither is refused."""
+    """Return a model with features as it is, a function from images to logits wrapped; else raise."""
     if isinstance(model, Backbone):
         raise BadInput(
-            f"{type(model).__name__} is a backbone, which gives features and no logits: "
-            "opencil.Model(backbone, classes) has a head too"
+            f"{type(model).__name__} is a backbone without a head: use opencil.Model(backbone, classes)"
         )
     weights = list(model.parameters()) if isinstance(model, nn.Module) else []
-    if any(weight.device.type == "meta" for weight in weights):
-        raise BadInput(
-            f"{type(model).__name__} has weights on the device 'meta', which holds no numbers: "
-            "model.to_empty(device='cpu') and load_state_dict give it some"
-        )
     if other := next((w.dtype for w in weights if w.is_floating_point() and w.dtype != torch.float32), None):
-        raise BadInput(
-            f"{type(model).__name__} has weights in {str(other).removeprefix('torch.')}, and images and "
-            "features are float32: model.float() makes the weights so"
-        )
+        raise BadInput(f"{type(model).__name__} has weights in {other}, not float32: use model.float()")
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
             classifier: Classifier = model
@@ -201,14 +167,15 @@ def as_classifier(model: Any) -> Classifier:
         if callable(model):
             return LogitsAlone(model)
     raise BadInput(
-        f"{_named(model)} is no model: a module with features(images) and classify(features) is needed, one "
-        "from opencil.wrap(model, head=…), or a function from images to logits"
+        f"{_describe(model)} is no model: a module with features(images) and classify(features), as "
+        "opencil.wrap(model, head=…) makes it, or a function from images to logits, is needed"
     )
 
 
 def logits_of(output: Any, rows: int, name: str) -> Tensor:
-    """The logits [B, classes] in what a model gives: a tensor, ``logits`` of an object or a mapping, or the
-    first of several.
+    """Return the logits [B, classes] in a model's output.
+
+    They are the tensor itself, ``logits`` of an object or a mapping, or the first element of a tuple.
     """
     found = output
     if isinstance(output, Mapping):
@@ -224,15 +191,15 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != rows or not found.shape[1]:
         keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise BadInput(
-            f"{name} gives {_described(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, "
+            f"{name} returns {_describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, "
             "as 'logits' of an object or mapping, or as the first of a tuple"
         )
     return found
 
 
 @contextmanager
-def _hooked(hooks: Sequence[tuple[nn.Module, Hook]]) -> Iterator[None]:
-    """Forward hooks that are there inside the block alone."""
+def _hooks(hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
+    """Register forward hooks inside the block."""
     with ExitStack() as stack:
         for layer, hook in hooks:
             stack.callback(layer.register_forward_hook(hook).remove)
@@ -241,32 +208,27 @@ def _hooked(hooks: Sequence[tuple[nn.Module, Hook]]) -> Iterator[None]:
 
 def _layer(network: nn.Module, name: str, what: str, known: list[str]) -> nn.Module:
     layers: dict[str, nn.Module] = dict(network.named_modules())
-    if not isinstance(name, str) or not name or name not in layers:
-        hint = nearest(name, known) if isinstance(name, str) else ""
-        kind = "linear layers" if what == "head" else "layers"
+    if not name or name not in layers:
+        hint = nearest(str(name), known)
         raise BadInput(
-            f"{what} {name!r} is not in {type(network).__name__}: its {kind} are {_listed(known)}{hint}"
+            f"{what} {name!r} is not in {type(network).__name__}: allowed are {_list_last(known)}{hint}"
         )
     return layers[name]
 
 
 def _version(value: Any) -> int | None:
-    """How often a tensor has been written into, where torch counts it."""
+    """Return how often a tensor was changed in place, if torch counts it."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
-def _listed(names: list[str]) -> str:
-    """The last of some names: a model's head is among them."""
+def _list_last(names: list[str]) -> str:
+    """Return the last names as text: a model's head is among them."""
     return ", ".join([*["…"] * (len(names) > 4), *names[-4:]]) or "none"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
-    return _named(value)
-
-
-def _named(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else f"a {type(value).__name__}"

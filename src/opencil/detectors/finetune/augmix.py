@@ -1,13 +1,13 @@
-"""AugMix: predictions that agree over augmented views."""
+"""AugMix: consistent predictions over augmented views."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.detectors.detector import Labels
 from opencil.detectors.finetune.augmix_operations import (
     FULL_LEVEL,
     LOWEST_LEVEL,
@@ -15,7 +15,6 @@ from opencil.detectors.finetune.augmix_operations import (
     Rule,
     augmix,
     draw,
-    refused_severity,
 )
 from opencil.detectors.finetune.mixing import Concentration
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
@@ -24,11 +23,11 @@ from opencil.errors import BadInput
 from opencil.registry import Paper, register_detector
 from opencil.validation import Bound, Count, NonNegative, Whole
 
-#: Augmented views of an image, beside the clean one.
+#: Augmented views of an image, besides the clean image.
 _VIEWS = 2
 
-#: Bytes of temporary tensors per pixel, how many may be taken at once, and which share of a GPU's memory.
-_PER_PIXEL, _AT_ONCE, _SHARE = 400, 2**32, 1 / 16
+#: Bytes of temporary tensors per pixel, and their limits: in all, and as a share of a GPU's memory.
+_PER_PIXEL, _LIMIT, _SHARE = 400, 2**32, 1 / 16
 
 
 @register_detector(
@@ -39,70 +38,61 @@ _PER_PIXEL, _AT_ONCE, _SHARE = 400, 2**32, 1 / 16
 )
 @dataclass
 class AugMix(Tuner):
-    """A head trained by CE on clean images and to predict alike on two augmented views of each."""
+    """A head trained by CE on clean images, and to predict the same on two augmented views of each."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE}(z, y) + w \text{JSD}(p, p', p'') \\ "
         r"p', p'' \text{ of two augmented views}"
     )
     differs: ClassVar[str] = (
-        "AugMix's own reference has another `rule` of how strong an operation is than torchvision, which "
-        "the paper's code calls: at severity 1 torchvision's operations do nothing but posterise, solarise, "
-        "stretch and equalise. On the memory the paper's code compares two augmented views alone, without "
-        "the clean one."
+        "AugMix's reference and torchvision, which the paper's code calls, have different rules for the "
+        "strength of an operation (`rule`). On the memory the paper's code compares two augmented views, "
+        "without the clean image."
     )
 
     weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
     severity: Annotated[float, Bound(ge=LOWEST_LEVEL, le=FULL_LEVEL)] = 1.0
     width: Count = 3
-    depth: Whole = 0  #: operations in a chain; 0: 1 to 3, by chance
+    depth: Whole = 0  #: operations in a chain; 0: 1 to 3 at random
     concentration: Concentration = 1.0  #: of the chains' weights (Dirichlet) and of their share (Beta)
-    rule: Rule = (
-        "torchvision"  #: how strong an operation is at a level: as the paper's code has it, or AugMix's
-    )
+    rule: Rule = "torchvision"  #: strength of an operation at a level: the paper's code's, or AugMix's
 
-    #: With both it was the best detector here on CIFAR-100 at k = 10: see docs/detectors.md.
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        **Tuner.named,
-        "original": {"rule": "original", **Tuner.named["stated"]},
-    }
-    formerly: ClassVar[Mapping[str, Any]] = {"rule": "original"}
+    #: ``original`` is the best detector in our results on CIFAR-100 at k = 10: see docs/detectors.md.
+    named: ClassVar[Labels] = {**Tuner.named, "original": {"rule": "original", **Tuner.named["stated"]}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if problem := refused_severity(self.severity, self.rule):
-            raise ValueError(problem)
+        if self.rule == "torchvision" and self.severity not in range(1, int(FULL_LEVEL) + 1):
+            raise ValueError(f"severity = {self.severity} is not allowed: it should be 1, 2, … or 10")
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Operations, levels, weights and strengths of each iteration's views, [iterations, views, …]."""
+        """Draw operations, levels, weights and strengths of all views, [iterations, views, …]."""
         count = iterations * parts * _VIEWS * batch
         drawn = draw(count, self.width, self.depth, self.severity, self.concentration, self.rule, numbers)
         return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
 
-    def prepared(
+    def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """The augmented views of each iteration, normalised: [iterations, views · parts · batch, 3, H, W]."""
+        """Return the normalised augmented views, [iterations, views · parts · batch, 3, H, W]."""
         count = len(drawn[0])
         clean = torch.stack([views.images.view(count, -1, *views.images.shape[1:]) for views in parts], dim=1)
         if clean.shape[3] != 3:
-            raise BadInput(
-                f"AugMix needs images of 3 channels, red, green and blue: these have {clean.shape[3]}"
-            )
+            raise BadInput(f"AugMix needs RGB images of 3 channels: these have {clean.shape[3]}")
         size = clean.shape[3:]
         pixels = source.scale.pixels(clean)[:, None].expand(-1, _VIEWS, *clean.shape[1:]).reshape(-1, *size)
         choices = AugMixDraw(*(tensor.flatten(0, 1) for tensor in drawn)).to(source.device)
-        rows = max(1, _most_bytes(source.device) // (_PER_PIXEL * size[1] * size[2]))
-        made = [
-            source.scale.normalised(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
+        rows = max(1, _byte_limit(source.device) // (_PER_PIXEL * size[1] * size[2]))
+        augmented = [
+            source.scale.normalise(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
             for i in range(0, len(pixels), rows)
         ]
-        return (torch.cat(made).view(count, -1, *size),)
+        return (torch.cat(augmented).view(count, -1, *size),)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """CE(x, y) + 12 · JSD(x, x', x''), the current images' plus the memory's."""
-        (made,) = batch.drawn
-        z = extra(batch.source.features(made))
+        """Return CE(x, y) + 12 · JSD(x, x', x''), summed over the current images and the memory."""
+        (images,) = batch.drawn
+        z = extra(batch.source.features(images))
         augmented = z.view(_VIEWS, len(batch.parts), -1, z.shape[1])
         total: Tensor = z.new_zeros(())
         for i, views in enumerate(batch.parts):
@@ -112,15 +102,15 @@ class AugMix(Tuner):
         return total
 
 
-def _most_bytes(device: torch.device) -> int:
-    """That temporary tensors may take. A GPU is given many small images at once: it waits for launches."""
+def _byte_limit(device: torch.device) -> int:
+    """Return the limit of temporary tensors; large on a GPU, where launches dominate on small images."""
     if device.type != "cuda":
-        return _AT_ONCE // 2
-    return min(_AT_ONCE, int(_SHARE * torch.cuda.get_device_properties(device).total_memory))
+        return _LIMIT // 2
+    return min(_LIMIT, int(_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
 def divergence(logits: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of predictions, from logits [views, B, classes]: mean over the batch."""
+    """Return the mean Jensen-Shannon divergence of the predictions of logits [views, B, classes]."""
     p, log_p = logits.softmax(dim=2), logits.log_softmax(dim=2)
     log_mean = p.mean(dim=0).clamp(1e-7, 1).log()
     return (p * (log_p - log_mean)).sum(dim=2).mean()

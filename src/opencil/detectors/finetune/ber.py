@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.finetune.energy_margins import EnergyTuner
-from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mixtures
+from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.registry import Paper, register_detector
 from opencil.validation import Fraction
@@ -24,7 +24,7 @@ from opencil.validation import Fraction
 )
 @dataclass
 class BER(EnergyTuner):
-    """New-task mixtures pushed up in energy (NTER), memory with a breath of new images pushed down (OTER)."""
+    """Energies pushed up for mixtures of new images (NTER), and down for a slightly mixed memory (OTER)."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE}(x, y) + \text{CE}(\bar m, y_m) "
@@ -32,27 +32,26 @@ class BER(EnergyTuner):
         r"\bar x = b x_i + (1 - b) x_j \\ \bar m = \lambda x + (1 - \lambda) m"
     )
     differs: ClassVar[str] = (
-        "The paper mixes images of different classes, as is done here; its code mixes any two. The paper's "
-        "Eq. 2 prints x and x̄ exchanged in the energy terms; its code, and the work on energy that it "
-        "follows, have the form above."
+        "The paper mixes images of different classes, as here; its code mixes any two. The paper's Eq. 2 "
+        "prints x and x̄ exchanged in the energy terms."
     )
 
     nter: bool = True
     oter: bool = True
-    concentration: Concentration = 1.0  #: b ~ Beta(1, 1), how two new images are mixed
-    share: Fraction = 0.002  #: λ of a new image in a memory image
+    concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
+    share: Fraction = 0.002  #: λ, the weight of a new image in a memory image
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """What mixing two new images takes."""
+        """Draw the weights and partners of mixtures of two new images."""
         return draw_mixtures(self.concentration, iterations, batch, numbers)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""
+        """Return CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""
         x, m = batch.current, batch.memory
         z = extra(x.features)
         total = F.cross_entropy(z, x.labels)
         if self.nter:
-            mixed, possible = mixtures(batch)
+            mixed, possible = mix_classes(batch)
             outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
             total = total + self.alpha * (self.hinge_in(extra, x.features, z) + outside)
         if m is None:

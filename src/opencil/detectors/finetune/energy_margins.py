@@ -1,4 +1,4 @@
-"""The energy terms that BER, VOS and NPOS share: known samples below a margin, others above one."""
+"""Energy terms of BER, VOS and NPOS: known samples below a margin, outliers above another."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +13,11 @@ from opencil.validation import NonNegative
 
 @dataclass
 class EnergyTuner(Tuner):
-    """A tuner that pushes the energy E = −logsumexp(z) of known samples down and of others up.
+    """A tuner that pushes the energy E = −logsumexp(z) of known samples down, and of outliers up.
 
-    ``alpha`` weighs these terms against the cross-entropy; beyond its margin a sample costs nothing. With
-    ``margins: model`` the margins are the mean energies that the model itself gives to the samples at hand,
-    so that f need not grow to energies that the model does not have.
+    ``alpha`` weights these terms against the cross-entropy; beyond its margin a sample costs nothing. With
+    ``margins: model`` the margins are the mean energies of the same samples under the model's own head, so
+    that f stays in the range of the model's energies.
     """
 
     alpha: NonNegative = 0.1
@@ -26,19 +26,19 @@ class EnergyTuner(Tuner):
     margin_out: float = -5.0
 
     def extra(self, source: ViewSource) -> Extra:
-        """The head f and, where it sets the margins, the model's own head beside it."""
+        """Return the head f and, if it sets the margins, a copy of the model's own head."""
         extra = super().extra(source)
         if self.margins == "model":
             extra.model_head = source.extra_head().to(source.device).requires_grad_(False)
         return extra
 
     def hinge_in(self, extra: Extra, features: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Mean of max(0, E − m_in)²: of samples that should be known."""
+        """Return the mean of max(0, E − m_in)² over samples that should be known."""
         z = extra(features) if logits is None else logits
         return (energy(z) - self._margin(extra, features, self.margin_in)).clamp(min=0).square().mean()
 
     def hinge_out(self, extra: Extra, features: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Mean of max(0, m_out − E)²: of samples that should not be known."""
+        """Return the mean of max(0, m_out − E)² over outliers."""
         z = extra(features) if logits is None else logits
         return (self._margin(extra, features, self.margin_out) - energy(z)).clamp(min=0).square().mean()
 
@@ -47,5 +47,5 @@ class EnergyTuner(Tuner):
 
 
 def energy(logits: Tensor) -> Tensor:
-    """E = −logsumexp(z), [N]."""
+    """Return E = −logsumexp(z), [N]."""
     return -torch.logsumexp(logits, dim=1)

@@ -17,14 +17,14 @@ from opencil.validation import Positive
 )
 @dataclass
 class LogitNorm(Tuner):
-    """A head trained by CE on logits of norm 1 / τ, so that it cannot grow confident by length alone."""
+    """A head trained by CE on logits of norm 1 / τ, so that confidence cannot grow with the norm."""
 
     equation: ClassVar[str] = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
 
     tau: Positive = 0.04
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """CE(z / (‖z‖ + 1e-7) / τ), the current images' plus the memory's."""
+        """Return CE(z / (‖z‖ + 1e-7) / τ), summed over the current images and the memory."""
         total = batch.current.features.new_zeros(())
         for views in batch.parts:
             z = extra(views.features)

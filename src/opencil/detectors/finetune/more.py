@@ -1,13 +1,13 @@
-"""MORE: in each task's head an output for all other tasks."""
+"""MORE: an output for all other tasks in each task's head."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from opencil.detectors.chunks import by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.detector import Labels
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.engine.forward import Outputs
@@ -24,7 +24,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class MORE(Tuner):
-    """Each task's classes and an output "other", trained on images of other tasks: the task least other."""
+    """The smallest probability, over tasks, of an output "other" trained on images of other tasks."""
 
     equation: ClassVar[str] = (
         r"L = \frac{1}{T} \sum_t \overline{\text{CE}(z^t, y^t)}_{y \in t} + "
@@ -34,24 +34,22 @@ class MORE(Tuner):
         r"S(x) = \max_t \log \frac{1 - p^t_{\text{other}}}{p^t_{\text{other}}}"
     )
     differs: ClassVar[str] = (
-        "Adapted: the authors of MORE, and of ROW after it, train a backbone with masks for every task; here "
-        "all tasks share the model's, and rows of classes begin as the model's own. They score by the "
-        "largest probability of a class, `@class`, times a coefficient of Mahalanobis distances. They train "
-        "a task's head on as many images of the task as of others; here tasks share the batches, and both "
-        "count alike."
+        "Adapted: the authors of MORE, and of its successor ROW, train a backbone with masks for every "
+        "task; here all tasks share the model's backbone and the batches. They score by the largest "
+        "probability of a class, `@class`, times a coefficient of Mahalanobis distances."
     )
 
-    scored: Literal["task", "class"] = "task"  #: by 1 − p of other, or by p of a class
+    scored: Literal["task", "class"] = "task"  #: by 1 − p of "other", or by p of a class
 
     family: ClassVar[str] = "continual"
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {**Tuner.named, "class": {"scored": "class"}}
+    named: ClassVar[Labels] = {**Tuner.named, "class": {"scored": "class"}}
 
     def head(self, source: ViewSource) -> nn.Module:
-        """The model's head, and beside it an output for each task, at first 0."""
+        """Return the model's head with an additional output for each task, initially 0."""
         return TaskHead(source.extra_head(), source.tasks)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """Mean over tasks of CE(z^t, y^t), the mean over a task's images plus that over all others."""
+        """Return the mean over tasks of CE(z^t, y^t): its mean over the task's images plus over others."""
         head = extra.head
         assert isinstance(head, TaskHead)
         features = torch.cat([views.features for views in batch.parts])
@@ -65,11 +63,11 @@ class MORE(Tuner):
         return ours + others
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
+        """Return max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
         head = self._extra.head
         assert isinstance(head, TaskHead)
         rows = rows_at_a_time(3 * head.member.numel() * 4)
-        return by_parts(lambda part: self._score(head, part), rows, outputs.features)
+        return compute_by_parts(lambda part: self._score(head, part), rows, outputs.features)
 
     def _score(self, head: "TaskHead", features: Tensor) -> Tensor:
         z, other, known = head.by_task(features)
@@ -80,17 +78,17 @@ class MORE(Tuner):
 
 
 class TaskHead(nn.Module):
-    """Logits of the classes, and of "other" for each task; ``member`` [C, T]: which task a class is of."""
+    """Logits of the classes, and of "other" for each task; ``member`` [C, T] marks each class's task."""
 
     def __init__(self, head: nn.Module, tasks: Tensor | None) -> None:
         super().__init__()
         classes, width = head_size(head)
         tasks = torch.ones(classes) if tasks is None else tasks.cpu()
         if len(tasks) != classes:
-            raise BadInput(f"tasks are of {len(tasks)} classes: the model's head has {classes}")
+            raise BadInput(f"tasks are given for {len(tasks)} classes: the model's head has {classes}")
         self.classes = head
         member = tasks[:, None] == torch.unique(tasks)
-        with seeded(0):  # what it is initialised with is not kept, and a user's random state is
+        with seeded(0):  # the initial values are replaced; the user's random state is preserved
             self.other = nn.Linear(width, member.shape[1])
         nn.init.zeros_(self.other.weight)
         nn.init.zeros_(self.other.bias)
@@ -98,12 +96,12 @@ class TaskHead(nn.Module):
         self.member: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of the classes, [B, C]."""
+        """Return logits of the classes, [B, C]."""
         logits: Tensor = self.classes(features)
         return logits
 
     def by_task(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of classes [B, C]; of each task that of "other" and the logsumexp of its classes, [B, T]."""
+        """Return class logits [B, C], and each task's logit of "other" and logsumexp of classes, [B, T]."""
         z = self(features)
         known = z[:, :, None].masked_fill(~self.member, -torch.inf).logsumexp(dim=1)
         return z, self.other(features), known

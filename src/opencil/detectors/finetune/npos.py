@@ -1,8 +1,7 @@
 """NPOS: non-parametric outlier synthesis."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +17,10 @@ from opencil.validation import Count, Positive
 @register_detector("npos", paper=Paper("Non-Parametric Outlier Synthesis", 2023, "2303.02966"))
 @dataclass
 class NPOS(Synthesiser):
-    """Points at a class's boundary are perturbed, and what lands farthest from the class is an outlier.
+    """Outliers from perturbed features at a class's boundary: those farthest from the class.
 
-    Distances are between directions, features of length 1, or between the features as they are; what is
-    perturbed, and kept, are features.
+    Distances are between normalised features (``directions``) or between features. Perturbations are
+    always of features.
     """
 
     equation: ClassVar[str] = (
@@ -29,45 +28,37 @@ class NPOS(Synthesiser):
         r"o = \varphi_{\text{boundary}} + \mathcal N(0, \sigma^2), \text{ those farthest from the class}"
     )
     differs: ClassVar[str] = (
-        "Of a point's perturbations the farthest from the class are kept; a reshape in the paper's code "
-        "keeps others, which have nothing to do with it."
+        "The perturbations farthest from the class are kept; because of a reshape the paper's code keeps "
+        "unrelated ones."
     )
 
-    neighbours: Count = 400  #: the distance to the so-manieth nearest feature of the class
-    boundary: Count = 200  #: features with the largest such distance
-    chosen: Count = 2  #: of the boundary, at random
-    perturbations: Count = 1000  #: of each chosen one
-    kept: Count = 300  #: of each chosen one's perturbations
+    neighbours: Count = 400  #: distances are to the nearest feature of this rank
+    boundary: Count = 200  #: features with the largest distances
+    chosen: Count = 2  #: random features of the boundary
+    perturbations: Count = 1000  #: of each chosen feature
+    kept: Count = 300  #: perturbations of each chosen feature, the farthest
     sigma: Positive = 0.1
     distances: Literal["directions", "features"] = "directions"
 
-    formerly: ClassVar[Mapping[str, Any]] = {"distances": "features", "outliers_by": "head"}
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for small, large in (
-            ("neighbours", "queue"),
-            ("boundary", "queue"),
-            ("chosen", "boundary"),
-            ("kept", "perturbations"),
-        ):
+        if self.neighbours >= self.queue:
+            raise ValueError(f"neighbours = {self.neighbours} should be below queue = {self.queue}")
+        for small, large in (("boundary", "queue"), ("chosen", "boundary"), ("kept", "perturbations")):
             few, many = getattr(self, small), getattr(self, large)
-            if few > many or (small == "neighbours" and few == many):
-                raise ValueError(
-                    f"{small} = {few} is not allowed: it should be "
-                    f"{'below' if small == 'neighbours' else 'at most'} {large} = {many}"
-                )
+            if few > many:
+                raise ValueError(f"{small} = {few} should be at most {large} = {many}")
 
     @torch.no_grad()
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
-        """``kept`` perturbations of each chosen point of each class, a few classes at a time."""
+        """Return ``kept`` perturbations of each chosen feature of each class, computed in parts."""
         pairs = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
         parts = torch.split(features, rows_at_a_time(2 * pairs * features.element_size()))
         return torch.cat([self._outliers(part, batch.generator) for part in parts])
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:
         classes, _, width = features.shape
-        # A feature's nearest one is itself.
+        # The nearest feature of each is the feature itself.
         apart = self._kth_distance(features, features, self.neighbours + 1)  # [classes, queue]
         boundary = apart.topk(self.boundary, dim=1).indices
         chance = torch.rand(classes, self.boundary, generator=numbers, device=features.device)
@@ -80,12 +71,12 @@ class NPOS(Synthesiser):
         return _rows(moved.flatten(0, 1), best.flatten(0, 1)).flatten(0, 1)
 
     def _kth_distance(self, points: Tensor, features: Tensor, k: int) -> Tensor:
-        """Distance of each point [classes, N, D] to the k-th nearest feature of its class, [classes, N]."""
+        """Return distances of points [classes, N, D] to the class's k-th nearest feature, [classes, N]."""
         if self.distances == "directions":
             points, features = F.normalize(points, dim=2), F.normalize(features, dim=2)
         return torch.cdist(points, features).kthvalue(k, dim=2).values
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:
-    """``table[g, rows[g]]`` for each group g: [G, R, D]."""
+    """Return ``table[g, rows[g]]`` for each group g: [G, R, D]."""
     return table.gather(1, rows[..., None].expand(*rows.shape, table.shape[-1]))

@@ -1,4 +1,4 @@
-"""OE: outlier exposure, with BER's mixtures for outliers."""
+"""OE: outlier exposure, with BER's mixtures as outliers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mixtures
+from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.registry import Paper, register_detector
 from opencil.validation import NonNegative
@@ -16,28 +16,27 @@ from opencil.validation import NonNegative
 @register_detector("oe", paper=Paper("Deep Anomaly Detection with Outlier Exposure", 2019, "1812.04606"))
 @dataclass
 class OE(Tuner):
-    """A head trained by CE, and to be undecided about mixtures of new images: what BER adds to that shows."""
+    """A head trained by CE, and to predict uniformly on mixtures of new images: a control of BER."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE}(x, y) + \text{CE}(m, y_m) - w \frac{1}{C} \sum_c \log p_c(\bar x) \\ "
         r"\bar x = b x_i + (1 - b) x_j"
     )
     differs: ClassVar[str] = (
-        "A control of BER: the same mixtures of new images of different classes, pushed to a uniform "
-        "prediction instead of above an energy; the authors' outliers are images from elsewhere, which there "
-        "are none of here, and they score by the largest probability."
+        "A control of BER: the same mixtures, pushed to a uniform prediction instead of above an energy. "
+        "The authors' outliers are images of other datasets, and they score by the largest probability."
     )
 
-    weight: NonNegative = 0.5  #: of the mixtures' cross-entropy from the uniform prediction
-    concentration: Concentration = 1.0  #: b ~ Beta(1, 1), how two new images are mixed
+    weight: NonNegative = 0.5  #: of the mixtures' cross-entropy with the uniform prediction
+    concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """What mixing two new images takes."""
+        """Draw the weights and partners of mixtures of two new images."""
         return draw_mixtures(self.concentration, iterations, batch, numbers)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """CE(x, y) + CE(m, y_m) + w · mean −log p of the mixtures."""
-        mixed, possible = mixtures(batch)
+        """Return CE(x, y) + CE(m, y_m) + w · mean −log p of the mixtures."""
+        mixed, possible = mix_classes(batch)
         undecided = -extra(batch.source.features(mixed)).log_softmax(dim=1).mean()
         losses = [F.cross_entropy(extra(views.features), views.labels) for views in batch.parts]
         return sum(losses, self.weight * undecided * possible)

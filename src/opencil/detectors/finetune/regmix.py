@@ -23,7 +23,7 @@ from opencil.validation import Fraction
 )
 @dataclass
 class RegMix(Tuner):
-    """A head trained by CE on images and, half of it, on mixtures of two of them."""
+    """A head trained by CE on images and, with half the weight, on mixtures of two images."""
 
     equation: ClassVar[str] = (
         r"L = (1 - s) \text{CE}(x_i, y_i) "
@@ -31,16 +31,16 @@ class RegMix(Tuner):
         r"\bar x = \lambda x_i + (1 - \lambda) x_j"
     )
 
-    share: Fraction = 0.5  #: of the loss that is on mixtures
-    concentration: Concentration = 10.0  #: λ ~ Beta(10, 10)
+    share: Fraction = 0.5  #: of mixtures in the loss
+    concentration: Concentration = 10.0  #: of λ ~ Beta(10, 10)
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """λ of each part [iterations, parts], and whom each image is mixed with [iterations, parts, B]."""
+        """Draw λ of each part [iterations, parts], and the partners of images [iterations, parts, B]."""
         partners = torch.rand(iterations, parts, batch, generator=numbers).argsort(dim=2)
         return beta(self.concentration, (iterations, parts), numbers), partners
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """½ CE(x, y) + ½ (λ CE(x̄, y_i) + (1−λ) CE(x̄, y_j)), the current images' plus the memory's."""
+        """Return ½ CE(x, y) + ½ (λ CE(x̄, y_i) + (1−λ) CE(x̄, y_j)), summed over current images and memory."""
         total = batch.current.features.new_zeros(())
         for views, weight, partner in zip(batch.parts, *batch.drawn, strict=True):
             mixed = weight * views.images + (1 - weight) * views.images[partner]

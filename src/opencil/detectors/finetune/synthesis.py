@@ -1,4 +1,4 @@
-"""Outliers synthesised in feature space: the queue of features and the loss that VOS and NPOS share."""
+"""Synthesise outliers in feature space: the queue of features and the loss of VOS and NPOS."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -10,59 +10,59 @@ from torch import Tensor, nn
 
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.tuner import Batch, Extra
-from opencil.detectors.finetune.views import ViewSource
+from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.errors import BadInput
 from opencil.validation import Count
 
 
 @dataclass
 class Synthesiser(EnergyTuner):
-    """A tuner whose outliers are made of the last features of each new class, once there are enough."""
+    """A tuner with outliers from the last features of each new class, as soon as its queue is full."""
 
     differs: ClassVar[str] = (
-        "On BiC, outliers skip the correction of logits in the paper's code, `outliers_by: linear`; here "
-        "they get it as all samples do. Images of the memory are taken as they are, not mixed as BER's are."
+        "On BiC, the paper's code does not correct the logits of outliers, `outliers_by: linear`; here they"
+        " are corrected as all others."
     )
 
-    queue: Count = 1000  #: features of each new class
-    #: What gives outliers their logits: f whole, or its linear layer without what a model has after it.
+    queue: Count = 1000  #: length, in features of each new class
+    #: The source of the outliers' logits: f, or its linear layer without a model's corrections.
     outliers_by: Literal["head", "linear"] = "head"
 
     @property
     def fewest(self) -> int:
-        """As many of one class as fill its queue."""
+        """Return the number of images that fill the queue of one class."""
         return max(super().fewest, -(-self.queue // self.schedule.epochs))
 
     @abstractmethod
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
-        """Features [N, D] outside the classes, from their last features [classes, queue, D]."""
+        """Return outliers [N, D] from the last features of the classes [classes, queue, D]."""
 
     def extra(self, source: ViewSource) -> Extra:
-        """The head f, and the queue of features beside it."""
+        """Return the head f and an empty queue of features."""
         extra = super().extra(source)
         few, label = min((count, label) for label, count in source.new_counts.items())
         if few * self.schedule.epochs < self.queue:
             raise BadInput(
-                f"{type(self).__name__}'s queue = {self.queue} is never full: class {label} has {few} images "
-                f"and each is seen {self.schedule.epochs} times: {few * self.schedule.epochs} is the most"
+                f"queue = {self.queue} of {type(self).__name__} is never full: class {label} has {few} "
+                f"images for {self.schedule.epochs} epochs: at most {few * self.schedule.epochs} are allowed"
             )
         classes, labels = torch.tensor(list(source.new_counts)), int(source.labels.max()) + 1
-        extra.queue = Queue(classes, self.queue, extra.width, labels).to(source.device)
+        extra.queue = Queue(classes, self.queue, head_size(extra.head)[1], labels).to(source.device)
         return extra
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
-        """CE(x, y) + CE(m, y_m) + α (hinge_in(x) + hinge_out(outliers) + hinge_in(m))."""
+        """Return CE(x, y) + CE(m, y_m) + α (hinge_in(x) + hinge_out(outliers) + hinge_in(m))."""
         x, m, queue = batch.current, batch.memory, extra.queue
         assert isinstance(queue, Queue)
         z = extra(x.features)
         with torch.no_grad():
             queue.push(x.features, x.labels)
         total = F.cross_entropy(z, x.labels)
-        if not queue.known_to_wait:
-            made = self.outliers(queue.contents, batch)
-            outside = extra.linear(made) if self.outliers_by == "linear" else None
-            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, made, outside)
-            # Chosen, not branched on: a captured step cannot ask the host.
+        if queue.may_be_full:
+            outliers = self.outliers(queue.contents, batch)
+            logits = extra.linear(outliers) if self.outliers_by == "linear" else None
+            terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, outliers, logits)
+            # Selected, not branched on: a captured step cannot depend on the host.
             total = total + self.alpha * terms.where(queue.full, 0.0)
         if m is None:
             return total
@@ -71,16 +71,16 @@ class Synthesiser(EnergyTuner):
 
 
 class Queue(nn.Module):
-    """The last ``size`` features of each class, first in, first out; on the device, without a host's help."""
+    """The last ``size`` features of each class, first in, first out, computed without the host."""
 
     def __init__(self, classes: Tensor, size: int, width: int, labels: int) -> None:
         super().__init__()
         self.size = size
         count = len(classes)
-        # One slot more than is kept, for what is pushed and has no place.
+        # One additional slot, for features that are dropped.
         self.register_buffer("slots", torch.zeros(count * size + 1, width))
         self.register_buffer("pushed", torch.zeros(count, dtype=torch.int64))
-        place = torch.zeros(labels, dtype=torch.int64)  # of a label among the classes
+        place = torch.zeros(labels, dtype=torch.int64)  # index of a label's class
         place[classes.cpu()] = torch.arange(count)
         self.register_buffer("place", place, persistent=False)
         self.slots: Tensor
@@ -89,27 +89,27 @@ class Queue(nn.Module):
 
     @property
     def contents(self) -> Tensor:
-        """[classes, size, width]; zeros where nothing has come yet."""
+        """Return the features [classes, size, width]; zeros in empty slots."""
         return self.slots[:-1].view(len(self.pushed), self.size, -1)
 
     @property
     def full(self) -> Tensor:
-        """Whether every class has as many features as it keeps, bool []."""
+        """Return whether the queues of all classes are full, bool []."""
         return (self.pushed >= self.size).all()
 
     @property
-    def known_to_wait(self) -> bool:
-        """Whether it is not full yet, where asking costs nothing; a GPU is not asked, and may be filling."""
-        return not self.slots.is_cuda and not self.full
+    def may_be_full(self) -> bool:
+        """Return whether it is full; always true on a GPU, to avoid synchronisation."""
+        return self.slots.is_cuda or bool(self.full)
 
     def push(self, features: Tensor, labels: Tensor) -> None:
-        """Add features [B, width]; each displaces the oldest of its class."""
+        """Add features [B, width]; each replaces the oldest of its class."""
         place = self.place[labels]
         member = (place[:, None] == torch.arange(len(self.pushed), device=place.device)).long()
-        rank = member.cumsum(dim=0).gather(1, place[:, None]).squeeze(1) - 1  # among those of its class
+        rank = member.cumsum(dim=0).gather(1, place[:, None]).squeeze(1) - 1  # within its class
         total = member.sum(dim=0)
-        kept = rank >= total[place] - self.size  # of more than the queue holds, the last
+        fits = rank >= total[place] - self.size  # the last ones, if there are more than slots
         slot = place * self.size + (self.pushed[place] + rank) % self.size
-        slot = slot.where(kept, len(self.slots) - 1)
+        slot = slot.where(fits, len(self.slots) - 1)
         self.slots.index_copy_(0, slot, features)
         self.pushed += total

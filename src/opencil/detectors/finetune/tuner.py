@@ -1,7 +1,7 @@
-"""What a fine-tuning detector is: a loss that trains an extra head f on frozen features, and its energy."""
+"""Define fine-tuning detectors: a loss trains an extra head f on frozen features to score samples."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from opencil.data.precision import placed
-from opencil.detectors.detector import Detector, Reads, Setup
+from opencil.data.precision import copy_to_device
+from opencil.detectors.detector import Detector, Labels, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
@@ -20,18 +20,18 @@ from opencil.engine.forward import Outputs, evaluating
 from opencil.engine.loop import Progress, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
-from opencil.errors import BadInput, nearest
+from opencil.errors import BadInput
 from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
-from opencil.validation import QUIET, Count, Positive, plain
+from opencil.validation import Count, Positive, plain
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One iteration's views, and what a loss may need beside them.
+    """One iteration's views, with the other inputs of a loss.
 
-    ``memory`` is None at the first step. ``drawn`` is what the tuner's ``draw`` gave for this iteration, or
-    what its ``prepared`` made of that; larger draws come from ``generator``, on the device.
+    ``memory`` is None at the first step. ``drawn`` is this iteration's result of the tuner's ``draw`` and
+    ``prepare``; larger draws come from ``generator``, on the device.
     """
 
     current: Views
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def parts(self) -> list[Views]:
-        """The current views and, where there are any, those of the memory."""
+        """Return the current views and, if there are any, the memory's."""
         return [self.current] if self.memory is None else [self.current, self.memory]
 
 
@@ -50,84 +50,63 @@ class Batch:
 class Tuner(Detector):
     """A detector that trains an extra linear head f on the frozen model's features.
 
-    A subclass is a dataclass whose fields are its config values, and says in ``loss`` what f is trained for.
-    The score of all of them is the energy T · logsumexp(f's logits / T), unless ``scored_by`` names a
-    post-hoc detector: that then has f for the head, and f's logits for the logits. The model is not changed.
+    A subclass is a dataclass whose fields are its config values, with a ``loss`` that trains f. The score is
+    the energy T · logsumexp(f's logits / T), unless ``scored_by`` names a post-hoc detector, which then reads
+    f as the head and f's logits. The model does not change.
 
-    In a run, the images of old classes are the memory's exemplars. Elsewhere the set-up images tell by
-    ``Outputs.tasks`` which classes are old; where they do not, all are new.
+    In a run, images of old classes are the memory's exemplars. Elsewhere ``Outputs.tasks`` determines the old
+    classes; without it all classes are new.
     """
 
     differs: ClassVar[str] = (
-        "The OpenCIL paper prints a learning rate of 0.1, `@stated`; a compiled file in its code's "
-        "repository has 0.001, with which its figures come out: the default. How f begins it does not say: "
-        "here as a copy of h."
+        "The OpenCIL paper prints a learning rate of 0.1, `@stated`; a compiled file in its repository has "
+        "0.001, the default, which reproduces its results. The paper does not specify the initial f: here "
+        "it is a copy of h."
     )
 
     schedule: Schedule = Schedule(epochs=10, lr=0.001, decay="cosine", weight_decay=5e-4)
-    batch_size: Count = 128  #: of current images, and as many again of the memory
-    init: Literal["copy", "fresh"] = "copy"  #: of the model's head, or new weights
+    batch_size: Count = 128  #: current images, and equally many of the memory
+    init: Literal["copy", "fresh"] = "copy"  #: copy the model's head, or draw new weights
     temperature: Positive = 1.0
-    #: A post-hoc detector by name, or by a mapping with its name and values, which scores by f.
-    scored_by: str | dict[str, Any] | None = field(default=None, kw_only=True, metadata=QUIET)
-    #: The name, with its label, as which f is trained: see ``trained_as``.
-    head_of: str | None = field(default=None, kw_only=True, metadata=QUIET)
+    #: A post-hoc detector that scores by f: its name, or a mapping with its name and values.
+    scored_by: str | dict[str, Any] | None = field(default=None, kw_only=True)
+    #: The name, with its label, that f's random numbers follow from: see ``trained_as``.
+    head_of: str | None = field(default=None, kw_only=True)
 
     family: ClassVar[str] = "fine-tuning"
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
     setup_reads: ClassVar[frozenset[Reads]] = frozenset({"images", "labels"})
     needs_setup: ClassVar[bool] = True
     needs_old: ClassVar[bool] = True
-    #: As the paper prints it; its figures come out with the default, a hundredth of that.
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stated": {"schedule": {"lr": 0.1}}}
+    named: ClassVar[Labels] = {"stated": {"schedule": {"lr": 0.1}}}
 
     def __post_init__(self) -> None:
-        own = self.registered_name.partition("@")[0]
-        if self.head_of is not None and self.head_of.partition("@")[0] != own:
-            raise ValueError(
-                f"head_of = {self.head_of!r} is not allowed: it should be {own or 'its own name'}, with a "
-                "label or without"
-            )
-        try:
-            _ = self.scorer
-        except BadInput as error:
-            raise ValueError(f"scored_by: {error}") from None
+        _ = self.post_hoc  # raises if it is not valid
 
     @cached_property
-    def scorer(self) -> Detector | None:
-        """What scores by f in place of its energy, not yet set up."""
+    def post_hoc(self) -> Detector | None:
+        """Return the detector that scores by f in place of the energy, not fitted."""
         if self.scored_by is None:
             return None
-        values = {"name": self.scored_by} if isinstance(self.scored_by, str) else dict(self.scored_by)
-        name = values.pop("name", None)
-        if not isinstance(name, str):
-            raise BadInput("the name of a post-hoc detector is needed, or a mapping with its name and values")
-        kind, known = name.partition("@")[0], DETECTORS.names()
-        if kind not in known:
-            makers = {n: DETECTORS.entry(n).make for n in known}
-            others = [
-                n for n, make in makers.items() if not (isinstance(make, type) and issubclass(make, Tuner))
-            ]
-            raise BadInput(
-                f"detector {name!r} is unknown: allowed are {', '.join(others)}{nearest(kind, others)}"
-            )
-        made: Detector = DETECTORS.create(name, **values)
-        if isinstance(made, Tuner) or made.by_task:
-            what = "by_task is a value of the tuner" if made.by_task else f"{name} has a head of its own"
-            raise BadInput(f"{what}: a post-hoc detector is needed, which scores by this one's")
-        return made
+        values = {"name": self.scored_by} if isinstance(self.scored_by, str) else self.scored_by
+        if "name" not in values:
+            raise BadInput("scored_by: the name of a post-hoc detector is needed")
+        detector: Detector = DETECTORS.create(**values)
+        if isinstance(detector, Tuner) or detector.by_task:
+            raise BadInput(f"scored_by = {self.scored_by!r} is not allowed: by_task is a value of the tuner")
+        return detector
 
     @property
-    def scores_in_the_end(self) -> Detector:
-        """What scores by f."""
-        return self.scorer or self
+    def scorer(self) -> Detector:
+        """Return the detector that scores by f."""
+        return self.post_hoc or self
 
     @property
     def trained_as(self) -> str:
-        """The name that its random numbers follow from: its own, with its label, or what ``head_of`` says.
+        """Return the name that random numbers follow from: ``head_of``, or its own name with its label.
 
-        One that is scored otherwise than by default has those of the method without a label. So labels under
-        which f is trained alike, and scored differently, have one f.
+        With another scoring than the default the label is left out, so that tuners with equal training and
+        different scoring share one f.
         """
         if self.head_of is not None:
             return self.head_of
@@ -136,87 +115,88 @@ class Tuner(Detector):
 
     @property
     def training_values(self) -> dict[str, Any]:
-        """Its values, plain, less those that only say how f is used or called."""
+        """Return the values that determine f, as plain data."""
         used = ("by_task", "scored_by", "head_of")
         return {name: value for name, value in plain(self).items() if name not in used}
 
     @property
     def reads_to_score(self) -> frozenset[Reads]:
-        """Features, and what the detector that scores by f reads beside its head."""
-        images = frozenset() if self.scorer is None else self.scorer.reads & {"images", "layers"}
+        """Return the features, and the images that the post-hoc detector reads."""
+        images = frozenset() if self.post_hoc is None else self.post_hoc.reads & {"images", "layers"}
         return frozenset({*super().reads_to_score, *images})
 
     @property
     def reads_to_set_up(self) -> frozenset[Reads]:
-        """What f is trained on, and what is scored by it where that is needed too."""
-        return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.scorer else ())})
+        """Return what the training of f and the set-up of the post-hoc detector read."""
+        return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.post_hoc else ())})
 
     @property
     def set_up_on(self) -> Setup:
-        """The images of a run that the detector is set up on which scores by f; f is tuned on train+."""
-        return super().set_up_on if self.scorer is None else self.scorer.set_up_on
+        """Return the images for the set-up of the post-hoc detector; f is tuned on train+."""
+        return super().set_up_on if self.post_hoc is None else self.post_hoc.set_up_on
 
     @property
     def ready(self) -> bool:
-        """Whether it has f, and whatever scores by f is ready too."""
-        return super().ready and (self.scorer is None or self.scorer.ready)
+        """Return whether f is tuned, and the post-hoc detector ready."""
+        return super().ready and (self.post_hoc is None or self.post_hoc.ready)
 
     @property
     def fewest(self) -> int:
-        """As many as what scores by f is set up on."""
-        return super().fewest if self.scorer is None else self.scorer.fewest
+        """Return the smallest number of set-up samples for the post-hoc detector."""
+        return super().fewest if self.post_hoc is None else self.post_hoc.fewest
 
     @abstractmethod
     def loss(self, extra: "Extra", batch: Batch) -> Tensor:
-        """A scalar on a batch; ``extra(features)`` are f's logits. It is run in full float32."""
+        """Return a scalar on a batch, in full float32; ``extra(features)`` are f's logits."""
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Random choices of an epoch, drawn on the CPU: tensors with a row for each iteration.
+        """Draw the random choices of an epoch on the CPU: tensors with a row for each iteration.
 
         An iteration has ``parts`` batches (current, memory) of ``batch`` images.
         """
         return ()
 
-    def prepared(
+    def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """What some iterations need beside their views, on the device: tensors with a row for each iteration.
+        """Return further inputs of some iterations on the device: tensors with a row for each iteration.
 
-        ``parts`` are the views of all of them, ``drawn`` their rows of what ``draw`` gave, which is the
-        default. On a GPU this is not captured, so the host may look at what it has drawn.
+        ``parts`` are their views and ``drawn`` their rows of ``draw``, the default result. On a GPU this is
+        not captured, so the host can read the drawn values.
         """
-        return tuple(placed(tensor, source.device) for tensor in drawn)
+        return tuple(copy_to_device(tensor, source.device) for tensor in drawn)
 
     def logits(self, extra: "Extra", features: Tensor) -> Tensor:
-        """f's logits of features that are to be scored."""
+        """Return f's logits of features to score."""
         z: Tensor = extra(features)
         return z
 
     def head(self, source: ViewSource) -> nn.Module:
-        """f as it is before it is trained: a copy of the model's head, its first matrix [classes, D]."""
+        """Return the initial f: a copy of the model's head, its first matrix [classes, D]."""
         return source.extra_head()
 
     def extra(self, source: ViewSource) -> "Extra":
-        """What is trained: f, and whatever the method keeps beside it."""
+        """Return the initial f, with a method's additional state."""
         head = self.head(source)
         classes, _ = head_size(head)
         if source.labels.max() >= classes:
-            raise BadInput(f"labels reach {int(source.labels.max())}: the model knows 0 to {classes - 1}")
+            raise BadInput(
+                f"labels go up to {int(source.labels.max())}: the model has the classes 0 to {classes - 1}"
+            )
         if self.init == "fresh":
             with seeded(*source.seed, "head"):
                 for part in head.modules():
                     if reset := getattr(part.cpu(), "reset_parameters", None):
-                        reset()  # drawn on the CPU: the same everywhere
+                        reset()  # on the CPU: equal on every device
         return Extra(head).to(source.device)
 
     def set_up(self, outputs: Outputs) -> None:
         """Train f on the set-up images."""
-        inputs, labels = outputs.inputs, outputs.labels
+        inputs, labels, tasks = outputs.inputs, outputs.labels, outputs.tasks
         assert inputs is not None
         assert labels is not None
-        tasks = outputs.tasks
         if tasks is not None and labels.max() >= len(tasks):
-            raise BadInput(f"tasks are of {len(tasks)} classes: labels reach {int(labels.max())}")
+            raise BadInput(f"tasks are given for {len(tasks)} classes: labels go up to {int(labels.max())}")
         old = None if tasks is None else (tasks < tasks.max())[labels]
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
             tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
@@ -225,26 +205,26 @@ class Tuner(Detector):
         self.use(tuning.extra.head)
 
     def use(self, head: nn.Module) -> None:
-        """Score by a head that has been trained."""
+        """Use a tuned head to score."""
         self._extra = Extra(head).eval().requires_grad_(False)
         self._widths = self.widths()
 
     def widths(self, outputs: Outputs | None = None) -> dict[str, int]:
-        """Columns that the head reads."""
-        return {"features": self._extra.width}
+        """Return the columns that the head reads."""
+        return {"features": head_size(self._extra.head)[1]}
 
-    def _follow_up(self, outputs: Outputs, memory: Outputs | None) -> None:
-        if self.scorer is not None:
-            self.scorer.fit(self.by_head(outputs))
-        super()._follow_up(outputs, memory)
+    def _fit_standards(self, outputs: Outputs, memory: Outputs | None) -> None:
+        if self.post_hoc is not None:
+            self.post_hoc.fit(self.by_head(outputs))
+        super()._fit_standards(outputs, memory)
 
-    def _finite_scores(self, outputs: Outputs) -> Tensor:
-        if self.scorer is None:
-            return super()._finite_scores(outputs)
-        return self.scorer.score(self.by_head(outputs))
+    def _compute_scores(self, outputs: Outputs) -> Tensor:
+        if self.post_hoc is None:
+            return super()._compute_scores(outputs)
+        return self.post_hoc.score(self.by_head(outputs))
 
     def by_head(self, outputs: Outputs) -> Outputs:
-        """Outputs as they are of the model with f for its head: what ``scored_by`` scores."""
+        """Return the outputs of the model with f as its head, for a post-hoc detector."""
         if not self.learned:
             raise BadInput(f"{type(self).__name__} has no head yet: call fit on training samples first")
         head, inputs = partial(self.logits, self._extra), outputs.inputs
@@ -255,7 +235,7 @@ class Tuner(Detector):
         return replace(outputs, logits=logits, classify=head, inputs=inputs)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """T · logsumexp(f's logits / T), [N]."""
+        """Return T · logsumexp(f's logits / T), [N]."""
         z = self.logits(self._extra, outputs.features)
         return self.temperature * torch.logsumexp(z / self.temperature, dim=1)
 
@@ -272,7 +252,7 @@ class _WithHead(nn.Module):
 
 
 class Extra(nn.Module):
-    """The extra head f; what a method keeps has its place beside it, so that a checkpoint holds it too."""
+    """The extra head f, with a method's additional state, so that a checkpoint includes it."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -281,23 +261,18 @@ class Extra(nn.Module):
         self.model_head: nn.Module | None = None  #: the model's own, frozen
 
     @property
-    def width(self) -> int:
-        """Columns of the features that the head reads."""
-        return head_size(self.head)[1]
-
-    @property
     def linear(self) -> nn.Module:
-        """The head's linear layer, without what may come after it, as BiC's corrections do."""
+        """Return the head's linear layer, without corrections after it such as BiC's."""
         return next((part for part in self.head.modules() if isinstance(part, nn.Linear)), self.head)
 
     def forward(self, features: Tensor) -> Tensor:
-        """f's logits [B, classes]."""
+        """Return f's logits [B, classes]."""
         logits: Tensor = self.head(features)
         return logits
 
 
 class Tuning:
-    """The training of one tuner's head on a source, from its beginning or from a checkpoint."""
+    """The training of one tuner's head on a source."""
 
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self.tuner, self.source = tuner, source
@@ -305,29 +280,24 @@ class Tuning:
         self._feed = _TuningFeed(tuner, source)
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
-        """Train, yielding after each iteration."""
+        """Train from the start or from a checkpoint, yielding after each iteration."""
         schedule = self.tuner.schedule
         resume = checkpoint.restore(self.extra, self.extra, schedule) if checkpoint else None
 
         def loss(*tensors: Tensor) -> Tensor:
-            views, drawn = [], tensors
-            for _ in self.source.pools:
-                views.append(Views(*drawn[:3]))
-                drawn = drawn[3:]
+            views = [Views(*tensors[3 * i : 3 * i + 3]) for i in range(len(self.source.pools))]
             memory = views[1] if len(views) > 1 else None
-            assert self._feed.generator is not None
-            return self.tuner.loss(
-                self.extra, Batch(views[0], memory, drawn, self.source, self._feed.generator)
-            )
+            drawn, numbers = tensors[3 * len(views) :], self._feed.generator
+            assert numbers is not None
+            return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, numbers))
 
-        # Full float32: energies are squared, and all but the backbone, which rounds as it did in training, is
-        # too small to be worth less.
+        # Full float32: energies are squared, and everything except the backbone is small.
         name = f"tune {self.tuner.registered_name}".strip()
         yield from optimise(name, self.extra, loss, schedule, self._feed, FULL, resume)
 
 
 class _TuningFeed(Feed):
-    """A source's views with what a tuner prepares beside them."""
+    """A source's views with a tuner's further inputs."""
 
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self._tuner, self._source = tuner, source
@@ -336,17 +306,17 @@ class _TuningFeed(Feed):
         self.generator = torch.Generator(source.device)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
-        """The views' tensors, then the tuner's."""
+        """Yield the views' tensors, then the tuner's."""
         tuner, source, batch = self._tuner, self._source, self._batch
         seed = (*source.seed, tuner.trained_as)
-        # Too small for several threads, which would take longer to begin.
+        # Too small to start several threads.
         with cpu_threads(1):
             drawn = tuner.draw(self.iterations, batch, len(source.pools), generator(*seed, "draw", number))
         assert self.generator is not None
         self.generator.manual_seed(derive(*seed, "device", number))
         for first, parts in source.chunks(number, batch):
             count = len(parts[0].labels) // batch
-            prepared = tuner.prepared(source, parts, tuple(t[first : first + count] for t in drawn))
+            prepared = tuner.prepare(source, parts, tuple(t[first : first + count] for t in drawn))
             for i in range(count):
                 views = (part[i * batch : (i + 1) * batch] for part in parts)
                 yield (*(t for one in views for t in one.tensors), *(tensor[i] for tensor in prepared))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from opencil.data.precision import widened
+from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
@@ -15,34 +15,33 @@ from opencil.validation import Count, Positive
 
 
 @register_detector(
-    "vos",
-    paper=Paper("VOS: Learning What You Don't Know by Virtual Outlier Synthesis", 2022, "2202.01197"),
+    "vos", paper=Paper("VOS: Learning What You Don't Know by Virtual Outlier Synthesis", 2022, "2202.01197")
 )
 @dataclass
 class VOS(Synthesiser):
-    """The least likely of many samples of each class's Gaussian is an outlier; energies are kept apart."""
+    """Outliers from each class's Gaussian, the least likely of many samples: their energy is pushed up."""
 
     equation: ClassVar[str] = (
         r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
         r"o_c = \text{the least likely of } \mathcal N(\mu_c, \Sigma)"
     )
 
-    samples: Count = 10_000  #: of each class, of which one is kept
+    samples: Count = 10_000  #: of each class, of which one is the outlier
     ridge: Positive = 1e-4  #: added to the covariance's diagonal
 
     @torch.no_grad()
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
-        """One for each class: μ_c + L ε with the largest ‖ε‖, where L Lᵀ is the shared covariance.
+        """Return an outlier for each class: μ_c + L ε with the largest ‖ε‖, for a shared covariance L Lᵀ.
 
-        The density of μ_c + L ε falls with ‖ε‖ alone, so that is the least likely one.
+        The density of μ_c + L ε depends on ‖ε‖ alone.
         """
         width = features.shape[2]
         mean = features.mean(dim=1)
-        # In double precision: the ridge is below float32's rounding of a covariance of large features.
-        centred = widened((features - mean[:, None]).reshape(-1, width))
+        # In float64: the ridge is below float32's rounding of a covariance of large features.
+        centred = as_float64((features - mean[:, None]).reshape(-1, width))
         covariance = centred.T @ centred / len(centred)
         covariance.diagonal().add_(self.ridge)
-        # The plain form makes the host wait, to check.
+        # torch.linalg.cholesky synchronises with the host.
         factor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
         rarest = []
         for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):

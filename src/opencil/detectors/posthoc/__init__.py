@@ -1,1 +1,1 @@
-"""Post-hoc detectors: scores from the outputs of a model that is left as it is."""
+"""Post-hoc detectors: scores from the outputs of an unchanged model."""

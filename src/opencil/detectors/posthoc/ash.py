@@ -1,13 +1,12 @@
 """ASH: activation shaping."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Detector, Labels, Reads
 from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -19,7 +18,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class ASH(Detector):
-    """Energy of a sample's largest features alone: as they are (P), all alike (B) or scaled up (S)."""
+    """Energy of a sample's largest features: unchanged (P), made equal (B) or scaled up (S)."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{h(\tilde\varphi)_c} \\ "
@@ -29,15 +28,13 @@ class ASH(Detector):
     )
     differs: ClassVar[str] = (
         "65 is the default of the authors' functions; their file for CIFAR-100 has S at 95, `@authors`. "
-        "OpenOOD has B, and chooses the percentile on OOD images, beginning with 90: `@openood`. Sums count "
-        "features above 0; after a ReLU there are no others. Where fewer than k are above 0, B raises zeros "
-        "too, as the authors' code does: here the first of them, there any. On a cosine head S is P."
+        "OpenOOD has B and chooses the percentile on OOD images, starting at 90, `@openood`."
     )
 
     variant: Literal["p", "b", "s"] = "s"
     percentile: Percentile = 65.0
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    named: ClassVar[Labels] = {
         "p": {"variant": "p"},
         "b": {"variant": "b"},
         "authors": {"variant": "s", "percentile": 95.0},
@@ -47,10 +44,10 @@ class ASH(Detector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shaped)
+        """Return logsumexp(h(φ̃)), [N]."""
+        return shaped_energy(outputs, self._shape)
 
-    def _shaped(self, features: Tensor) -> Tensor:
+    def _shape(self, features: Tensor) -> Tensor:
         values, columns = largest(features, self.percentile)
         if self.variant == "b":
             mean = features.clamp(min=0).sum(dim=1, keepdim=True) / values.shape[1]

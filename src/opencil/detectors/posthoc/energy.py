@@ -22,5 +22,5 @@ class Energy(LogitDetector):
     temperature: Positive = 1.0
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """T · logsumexp(z / T), [N]."""
+        """Return T · logsumexp(z / T), [N]."""
         return self.temperature * torch.logsumexp(outputs.logits / self.temperature, dim=1)

@@ -25,11 +25,9 @@ class Entropy(LogitDetector):
     """Negative entropy of the prediction: Σ p log p."""
 
     equation: ClassVar[str] = r"S(x) = \sum_c p_c \log p_c"
-    differs: ClassVar[str] = (
-        "The paper scores pixels, and trains a network for it; here it is the score alone."
-    )
+    differs: ClassVar[str] = "The paper scores pixels, and trains a network for that; here is only the score."
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Σ p log p, [N]."""
+        """Return Σ p log p, [N]."""
         entropy: Tensor = torch.special.entr(outputs.logits.softmax(dim=1)).sum(dim=1)
         return -entropy

@@ -1,15 +1,14 @@
 """fDBD: feature distance to decision boundaries."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from opencil.data.precision import reachable, widened
-from opencil.detectors.chunks import by_parts, rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.data.precision import as_float64, to_float64_device
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.detector import Labels, Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -31,33 +30,29 @@ class FDBD(SetUpDetector):
     )
     differs: ClassVar[str] = (
         "OpenOOD chooses on OOD images whether to divide by the distance, as the paper does, or by the "
-        "feature's own norm: `@norm`. Classes of equal weights have no boundary, and add nothing; by its "
-        "norm, a feature of 0 has a score of 0."
+        "feature's norm, `@norm`. Classes of equal weights have no boundary and add nothing."
     )
 
     divided_by: Literal["distance", "norm"] = "distance"
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        **SetUpDetector.named,
-        "norm": {"divided_by": "norm"},
-    }
+    named: ClassVar[Labels] = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """The mean feature [D], and 1 / ‖w_a − w_b‖ [C, C]."""
-        features, weight = outputs.features, widened(outputs.linear()[0])
+        """Compute the mean feature [D], and 1 / ‖w_a − w_b‖ [C, C]."""
+        features, weight = outputs.features, as_float64(outputs.linear()[0])
         apart = torch.stack([(weight - row).norm(dim=1) for row in weight])
         nearness = torch.where(apart > 0, 1 / apart, 0.0)
-        mean = reachable(features).mean(dim=0, dtype=torch.float64)
+        mean = to_float64_device(features).mean(dim=0, dtype=torch.float64)
         self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean))
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
+        """Return Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
         features, logits = outputs.features, outputs.logits
         rows = rows_at_a_time(4 * (features.shape[1] + logits.shape[1]) * features.element_size())
-        return by_parts(self._score, rows, features, logits)
+        return compute_by_parts(self._score, rows, features, logits)
 
     def _score(self, features: Tensor, logits: Tensor) -> Tensor:
         highest, predicted = logits.max(dim=1, keepdim=True)

@@ -32,14 +32,14 @@ class GEN(LogitDetector):
     largest: Count = 100
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−Σ p^γ (1 − p)^γ over the M largest p, or over all where there are fewer classes, [N].
+        """Return −Σ p^γ (1 − p)^γ over the M largest p, or over all where there are fewer classes, [N].
 
-        In logarithms: γ = 0.1 makes even p = 1e-9 count, and 1 − p of a sure class would round to 0.
+        In logarithms: with γ = 0.1 even p = 1e-9 matters, and 1 − p of a confident class would round to 0.
         """
         z = outputs.logits.sort(dim=1, descending=True).values
         log_rest = z[:, 1:].logsumexp(dim=1, keepdim=True)  # all but the largest; −inf for one class
         log_all = torch.logaddexp(z[:, :1], log_rest)
         log_p = (z - log_all)[:, : self.largest]
-        # 1 − p is the sum of the others for the largest p; the others are at most ½ and safe to subtract.
+        # For the largest p, 1 − p is the sum of the other p; these are at most ½ and safe to subtract from 1.
         log_q = torch.cat([log_rest - log_all, torch.log1p(-log_p[:, 1:].exp())], dim=1)
         return -(self.gamma * (log_p + log_q)).exp().sum(dim=1)

@@ -26,9 +26,8 @@ class GradNorm(Detector):
         r"= \frac{1}{T} \sum_d |\varphi_d| \cdot \sum_c |C \, \text{softmax}(z / T)_c - 1|"
     )
     differs: ClassVar[str] = (
-        "The paper's code and OpenOOD go backward for one sample after the other; of a linear head the "
-        "gradient is a product of two vectors, so its norm is one of two sums. Of other heads, as cosine "
-        "ones, the score is that product too, and no gradient's norm."
+        "The paper's code and OpenOOD run a backward pass for each sample; for a linear head the norm is "
+        "this product of two sums. For other heads, such as cosine heads, the product is the score too."
     )
 
     temperature: Positive = 1.0
@@ -36,7 +35,7 @@ class GradNorm(Detector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Σ|φ| · Σ|C p − 1| / T, [N]."""
+        """Return Σ|φ| · Σ|C p − 1| / T, [N]."""
         p = (outputs.logits / self.temperature).softmax(dim=1)
         uneven = (p.shape[1] * p - 1).abs().sum(dim=1)
         return outputs.features.abs().sum(dim=1) * uneven / self.temperature

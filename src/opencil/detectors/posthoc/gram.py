@@ -14,7 +14,7 @@ from opencil.engine.seeding import generator
 from opencil.registry import Paper, register_detector
 from opencil.validation import BelowOne, Count, Whole
 
-#: Keep divisors from 0: of a bound, and of a stage's mean deviation, as in the authors' code.
+#: Added to divisors, as in the authors' code: to a bound, and to a stage's mean deviation.
 _OF_BOUND, _OF_MEAN = 1e-6, 1e-7
 
 
@@ -28,7 +28,7 @@ _OF_BOUND, _OF_MEAN = 1e-6, 1e-7
 )
 @dataclass
 class Gram(SetUpDetector):
-    """How little the correlations of maps leave the range that the predicted class has, stage by stage."""
+    """How little the correlations of maps leave the range of the predicted class, stage by stage."""
 
     equation: ClassVar[str] = (
         r"S(x) = -\frac{1}{\max_c p_c} \sum_{\text{stages } l} \frac{\delta_l(x)}{\text{mean } \delta_l} \\ "
@@ -38,10 +38,9 @@ class Gram(SetUpDetector):
         r"\text{, lo and hi of set-up images predicted as } \hat y"
     )
     differs: ClassVar[str] = (
-        "The authors have powers 1 to 10 of every convolution and activation, OpenOOD 1 to 5, as here; maps "
-        "here are those after each stage. Ranges are of images by predicted class, as the authors', where "
-        "OpenOOD goes by labels. Means of δ are over set-up images that are held out for it, as in "
-        "OpenOOD, not over test images. A class that nothing is predicted as has the range of all."
+        "The authors use powers 1 to 10 of every convolution and activation, OpenOOD 1 to 5, as here; here "
+        "the maps are those after each stage. Ranges are by predicted class, as the authors', and means of "
+        "δ are over held-out set-up images, as in OpenOOD."
     )
 
     powers: Count = 5
@@ -51,9 +50,9 @@ class Gram(SetUpDetector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"layers", "logits"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """Each class's range of correlations [C, columns], and each stage's mean deviation."""
+        """Compute each class's range of correlations [C, columns], and each stage's mean deviation."""
         predicted = outputs.logits.argmax(dim=1)
-        held = self._held_out(predicted)
+        held = self._choose_held_out(predicted)
         aside, ranges = [], None
         for rows, stages in self._batches(outputs):
             found = torch.cat(stages, dim=1)
@@ -74,7 +73,7 @@ class Gram(SetUpDetector):
         self._mean = apart.mean(dim=0) + _OF_MEAN if len(apart) else apart.new_ones(len(self._columns))
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−Σ_l δ_l / mean δ_l over the largest probability, [N]."""
+        """Return −Σ_l δ_l / mean δ_l over the largest probability, [N]."""
         predicted = outputs.logits.argmax(dim=1)
         apart = [
             self._deviations(torch.cat(stages, dim=1), predicted[rows])
@@ -83,8 +82,8 @@ class Gram(SetUpDetector):
         total = (torch.cat(apart) / self._mean).sum(dim=1)
         return -total / outputs.logits.softmax(dim=1).amax(dim=1)
 
-    def _held_out(self, predicted: Tensor) -> Tensor:
-        """Which images are not in a class's range, bool [N]: of each class some, never all."""
+    def _choose_held_out(self, predicted: Tensor) -> Tensor:
+        """Choose images to leave out of the ranges, bool [N]: some of each class, never all."""
         numbers, held = generator(self.seed, "gram"), torch.zeros(len(predicted), dtype=torch.bool)
         for c in torch.unique(predicted).tolist():
             members = (predicted.cpu() == c).nonzero().flatten()
@@ -93,7 +92,7 @@ class Gram(SetUpDetector):
         return held.to(predicted.device)
 
     def _batches(self, outputs: Outputs) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Correlations of each stage's maps, [B, powers · channels], and which samples they are of."""
+        """Yield the rows of a batch, and the correlations of each stage's maps [B, powers · channels]."""
         start = 0
         for maps in outputs.layers():
             rows = slice(start, start + len(maps[0]))
@@ -101,7 +100,7 @@ class Gram(SetUpDetector):
             start = rows.stop
 
     def _deviations(self, found: Tensor, predicted: Tensor) -> Tensor:
-        """δ of each stage, [B, stages]."""
+        """Return δ of each stage, [B, stages]."""
         low, high = self._low[predicted], self._high[predicted]
         below = (low - found).clamp(min=0) / (low.abs() + _OF_BOUND)
         above = (found - high).clamp(min=0) / (high.abs() + _OF_BOUND)
@@ -110,9 +109,9 @@ class Gram(SetUpDetector):
 
 
 def correlations(maps: Tensor, powers: int) -> Tensor:
-    """Row sums of the Gram matrices of F, F², … F^powers, each root taken: [B, powers · channels].
+    """Return the p-th roots of the row sums of the Gram matrices of F^p, p = 1 … powers: [B, powers · C].
 
-    A row's sum is F_i^p · Σ_j F_j^p. Maps are scaled to 1 first, so that no power overflows.
+    A row sum is F_i^p · Σ_j F_j^p. Maps are scaled to 1 first, so that no power overflows.
     """
     scale = maps.abs().amax(dim=(1, 2, 3)).clamp(min=torch.finfo(maps.dtype).tiny)
     unit, found = maps.flatten(2) / scale[:, None, None], []

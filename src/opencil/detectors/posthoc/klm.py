@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import widened
+from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.engine.forward import Outputs
@@ -17,8 +17,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 @register_detector(
-    "klm",
-    paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132"),
+    "klm", paper=Paper("Scaling Out-of-Distribution Detection for Real-World Settings", 2022, "1911.11132")
 )
 @dataclass
 class KLM(SetUpDetector):
@@ -32,23 +31,22 @@ class KLM(SetUpDetector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """log q_c [C, C]; q_c is one-hot where no image is predicted as c.
+        """Compute log q_c [C, C]; q_c is one-hot if no image is predicted as c.
 
-        A probability below the smallest normal float32 (1.2e-38), such as the zeros of a one-hot q_c, counts
-        as that number, so that every divergence is finite.
+        Probabilities are at least the smallest normal float32 (1.2e-38), so that every divergence is finite.
         """
         logits = outputs.logits
         classes = logits.shape[1]
-        total = widened(logits.new_zeros(classes, classes))
-        for z in map(widened, torch.split(logits, rows_at_a_time(2 * classes * total.element_size()))):
+        total = as_float64(logits.new_zeros(classes, classes))
+        for z in map(as_float64, torch.split(logits, rows_at_a_time(2 * classes * total.element_size()))):
             predicted = F.one_hot(z.argmax(dim=1), classes).double()
             total += predicted.T @ z.softmax(dim=1)
-        count = total.sum(dim=1, keepdim=True)  # softmax rows add up to 1
+        count = total.sum(dim=1, keepdim=True)  # softmax rows sum to 1
         q = torch.where(count > 0, total / count, torch.eye(classes, device=total.device))
         self._log_q = q.clamp(min=_TINY).log().float().to(logits.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""
+        """Return −min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""
         p = outputs.logits.softmax(dim=1)
         entropy: Tensor = torch.special.entr(p).sum(dim=1)
         return (p @ self._log_q.T).amax(dim=1) + entropy

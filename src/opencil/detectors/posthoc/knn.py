@@ -1,14 +1,13 @@
 """KNN: distance to the K-th nearest neighbour."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import by_parts, rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.detector import Labels, Reads, SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import Count
@@ -19,20 +18,20 @@ from opencil.validation import Count
 )
 @dataclass
 class KNN(SetUpDetector):
-    """Negative squared distance to the K-th nearest of the set-up features, all of length 1."""
+    """Negative squared distance to the K-th nearest set-up feature; all features have length 1."""
 
     equation: ClassVar[str] = (
         r"S(x) = - \left\| \tfrac{\varphi}{\|\varphi\|} - \tfrac{\varphi_j}{\|\varphi_j\|} \right\|^2, "
         r"\quad j \text{ the } K \text{-th nearest}"
     )
     differs: ClassVar[str] = (
-        "The paper takes K = 200 on CIFAR-100, of 500 images a class, and OpenOOD 50. A memory of 20 images "
-        "a class has a twenty-fifth of them: K is 10 here, and on train+ 200 (`@stated`) or 50 (`@openood`)."
+        "On CIFAR-100 with 500 images per class the paper uses K = 200, and OpenOOD 50. A memory of 20 "
+        "images per class is 25 times smaller: K is 10 here, on train+ 200 (`@stated`) or 50 (`@openood`)."
     )
 
     neighbours: Count = 10
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    named: ClassVar[Labels] = {
         "stated": {"setup": "train+", "neighbours": 200},
         "openood": {"setup": "train+", "neighbours": 50},
     }
@@ -40,17 +39,17 @@ class KNN(SetUpDetector):
 
     @property
     def fewest(self) -> int:
-        """As many as there are neighbours."""
+        """Return the number of neighbours."""
         return self.neighbours
 
     def set_up(self, outputs: Outputs) -> None:
-        """Keep the set-up features, of length 1."""
+        """Store the set-up features, normalised to length 1."""
         self._bank = F.normalize(outputs.features, dim=1)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−‖f − b‖² = 2⟨f, b⟩ − 2 for the K-th largest ⟨f, b⟩, [N]; features of 0 are at right angles."""
+        """Return −‖f − b‖² = 2⟨f, b⟩ − 2 for the K-th largest ⟨f, b⟩, [N]."""
         rows = rows_at_a_time(2 * len(self._bank) * self._bank.element_size())
-        return 2 * by_parts(self._similar, rows, F.normalize(outputs.features, dim=1)) - 2
+        return 2 * compute_by_parts(self._similar, rows, F.normalize(outputs.features, dim=1)) - 2
 
     def _similar(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1).values[:, -1]

@@ -20,20 +20,22 @@ from opencil.validation import Bound, Count
 )
 @dataclass
 class LogitGap(LogitDetector):
-    """Largest logit minus the mean of the N next ones."""
+    """Largest logit minus the mean of the N next largest."""
 
     equation: ClassVar[str] = r"S(x) = z_{(1)} - \frac{1}{N} \sum_{i=2}^{N+1} z_{(i)}"
     differs: ClassVar[str] = (
-        "The authors' scripts name N for each dataset: 5 of 10 classes, 10 of 20, 20 of 100, 88 of 1,000. "
-        "Here classes grow from step to step, so N is a share of them: a fifth, at most 88."
+        "The authors' scripts set N for each dataset: 5 of 10 classes, 20 of 100, 88 of 1,000. Here the "
+        "number of classes grows, so N is a share of it: a fifth, at most 88."
     )
 
-    share: Annotated[float, Bound(gt=0, le=1)] = 0.2  #: of the classes, N
-    most: Count = 88  #: logits, whatever the share
+    share: Annotated[float, Bound(gt=0, le=1)] = 0.2  #: N as a share of the classes
+    most: Count = 88  #: upper limit of N
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """z₍₁₎ − mean of the next N, at least one of them; 0 where there is a single class, [N]."""
+        """Return z₍₁₎ − mean of the next N, N ≥ 1; 0 for a single class, [N]."""
         classes = outputs.logits.shape[1]
         others = min(math.ceil(self.share * classes), self.most, classes - 1)
         largest = outputs.logits.topk(1 + others, dim=1).values
-        return (largest[:, :1] - largest[:, min(1, others) :]).mean(dim=1)  # a mean would be rounded first
+        return (largest[:, :1] - largest[:, min(1, others) :]).mean(
+            dim=1
+        )  # a difference of means would round twice

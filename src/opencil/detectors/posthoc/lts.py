@@ -15,7 +15,7 @@ from opencil.validation import Bound
 @register_detector("lts", paper=Paper("Logit Scaling for Out-of-Distribution Detection", 2024, "2409.01175"))
 @dataclass
 class LTS(Detector):
-    """Energy of logits that are scaled by (Σφ⁺ / sum of its largest)²."""
+    """Energy of logits scaled by (Σφ⁺ / sum of the largest φ⁺)²."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{s \, z_c} \\ "
@@ -23,16 +23,16 @@ class LTS(Detector):
         r"{\sum_{d \in \text{largest}} \max(0, \varphi_d)} \right)^2"
     )
     differs: ClassVar[str] = (
-        "The number of features is rounded as in the authors' code, to at least one; features that are all 0 "
-        "leave the logits as they are."
+        "The number of features is rounded as in the authors' code, and at least one; if all features are 0, "
+        "the logits are not scaled."
     )
 
-    share: Annotated[float, Bound(gt=0, le=1)] = 0.05  #: of the features, the largest
+    share: Annotated[float, Bound(gt=0, le=1)] = 0.05  #: of the features that count as the largest
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(s z), [N]."""
+        """Return logsumexp(s z), [N]."""
         features = outputs.features
         scale = crowding(features, largest(features, 100 * (1 - self.share))[0]).square()
         return (scale * outputs.logits).logsumexp(dim=1)

@@ -21,26 +21,25 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class Mahalanobis(SetUpDetector):
-    """Negative squared distance to the nearest class mean, by one covariance of all classes."""
+    """Negative squared distance to the nearest class mean, with one covariance for all classes."""
 
     equation: ClassVar[str] = (
         r"S(x) = -\min_c (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \\ "
         r"\Sigma = \text{mean} \, (\varphi_j - \mu_{y_j})(\varphi_j - \mu_{y_j})^\top"
     )
     differs: ClassVar[str] = (
-        "The paper weighs several layers and moves the images, by OOD data; this is the last layer alone, as "
-        "OpenOOD's MDS is. The inverse is a pseudo-inverse: directions in which set-up features do not vary "
-        "count for nothing."
+        "The paper combines several layers and perturbs the images, tuned on OOD data; here is the last "
+        "layer alone, as in OpenOOD's MDS. Directions in which set-up features do not vary are ignored."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """A mean for each class that the set-up has, and one covariance."""
+        """Compute a mean for each class of the set-up, and one covariance."""
         assert outputs.labels is not None
         self._classes = Gaussians.of(outputs.features, outputs.labels)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c), [N]."""
+        """Return −min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c), [N]."""
         return -self._classes.nearest(outputs.features)

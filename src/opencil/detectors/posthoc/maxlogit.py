@@ -21,5 +21,5 @@ class MaxLogit(LogitDetector):
     equation: ClassVar[str] = r"S(x) = \max_c z_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Max z, [N]."""
+        """Return max z, [N]."""
         return outputs.logits.amax(dim=1)

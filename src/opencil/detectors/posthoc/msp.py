@@ -25,5 +25,5 @@ class MSP(LogitDetector):
     equation: ClassVar[str] = r"S(x) = \max_c \text{softmax}(z)_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Max softmax(z), [N]."""
+        """Return max softmax(z), [N]."""
         return outputs.logits.softmax(dim=1).amax(dim=1)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.engine.seeding import generator
@@ -38,11 +38,11 @@ class NNGuide(SetUpDetector):
 
     @property
     def fewest(self) -> int:
-        """As many as there are neighbours."""
+        """Return the number of neighbours."""
         return self.neighbours
 
     def set_up(self, outputs: Outputs) -> None:
-        """Bank b_j = Energy(x_j) · φ_j / ‖φ_j‖ over a random share of the set-up images."""
+        """Store b_j = Energy(x_j) · φ_j / ‖φ_j‖ of a random share of the set-up images."""
         count = len(outputs)
         size = min(count, max(self.smallest_bank, self.neighbours, round(self.share * count)))
         chosen = torch.randperm(count, generator=generator(self.seed, "nnguide"))[:size]
@@ -51,10 +51,10 @@ class NNGuide(SetUpDetector):
         self._bank = energy * F.normalize(outputs.features[chosen], dim=1)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
+        """Return Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
         features = F.normalize(outputs.features, dim=1)
         rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
-        return outputs.logits.logsumexp(dim=1) * by_parts(self._guidance, rows, features)
+        return outputs.logits.logsumexp(dim=1) * compute_by_parts(self._guidance, rows, features)
 
     def _guidance(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)

@@ -33,15 +33,15 @@ class ODIN(Detector):
 
     temperature: Positive = 1000.0
     epsilon: NonNegative = 0.0014
-    batch_size: Count = 256  #: a gradient needs what every layer gave: 2.5 MB an image for ResNet-32
+    batch_size: Count = 256  #: a gradient needs all activations: 2.5 MB per image for ResNet-32
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"images"})
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Max softmax(z' / T) of the images so moved, [N]."""
+        """Return max softmax(z' / T) of the perturbed images x', [N]."""
         inputs = outputs.inputs
         assert inputs is not None
-        step = self.epsilon / inputs.std  # ε is meant for pixels in [0, 1], the images are normalised
+        step = self.epsilon / inputs.std  # ε is for pixels in [0, 1], the images are normalised
         parts = (part for images in inputs.batches() for part in torch.split(images, self.batch_size))
         with evaluating(inputs.model):
             return torch.cat([self._score(inputs.model, part, step) for part in parts])
@@ -50,9 +50,9 @@ class ODIN(Detector):
         with torch.enable_grad():
             images = images.detach().requires_grad_()
             scaled = model.classify(model.features(images)).float() / self.temperature
-            # A sum, so that an image's gradient does not shrink with its batch until it underflows.
+            # A sum: with a mean, gradients would shrink with the batch size and underflow.
             loss = F.cross_entropy(scaled, scaled.argmax(dim=1), reduction="sum")
-            # Of the images alone: parameters get no gradient.
+            # For the images alone: parameters get no gradient.
             (gradient,) = torch.autograd.grad(loss, images)
         moved = images.detach() - step * gradient.sign()
         logits = model.classify(model.features(moved)).float()

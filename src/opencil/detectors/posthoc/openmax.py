@@ -1,27 +1,26 @@
-"""OpenMax: a class for what is unknown."""
+"""OpenMax: an additional class for unknown samples."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.data.precision import placed, reachable
-from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.detectors.moments import checked_labels, in_chunks, means_of
+from opencil.data.precision import copy_to_device, to_float64_device
+from opencil.detectors.detector import Labels, Reads, SetUpDetector
+from opencil.detectors.moments import check_labels, in_chunks, means_of
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
-#: By how much libMR moves distances before it fits them, so that all are positive.
-_MOVED = 1e4
+#: libMR's shift of distances before a fit, which makes all of them positive.
+_SHIFT = 1e4
 
 
 @register_detector("openmax", paper=Paper("Towards Open Set Deep Networks", 2016, "1511.06233"))
 @dataclass
 class OpenMax(SetUpDetector):
-    """Odds of the known against an unknown class, which takes from the largest logits what is far away."""
+    """Odds of the known classes against an unknown class, to which far samples' largest logits move."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{z_c - u_c} - \sum_c u_c, \quad "
@@ -29,59 +28,58 @@ class OpenMax(SetUpDetector):
         r"\omega_c = 1 - \tfrac{r_c - 1}{\alpha} \text{ for the rank } r_c \le \alpha, \text{ else } 0"
     )
     differs: ClassVar[str] = (
-        "F_c is a Weibull distribution of the largest distances of rightly predicted set-up logits, moved "
-        "by 10,000 as in the authors' libMR, and fitted by maximum likelihood; α is OpenOOD's, 10 in the "
-        "paper. The log-odds order samples as the unknown class's probability does. A class of which "
-        "nothing is predicted rightly has the mean of all its images, one without images takes nothing."
+        "F_c is a Weibull distribution of the largest distances of correctly predicted set-up logits, "
+        "shifted by 10,000 as in the authors' libMR; α is OpenOOD's, 10 in the paper. A class without a "
+        "correct prediction has the mean of all its images."
     )
 
-    tail: Count = 20  #: largest distances of a class
-    alpha: Count = 3  #: largest logits that are revised
+    tail: Count = 20  #: number of largest distances in each class
+    alpha: Count = 3  #: number of largest logits to revise
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {**SetUpDetector.named, "original": {"alpha": 10}}
+    named: ClassVar[Labels] = {**SetUpDetector.named, "original": {"alpha": 10}}
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """Mean logits μ_c of each class [C, C], and the Weibull distributions of the distances to them."""
+        """Compute mean logits μ_c [C, C], and the Weibull distributions of the distances to them."""
         logits, classes = outputs.logits, outputs.logits.shape[1]
-        labels = checked_labels(outputs.labels, classes)
+        labels = check_labels(outputs.labels, classes)
         right = logits.argmax(dim=1) == labels
-        # A class without any that is right counts all that it has.
+        # A class without a correct prediction uses all its images.
         used = right | (torch.bincount(labels[right], minlength=classes) == 0)[labels]
         logits, labels = logits[used], labels[used]
         self._means, counts = means_of(logits, labels, classes)
         far = torch.cat([(z - self._means[y]).norm(dim=1) for z, y in in_chunks(logits, labels)])
         tails = far.new_full((classes, self.tail), torch.nan)
         for c in range(classes):
-            largest = far[reachable(labels) == c].sort().values[-self.tail :]
+            largest = far[to_float64_device(labels) == c].sort().values[-self.tail :]
             tails[c, : len(largest)] = largest
         self._smallest = tails.nan_to_num(torch.inf).amin(dim=1)
-        self._shape, self._scale = _weibull(torch.log1p((tails - self._smallest[:, None]) / _MOVED))
+        self._shape, self._scale = _fit_weibull(torch.log1p((tails - self._smallest[:, None]) / _SHIFT))
         self._known = counts > 0
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """log Σ exp(z − u) − Σ u, [N]."""
+        """Return log Σ exp(z − u) − Σ u, [N]."""
         found = []
         for (z,) in in_chunks(outputs.logits):
             largest, ranked = z.topk(min(self.alpha, z.shape[1]), dim=1)
             omega = 1 - torch.arange(ranked.shape[1], device=z.device) / self.alpha
             far = torch.cdist(z, self._means, compute_mode="use_mm_for_euclid_dist").gather(1, ranked)
-            # Nearer than the tail's nearest by more than the tail was moved: of no weight in it.
-            moved = torch.log1p(((far - self._smallest[ranked]) / _MOVED).clamp(min=-1))
-            cdf = -torch.expm1(-torch.exp(self._shape[ranked] * (moved - self._scale[ranked])))
+            # Clamped where a distance is below the tail's smallest by more than the shift: its CDF is 0.
+            shifted = torch.log1p(((far - self._smallest[ranked]) / _SHIFT).clamp(min=-1))
+            cdf = -torch.expm1(-torch.exp(self._shape[ranked] * (shifted - self._scale[ranked])))
             taken = torch.where(self._known[ranked], largest * omega * cdf, 0.0)
             revised = z.scatter_add(1, ranked, -taken)
             found.append(revised.logsumexp(dim=1) - taken.sum(dim=1))
-        return placed(torch.cat(found), outputs.logits.device)
+        return copy_to_device(torch.cat(found), outputs.logits.device)
 
 
-def _weibull(logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Shape and logarithm of the scale, [C] each, that are likeliest for values of these logarithms [C, n].
+def _fit_weibull(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maximum-likelihood shape and log scale, [C] each, for the logarithms of values [C, n].
 
-    NaN stands where there is no value, and comes of a row without any. The shape k solves
-    Σ wᵢ log xᵢ − mean log x = 1 / k, w ∝ x^k, whose left side grows with k: the range of k is halved. Where
-    values are all alike k is the largest, a step.
+    NaN marks a missing value, and is the result for a row without values. The shape k solves
+    Σ wᵢ log xᵢ − mean log x = 1 / k, w ∝ x^k, by bisection: the left side grows with k. For equal values k
+    is the largest.
     """
     there = ~logs.isnan()
     logs, count = logs.nan_to_num(0.0), there.sum(dim=1)

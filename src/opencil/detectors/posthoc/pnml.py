@@ -1,4 +1,4 @@
-"""pNML: regret of a learner that knew the label."""
+"""pNML: regret against a learner with the label."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import placed
+from opencil.data.precision import copy_to_device
 from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.detectors.moments import in_chunks, products_of, whitening
 from opencil.engine.forward import Outputs
@@ -25,7 +25,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class PNML(SetUpDetector):
-    """Negative regret of the head: how much it would gain by one more image, whatever its label."""
+    """Negative regret of the head: its gain from one more training image, over all labels."""
 
     title: ClassVar[str] = "pNML"
     equation: ClassVar[str] = (
@@ -38,20 +38,19 @@ class PNML(SetUpDetector):
         r"\hat{\varphi}_\perp = \text{the part of } \hat{\varphi} \text{ that set-up features do not span}"
     )
     differs: ClassVar[str] = (
-        "As in the authors' code, probabilities are those that the head gives to features of length 1, not "
-        "those of the model's logits. Of a feature that set-up features do not span, versions of that code "
-        "have κ = 1, the maximum above, or an inverse of what has none. The maximum is the one that still "
-        "orders samples when there are fewer set-up images than features."
+        "As in the authors' code, probabilities are the head's for features of length 1. For a feature "
+        "outside the span of the set-up features, versions of that code differ; only the maximum above "
+        "still orders samples if there are fewer set-up images than features."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """The pseudo-inverse of Σ φ̂φ̂ᵀ, as a product."""
+        """Compute a factor of the pseudo-inverse of Σ φ̂φ̂ᵀ."""
         self._whitening = whitening(products_of(F.normalize(outputs.features, dim=1)))
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """−log_C Σ p / (p + (1 − p) p^κ), [N]; in logarithms, since p may be 0 or 1 to float32's rounding."""
+        """Return −log_C Σ p / (p + (1 − p) p^κ), [N], in logarithms: p may round to 0 or 1."""
         assert outputs.classify is not None
         unit = F.normalize(outputs.features, dim=1)
         found = []
@@ -60,10 +59,10 @@ class PNML(SetUpDetector):
             q = along.sum(dim=1, keepdim=True)
             inside = (along / self._whitening.square().sum(dim=0)).sum(dim=1, keepdim=True)
             log_p = logits.double().log_softmax(dim=1)
-            # p / (p + (1 − p) p^κ) is the sigmoid of log p^(1 − κ) − log(1 − p), and 1 − κ the smaller of
-            # 1 / (1 + q) and what lies inside the span, 0 for a feature of 0.
+            # p / (p + (1 − p) p^κ) is the sigmoid of log p^(1 − κ) − log(1 − p), and 1 − κ is the smaller
+            # of 1 / (1 + q) and the squared length inside the span, 0 for a feature of 0.
             log_rest = torch.log(-torch.expm1(log_p))
             rest = torch.minimum(1 / (1 + q), inside)
             found.append(torch.sigmoid(rest * log_p - log_rest).sum(dim=1).log())
-        regret = placed(torch.cat(found), unit.device)
+        regret = copy_to_device(torch.cat(found), unit.device)
         return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)

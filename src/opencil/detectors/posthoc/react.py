@@ -18,7 +18,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class ReAct(SetUpDetector):
-    """Energy of features cut off at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
+    """Energy of features clipped at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{h(\min(\varphi, q))_c} \\ "
@@ -30,10 +30,10 @@ class ReAct(SetUpDetector):
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """The percentile q of all feature values together, interpolated linearly."""
-        # numpy selects in linear time; torch.quantile refuses more than 2^24 values.
+        """Compute the percentile q of all feature values together, interpolated linearly."""
+        # numpy is linear in time; torch.quantile refuses more than 2^24 values.
         self._limit = float(np.percentile(outputs.features.cpu().numpy(), self.percentile))
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(h(min(φ, q))), [N]."""
+        """Return logsumexp(h(min(φ, q))), [N]."""
         return shaped_energy(outputs, lambda features: features.clamp(max=self._limit))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -24,7 +24,7 @@ from opencil.validation import Fraction, Positive
 )
 @dataclass
 class Relation(SetUpDetector):
-    """Relations to the set-up images, those above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
+    """Sum of the relations to set-up images above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
 
     equation: ClassVar[str] = (
         r"S(x) = \sum_{j:\, r_j > \theta} r_j^{\gamma} \\ "
@@ -35,19 +35,19 @@ class Relation(SetUpDetector):
     threshold: Fraction = 0.03
 
     def set_up(self, outputs: Outputs) -> None:
-        """Keep the set-up images' features, of length 1, and probabilities."""
+        """Store the set-up images' features, normalised to length 1, and probabilities."""
         self._features = F.normalize(outputs.features, dim=1)
         self._probabilities = outputs.logits.softmax(dim=1)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """Σ_j r_j^power over the relations above the threshold, [N]."""
+        """Return Σ_j r_j^power over the relations above the threshold, [N]."""
         features, probabilities = F.normalize(outputs.features, dim=1), outputs.logits.softmax(dim=1)
         rows = rows_at_a_time(2 * len(self._features) * features.element_size())
-        return by_parts(self._strength, rows, features, probabilities)
+        return compute_by_parts(self._strength, rows, features, probabilities)
 
     def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
-        """Of a few samples; in place, since [samples, set-up images] is all that takes memory here."""
+        """Return the scores of a part, computed in place: [samples, set-up images] dominates the memory."""
         relation = features @ self._features.T
         relation *= probabilities @ self._probabilities.T
-        torch.threshold_(relation, self.threshold, 0.0)  # it is at least 0, so negative cosines go too
+        torch.threshold_(relation, self.threshold, 0.0)  # at least 0, so it also removes negative cosines
         return (relation if self.power == 1 else relation.pow_(self.power)).sum(dim=1)

@@ -18,7 +18,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class RelativeMahalanobis(SetUpDetector):
-    """Distance to a Gaussian of all features minus that to the nearest class: what classes explain."""
+    """Distance to a Gaussian of all features minus the distance to the nearest class."""
 
     title: ClassVar[str] = "relative Mahalanobis"
     equation: ClassVar[str] = (
@@ -27,15 +27,15 @@ class RelativeMahalanobis(SetUpDetector):
         r"d_0 = (\varphi - \mu_0)^\top \Sigma_0^{+} (\varphi - \mu_0)"
     )
     differs: ClassVar[str] = (
-        "The inverses are pseudo-inverses, as those of `mahalanobis`; what does not vary within classes "
-        "counts in neither distance."
+        "The inverses are pseudo-inverses, as in `mahalanobis`; directions without variance within classes "
+        "are ignored in both distances."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """The classes' Gaussians, and one of all features."""
+        """Compute the classes' Gaussians, and one of all features."""
         assert outputs.labels is not None
         self._classes = Gaussians.of(outputs.features, outputs.labels)
         together = torch.zeros_like(outputs.labels)
@@ -44,5 +44,5 @@ class RelativeMahalanobis(SetUpDetector):
             self._all = Gaussians.of(outputs.features, together, along=self._classes.whitening)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """d₀ − min_c d_c, [N]."""
+        """Return d₀ − min_c d_c, [N]."""
         return self._all.nearest(outputs.features) - self._classes.nearest(outputs.features)

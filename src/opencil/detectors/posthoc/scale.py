@@ -1,12 +1,11 @@
 """SCALE."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Detector, Labels, Reads
 from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -20,27 +19,27 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class SCALE(Detector):
-    """Energy of features scaled up where the largest make little of their sum: h(φ · exp(Σφ / Σ largest))."""
+    """Energy of features scaled up by the share of the smaller ones: h(φ · exp(Σφ / Σ largest))."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{h(r \varphi)_c} \\ "
         r"r = \exp \frac{\sum_j \varphi_j}{\sum_{j \in \text{largest } k} \varphi_j}"
     )
     differs: ClassVar[str] = (
-        "The authors' and OpenOOD's code begin with 85, as here, and choose the percentile on OOD images; "
-        "pytorch-ood has 65, `@pytorch-ood`. Sums count features above 0. A cosine head does not see the "
-        "length of features: there it is Energy."
+        "The authors' and OpenOOD's code start at 85, as here, and choose the percentile on OOD images; "
+        "pytorch-ood has 65, `@pytorch-ood`. With a cosine head, which ignores the length of features, the "
+        "score is Energy."
     )
 
     percentile: Percentile = 85.0
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pytorch-ood": {"percentile": 65.0}}
+    named: ClassVar[Labels] = {"pytorch-ood": {"percentile": 65.0}}
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(h(r φ)), [N]."""
-        return shaped_energy(outputs, self._shaped)
+        """Return logsumexp(h(r φ)), [N]."""
+        return shaped_energy(outputs, self._shape)
 
-    def _shaped(self, features: Tensor) -> Tensor:
+    def _shape(self, features: Tensor) -> Tensor:
         return features * crowding(features, largest(features, self.percentile)[0]).exp()

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from opencil.data.precision import placed
+from opencil.data.precision import copy_to_device
 from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.detectors.moments import checked_labels, means_of
+from opencil.detectors.moments import check_labels, means_of
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -25,32 +25,32 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class SHE(SetUpDetector):
-    """Inner product with the predicted class's pattern, the mean feature of its rightly predicted images."""
+    """Inner product with the predicted class's pattern: the mean of its correctly predicted features."""
 
     equation: ClassVar[str] = (
         r"S(x) = \langle \varphi, s_{\hat{y}} \rangle, \quad \hat{y} = \text{argmax} z \\ "
         r"s_c = \text{mean} \{ \varphi_j : y_j = c = \text{argmax} z_j \}"
     )
     differs: ClassVar[str] = (
-        "Where no set-up image of a class is predicted rightly, OpenOOD has no pattern: here it is the mean "
+        "For a class without a correctly predicted set-up image OpenOOD has no pattern: here it is the mean "
         "of the class, and for a class without images the mean of all."
     )
 
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """The patterns s_c [C, D]."""
+        """Compute the patterns s_c [C, D]."""
         features, classes = outputs.features, outputs.logits.shape[1]
-        labels = checked_labels(outputs.labels, classes)
+        labels = check_labels(outputs.labels, classes)
         right = outputs.logits.argmax(dim=1) == labels
-        patterns, found = means_of(features[right], labels[right], classes)
-        means, there = means_of(features, labels, classes)
+        patterns, correct = means_of(features[right], labels[right], classes)
+        means, counts = means_of(features, labels, classes)
         everything = means_of(features, torch.zeros_like(labels), 1)[0]
-        means = torch.where((there > 0)[:, None], means, everything)
-        patterns = torch.where((found > 0)[:, None], patterns, means)
-        self._patterns = placed(patterns, features.device).float()
+        means = torch.where((counts > 0)[:, None], means, everything)
+        patterns = torch.where((correct > 0)[:, None], patterns, means)
+        self._patterns = copy_to_device(patterns, features.device).float()
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """⟨φ, s_ŷ⟩, [N]."""
+        """Return ⟨φ, s_ŷ⟩, [N]."""
         each = outputs.features @ self._patterns.T
         return each.gather(1, outputs.logits.argmax(dim=1, keepdim=True)).squeeze(1)

@@ -1,4 +1,4 @@
-"""TempScale: MSP at a temperature that fits the labels."""
+"""TempScale: MSP at a temperature fitted to labels."""
 
 import math
 from dataclasses import dataclass
@@ -8,36 +8,34 @@ import torch
 from torch import Tensor
 
 from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.detectors.moments import checked_labels, in_chunks
+from opencil.detectors.moments import check_labels, in_chunks
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
-#: Temperatures that are looked for. Where all set-up images are predicted rightly, 0 would be the best.
+#: Limits of the temperature. If all set-up images are predicted correctly, the optimum would be 0.
 _LOWEST, _HIGHEST = 0.1, 10.0
 
 
 @register_detector("tempscale", paper=Paper("On Calibration of Modern Neural Networks", 2017, "1706.04599"))
 @dataclass
 class TempScale(SetUpDetector):
-    """Log-odds of the largest softmax(z / T), at the temperature under which set-up labels are likeliest."""
+    """Log-odds of the largest softmax(z / T), at the maximum-likelihood temperature for set-up labels."""
 
     equation: ClassVar[str] = (
         r"S(x) = \max_c \log \frac{p_c}{1 - p_c}, \quad p = \text{softmax}(z / T) \\ "
         r"T = \text{argmin} \sum_j \text{CE}(z_j / T, y_j), \quad 0.1 \le T \le 10"
     )
     differs: ClassVar[str] = (
-        "The paper fits T to images that were held out. Here there are none: the set-up's were learned "
-        "from, so T is too low, the more so the surer the model is of them. It is the optimum, where "
-        "OpenOOD takes 50 iterations from 1.5. Log-odds order samples as the probability does, which at a "
-        "low temperature rounds to 1, and its logarithm to 0."
+        "The paper fits T on held-out images; here the model was trained on the set-up images, so T is too "
+        "low. Log-odds order samples as the probability does, which at a low temperature rounds to 1."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """Halve the range of T: CE is convex in 1 / T."""
-        labels = checked_labels(outputs.labels, outputs.logits.shape[1])
+        """Find T by bisection: CE is convex in 1 / T."""
+        labels = check_labels(outputs.labels, outputs.logits.shape[1])
         low, high = -math.log(_HIGHEST), -math.log(_LOWEST)
         for _ in range(40):
             middle = (low + high) / 2
@@ -48,14 +46,14 @@ class TempScale(SetUpDetector):
 
     @staticmethod
     def _slope(logits: Tensor, labels: Tensor, inverse: float) -> float:
-        """Derivative of Σ CE by 1 / T: Σ ⟨p, z − z_y⟩; as a difference of two sums it would round to 0."""
+        """Return the derivative of Σ CE by 1 / T, Σ ⟨p, z − z_y⟩; as a difference of sums it rounds to 0."""
         return sum(
             float(((inverse * z).softmax(dim=1) * (z - z.gather(1, y[:, None]))).sum())
             for z, y in in_chunks(logits, labels)
         )
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """log p / (1 − p) = −log Σ of the others over the largest, [N]; 0 where there is a single class."""
+        """Return log p / (1 − p) = −log Σ of the others over the largest, [N]; 0 for a single class."""
         ordered = outputs.logits.sort(dim=1, descending=True).values
         others = self._inverse * (ordered[:, 1:] - ordered[:, :1])
         return -others.logsumexp(dim=1) if others.shape[1] else torch.zeros_like(ordered[:, 0])

@@ -1,4 +1,4 @@
-"""TPL: the likelihood of a task, against that of all others."""
+"""TPL: likelihood ratio of a task against all others."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import placed, widened
-from opencil.detectors.chunks import by_parts, rows_at_a_time
+from opencil.data.precision import as_float64, copy_to_device
+from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
 from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.detectors.moments import Gaussians, checked_labels
+from opencil.detectors.moments import Gaussians, check_labels
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
 from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
-#: A squared distance below which an image lies at its class's mean, as the only one of a class does.
+#: Smaller squared distances are at the mean of the class, as the only image of a class is.
 _AT_MEAN = 1e-6
 
 
@@ -26,7 +26,7 @@ _AT_MEAN = 1e-6
 )
 @dataclass
 class TPL(SetUpDetector):
-    """Best task by nearness to its classes, distance from other tasks' memory, and its largest logit."""
+    """Best task by nearness to its classes, distance to other tasks' images, and largest logit."""
 
     family: ClassVar[str] = "continual"
     equation: ClassVar[str] = (
@@ -36,12 +36,10 @@ class TPL(SetUpDetector):
         r"j \text{ the } K \text{-th nearest of the memory of other tasks}"
     )
     differs: ClassVar[str] = (
-        "Adapted: the paper has a network with a mask for each task, trained with replay as a class of its "
-        "own, and predicts the task; here one backbone serves all, and the best task's score is the "
-        "sample's. d_c is a squared Mahalanobis distance by one covariance a task; i_t and m_t are divided "
-        "by their means over the task's set-up images (of m_t the absolute values), a_t and b_t fitted on "
-        "all of them by 100 steps of SGD on the CE over tasks, as in the authors' code. The first step has "
-        "one task: o_t is 0."
+        "Adapted: the paper has a network with a mask for each task; here all tasks share one backbone, and"
+        " a sample's score is that of its best task. d_c is a squared Mahalanobis distance with one "
+        "covariance per task, i_t and m_t are divided by their means, and a_t and b_t are fitted as in the "
+        "authors' code."
     )
 
     neighbours: Count = 5  #: K
@@ -49,12 +47,12 @@ class TPL(SetUpDetector):
     setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """Gaussians and features of each task that has images, the scales of its scores, and a_t and b_t."""
+        """Store Gaussians and features of each task with images, the scales of its scores, a_t and b_t."""
         features, classes = outputs.features, outputs.logits.shape[1]
-        labels = checked_labels(outputs.labels, classes)
+        labels = check_labels(outputs.labels, classes)
         tasks = torch.ones_like(labels[:1]).expand(classes) if outputs.tasks is None else outputs.tasks
         if len(tasks) != classes:
-            raise BadInput(f"tasks are of {len(tasks)} classes: there are logits of {classes}")
+            raise BadInput(f"tasks are given for {len(tasks)} classes: there are logits of {classes}")
         tasks = tasks.to(labels.device)
         present, own = torch.unique(tasks[labels], return_inverse=True)
         self._columns = tasks == present[:, None]
@@ -68,27 +66,27 @@ class TPL(SetUpDetector):
             ((part * weights).sum(dim=0) / weights.sum(dim=0)).clamp(min=_AT_MEAN)
             for part, weights in ((near, apart), (largest.abs(), member))
         ]
-        self._slope, self._shift = _calibrated(self._composed(near, out, largest), member)
+        self._slope, self._shift = _calibrate(self._compose(near, out, largest), member)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """max_t (a_t s_t + b_t), [N]."""
-        return (self._slope * self._composed(*self._parts(outputs)) + self._shift).amax(dim=1)
+        """Return max_t (a_t s_t + b_t), [N]."""
+        return (self._slope * self._compose(*self._parts(outputs)) + self._shift).amax(dim=1)
 
-    def _composed(self, near: Tensor, out: Tensor, largest: Tensor) -> Tensor:
-        """s_t, [N, T]."""
+    def _compose(self, near: Tensor, out: Tensor, largest: Tensor) -> Tensor:
+        """Return s_t, [N, T]."""
         return -torch.logaddexp(-(near / self._scales[0] + out), -largest / self._scales[1])
 
     def _parts(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
-        """1 / d to the nearest class of each task, o_t, and its largest logit, [N, T] each."""
+        """Return 1 / d to the nearest class of each task, o_t, and the task's largest logit, [N, T] each."""
         features = outputs.features
         near = [1 / gaussians.nearest(features).clamp(min=_AT_MEAN) for gaussians in self._gaussians]
         rows = rows_at_a_time(2 * sum(map(len, self._banks)) * features.element_size())
-        out = by_parts(self._distances, rows, F.normalize(features, dim=1))
+        out = compute_by_parts(self._distances, rows, F.normalize(features, dim=1))
         largest = [outputs.logits[:, columns].amax(dim=1) for columns in self._columns]
         return torch.stack(near, dim=1).float(), out, torch.stack(largest, dim=1)
 
     def _distances(self, unit: Tensor) -> Tensor:
-        """Squared distance of each to the K-th nearest feature of the tasks other than t, [n, T]."""
+        """Return the squared distances to the K-th nearest feature of the tasks other than t, [n, T]."""
         if len(self._banks) == 1:
             return torch.zeros_like(unit[:, :1])
         each = [(unit @ bank.T).topk(min(self.neighbours, len(bank)), dim=1).values for bank in self._banks]
@@ -99,13 +97,13 @@ class TPL(SetUpDetector):
         return 2 - 2 * torch.stack(found, dim=1)
 
 
-def _calibrated(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and shift of each task's scores [T] after 100 steps of SGD on the CE over tasks."""
-    wide, target = widened(scores), widened(member)
+def _calibrate(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the slope and shift of each task's scores [T] after 100 steps of SGD on the CE over tasks."""
+    wide, target = as_float64(scores), as_float64(member)
     slope, shift = torch.ones_like(wide[0]), torch.zeros_like(wide[0])
     speed = torch.stack([shift, shift])
     for _ in range(100):
         wrong = ((slope * wide + shift).softmax(dim=1) - target) / len(wide)
         speed = 0.8 * speed + torch.stack([(wrong * wide).sum(dim=0), wrong.sum(dim=0)])
         slope, shift = slope - 0.01 * speed[0], shift - 0.01 * speed[1]
-    return placed(slope, scores.device).float(), placed(shift, scores.device).float()
+    return copy_to_device(slope, scores.device).float(), copy_to_device(shift, scores.device).float()

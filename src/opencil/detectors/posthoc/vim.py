@@ -10,35 +10,35 @@ from opencil.detectors.posthoc.residual import VIM, Residual
 from opencil.engine.forward import Outputs
 from opencil.registry import register_detector
 
-#: A mean residual that is a smaller part of the mean feature is a rounding.
-_NOTHING = 1e-6
+#: Smaller mean residuals, relative to the mean feature, are rounding errors.
+_ROUNDING = 1e-6
 
 
 @register_detector("vim", paper=VIM)
 @dataclass
 class ViM(Residual):
-    """Energy less a virtual logit, the residual in the scale of logits: logsumexp(z) − α‖R^T(φ − u)‖."""
+    """Energy minus a virtual logit, the residual in the scale of logits: logsumexp(z) − α‖R^T(φ − u)‖."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{z_c} - \alpha \| R^T (\varphi - u) \| \\ "
         r"\alpha = \frac{\sum_j \max_c z_{jc}}{\sum_j \| R^T (\varphi_j - u) \|} \text{ over set-up images}"
     )
     differs: ClassVar[str] = (
-        "Where the principal space holds all set-up features, there is no residual to compare with, and "
-        "α is 0: the score is Energy."
+        "If the principal space contains all set-up features, there is no residual to compare with: α is 0, "
+        "and the score is Energy."
     )
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
-        """u, R and α."""
+        """Compute u, R and α."""
         super().set_up(outputs)
         lengths = self.lengths(outputs.features).double().mean()
-        all_of_it = outputs.features.norm(dim=1).double().mean()
+        whole = outputs.features.norm(dim=1).double().mean()
         largest = outputs.logits.amax(dim=1).double().mean()
-        self._alpha = float(largest / lengths) if lengths > _NOTHING * all_of_it else 0.0
+        self._alpha = float(largest / lengths) if lengths > _ROUNDING * whole else 0.0
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(z) − α‖R^T(φ − u)‖, [N]."""
+        """Return logsumexp(z) − α‖R^T(φ − u)‖, [N]."""
         return outputs.logits.logsumexp(dim=1) - self._alpha * self.lengths(outputs.features)

@@ -1,14 +1,13 @@
 """VRA: variational rectified activation."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.detector import Labels, Reads, SetUpDetector
 from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -22,7 +21,7 @@ from opencil.registry import Paper, register_detector
 )
 @dataclass
 class VRA(SetUpDetector):
-    """Energy of features that are cut off above a percentile of the set-up features, and 0 below another."""
+    """Energy of features clipped above a percentile of the set-up features, and set to 0 below another."""
 
     equation: ClassVar[str] = (
         r"S(x) = \log \sum_c e^{h(\tilde\varphi)_c} \\ "
@@ -30,17 +29,17 @@ class VRA(SetUpDetector):
         r"\alpha_i, \beta_i = \text{percentiles of set-up feature } i"
     )
     differs: ClassVar[str] = (
-        "60 and 95 are the authors' for CIFAR-100, chosen on Gaussian noise; there they have ODIN's score. "
-        "OpenOOD raises low features to the lower threshold instead of 0, has one pair of thresholds for all "
-        "features, and chooses percentiles on OOD images, beginning with 10 and 90: `@openood`."
+        "60 and 95 are the authors' values for CIFAR-100, chosen on Gaussian noise and for ODIN's score. "
+        "OpenOOD raises low features to the lower threshold, has one pair of thresholds for all features, "
+        "and starts at percentiles 10 and 90, `@openood`."
     )
 
     low: Percentile = 60.0
     high: Percentile = 95.0
-    below: Literal["zero", "low"] = "zero"  #: what features below the lower threshold become
-    thresholds: Literal["each", "all"] = "each"  #: of each feature, or of all together
+    below: Literal["zero", "low"] = "zero"  #: new value of features below the lower threshold
+    thresholds: Literal["each", "all"] = "each"  #: for each feature, or for all together
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    named: ClassVar[Labels] = {
         **SetUpDetector.named,
         "openood": {"low": 10.0, "high": 90.0, "below": "low", "thresholds": "all"},
     }
@@ -52,15 +51,15 @@ class VRA(SetUpDetector):
             raise ValueError(f"low = {self.low} is not allowed: it should be at most high = {self.high}")
 
     def set_up(self, outputs: Outputs) -> None:
-        """Both percentiles, interpolated linearly: [D] each, or one number."""
+        """Compute both percentiles, interpolated linearly: [D] each, or one number."""
         values, axis = outputs.features.cpu().numpy(), 0 if self.thresholds == "each" else None
         found = np.percentile(values, (self.low, self.high), axis=axis).astype(np.float32)
         self._low, self._high = torch.from_numpy(found).to(outputs.features.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
-        """logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shaped)
+        """Return logsumexp(h(φ̃)), [N]."""
+        return shaped_energy(outputs, self._shape)
 
-    def _shaped(self, features: Tensor) -> Tensor:
+    def _shape(self, features: Tensor) -> Tensor:
         raised = 0.0 if self.below == "zero" else self._low
         return torch.where(features < self._low, raised, torch.minimum(features, self._high))
