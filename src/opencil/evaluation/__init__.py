@@ -1,1 +1,1 @@
-"""Evaluation: metrics as pure functions, and the protocol that applies them."""
+"""Metrics as pure functions, and the protocol that applies them to a step."""

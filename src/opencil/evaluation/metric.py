@@ -1,4 +1,4 @@
-"""A metric is a record: one home for its name, label, direction, definition and what it reads."""
+"""Define metrics as records: name, label, direction, definition and function."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: A number; None where it has no value; numbers by task, counted from 1.
+#: A number, None for no value, or numbers by task, counted from 1.
 Value = float | Tensor | None | Mapping[int, float]
-#: What a row of a metric is about: the ID test images, an OOD set, or a shifted set.
+#: The subject of a metric's row: the ID test images, an OOD set, or a shifted set.
 Subject = Literal["id", "ood", "shifted"]
+#: The tables that show a metric unasked: all of them, those of near and far OOD, those with ``--extra``.
+Tables = Literal["all", "near-far", "extra", "none"]
 
 _OOD = {"ood_scores", "ood_logits", "ood_tasks", "ranking", "full_ranking"}
 _SHIFTED = {"shifted_scores", "shifted_logits", "shifted_labels", "shifted_correct"}
@@ -29,11 +31,11 @@ _SCORES = {"id_scores", "ood_scores", "shifted_scores", "scores", "ranking", "fu
 
 @dataclass(frozen=True)
 class Metric:
-    """What there is to say about a metric, and how it is computed.
+    """The description of a metric, and its function.
 
-    ``definition`` is a sentence without its subject: "area under the ROC curve." ``short`` is what heads a
-    narrow column, ``standard`` says that it is measured without being asked for. Metrics that are not
-    registered here, of a plugin that is not installed or of a method's own predictions, have no function.
+    ``definition`` is a sentence without its subject: "area under the ROC curve." ``short`` is the head of a
+    narrow column; ``standard`` metrics are always measured. Metrics that are not registered, of a plugin that
+    is not installed or of a method's own predictions, have no function.
     """
 
     name: str
@@ -42,26 +44,27 @@ class Metric:
     lower_is_better: bool = False
     short: str = ""
     standard: bool = False
+    tables: Tables = "none"
     function: Callable[..., Value] | None = field(default=None, repr=False)
 
     @property
     def column(self) -> str:
-        """The head of a column: the label with an arrow to where good values are."""
+        """Return the head of a column: the label with an arrow towards better values."""
         return f"{self.short or self.label}{'↓' if self.lower_is_better else '↑'}"
 
     @property
     def sentence(self) -> str:
-        """The definition, with what it defines."""
+        """Return the label with the definition."""
         return f"{self.label}: {self.definition}"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The parameters of its function."""
+        """Return the parameters of its function."""
         return tuple(inspect.signature(self.function).parameters) if self.function else ()
 
     @property
     def subjects(self) -> frozenset[Subject]:
-        """What it is measured on, which follows from what it reads."""
+        """Return its subjects, which follow from what it reads."""
         reads = set(self.reads)
         if reads & _OOD:
             return frozenset({"ood"})
@@ -71,24 +74,23 @@ class Metric:
 
     @property
     def reads_shifted(self) -> bool:
-        """Whether it needs a shifted set."""
+        """Return whether it needs a shifted set."""
         return not {*_SHIFTED, "full_ranking"}.isdisjoint(self.reads)
 
     @property
     def of_model(self) -> bool:
-        """Whether it is of the CIL model itself, whatever the detector: it reads neither scores nor OOD."""
+        """Return whether it measures the model itself: it reads neither scores nor OOD samples."""
         return not (_SCORES | _OOD).intersection(self.reads)
 
     def measure(self, reading: Reading) -> Value:
-        """Its value; None where something that it reads is not known."""
+        """Return its value; None if anything that it reads is unknown."""
         values = {name: getattr(reading, name) for name in self.reads}
         if self.function is None or any(value is None for value in values.values()):
             return None
         return self.function(**values)
 
 
-#: What a method keeps, of its model's tensors and of exemplars' pixels: every step has rows of both, whose
-#: values are no shares, and which nobody asks for.
+#: Bytes of a method's model and exemplars, in the rows of every step; their values are no shares.
 KEPT = ("model_bytes", "memory_bytes")
 _records: dict[str, Metric] = {}
 
@@ -101,11 +103,12 @@ def register_metric(
     lower_is_better: bool = False,
     short: str = "",
     standard: bool = False,
+    tables: Tables = "none",
 ) -> Callable[[Function], Function]:
-    """Function decorator that adds a metric; ``definition`` goes on after the label and a colon.
+    """Register a metric by a function decorator; ``definition`` continues the label and a colon.
 
-    The function's parameters say what it reads: those of ``Reading``. It returns a number (a float or a
-    tensor of one), None where it has no value, or numbers by task.
+    The function's parameters are what it reads: properties of ``Reading``. It returns a number (a float or a
+    tensor of one element), None for no value, or numbers by task.
     """
 
     def add(function: Function) -> Function:
@@ -116,52 +119,57 @@ def register_metric(
                     f"{', '.join(READABLE)}{nearest(parameter, READABLE)}"
                 )
         if name in KEPT:
-            raise BadInput(f"metric {name!r} is taken: rows have what a method keeps under it")
+            raise BadInput(f"metric {name!r} is reserved for the bytes that a method stores")
         METRICS.register(name)(function)
-        _records[name] = Metric(name, label, definition, lower_is_better, short, standard, function)
+        _records[name] = Metric(name, label, definition, lower_is_better, short, standard, tables, function)
         return function
 
     return add
 
 
 def metrics() -> dict[str, Metric]:
-    """All registered metrics by name, ours first, in the order of their definition."""
-    known = set(METRICS.names())  # a plugin that is imported again may have fewer than before
+    """Return all registered metrics by name, in the order of their definition."""
+    known = set(METRICS.names())  # a plugin that is imported again can have fewer
     return {name: record for name, record in _records.items() if name in known}
 
 
 def standard_metrics() -> tuple[str, ...]:
-    """The metrics that are measured without being asked for."""
+    """Return the names of the metrics that are always measured."""
     return tuple(name for name, metric in metrics().items() if metric.standard)
 
 
+def table_metrics(*tables: Tables) -> list[str]:
+    """Return the metrics that some tables of reports show, in the order of their definition."""
+    return [name for name, metric in metrics().items() if metric.tables in tables]
+
+
 def chosen_metrics(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The standard metrics, and some more by name."""
+    """Return the standard metrics with more by name."""
     chosen, known = [more] if isinstance(more, str) else listed(more, "names of metrics"), metrics()
     for name in chosen:
-        if not isinstance(name, str):
-            raise BadInput(f"metrics have a {type(name).__name__} among them: names of metrics are needed")
         if name not in known:
             raise unknown("metric", name, known)
     return tuple(dict.fromkeys([*standard_metrics(), *chosen]))
 
 
 def metric_of(name: str) -> Metric:
-    """The record of a metric that rows have, registered here or not.
+    """Return the record of a metric in rows, registered or not.
 
-    ``accuracy_NAME`` is the accuracy of a method's other predictions; of anything else only the name is
-    known, and that more of it is better.
+    ``accuracy_NAME`` is the accuracy of a method's other predictions. The record of any other unregistered
+    metric has its name alone, and larger values are better.
     """
     if (known := metrics().get(name)) is not None:
         return known
     if name.startswith("accuracy_"):
         what = name.removeprefix("accuracy_").replace("_", " ")
         return Metric(
-            name, f"Accuracy ({what})", f"share of test images of seen classes that the {what} gets right."
+            name,
+            f"Accuracy ({what})",
+            f"share of test images of seen classes that the {what} classifies correctly.",
         )
     return Metric(name, name)
 
 
 def shares(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """The rows whose values are shares: all but those of bytes, which no average in percent may take in."""
+    """Return the rows whose values are shares: all except bytes, which have no average in percent."""
     return rows[~rows["metric"].isin(KEPT)]

@@ -1,9 +1,9 @@
-"""Our metrics, exact with ties: those of detection all from one sort of the scores.
+"""Compute metrics, exact with ties; all detection metrics from one sort of the scores.
 
-Scores are larger for in-distribution (ID) samples, and a sample is accepted by a threshold that its score
-reaches. The threshold that accepts 95 % of ID is the highest that accepts at least so many. AP is a step-wise
-sum, as scikit-learn's. What takes ID or OOD for the positive class matters to FPR and AP alone: the paper's
-are ``fpr`` and ``ap``; other libraries have the roles exchanged.
+Scores are larger for in-distribution (ID) samples, and a threshold accepts a sample whose score is not below
+it. The threshold that accepts 95 % of ID is the highest that accepts at least 95 %. AP is a step-wise sum, as
+in scikit-learn. The choice of the positive class, ID or OOD, changes only FPR and AP: the paper's are ``fpr``
+and ``ap``; other libraries exchange the roles.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from torch import Tensor
 from opencil.arrays import dense, on_one_device
 from opencil.errors import BadInput
 from opencil.evaluation.metric import register_metric
-from opencil.evaluation.ranking import Array, Ranking, before, enough
+from opencil.evaluation.ranking import Array, Ranking, count_for, shift
 
 # --- of the model -----------------------------------------------------------------------------------
 
@@ -44,9 +44,11 @@ def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
 # --- of detection -----------------------------------------------------------------------------------
 
 
-@register_metric("auc", label="AUC", definition="area under the ROC curve, ties counted half.", standard=True)
+@register_metric(
+    "auc", label="AUC", definition="area under the ROC curve, ties counted half.", standard=True, tables="all"
+)
 def _auc(ranking: Ranking) -> Tensor:
-    return ranking.wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
+    return ranking.count_wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
 
 
 @register_metric(
@@ -55,16 +57,23 @@ def _auc(ranking: Ranking) -> Tensor:
     definition="share of OOD accepted at the threshold that accepts 95 % of ID.",
     lower_is_better=True,
     standard=True,
+    tables="all",
 )
 def _fpr(ranking: Ranking) -> Tensor:
     return ranking.accepted_ood[ranking.threshold].double() / ranking.oods
 
 
-@register_metric("ap", label="AP", definition="area under precision-recall with OOD positive.", standard=True)
+@register_metric(
+    "ap",
+    label="AP",
+    definition="area under precision-recall with OOD positive.",
+    standard=True,
+    tables="near-far",
+)
 def _ap(ranking: Ranking) -> Tensor:
-    # From the lowest score on: samples not above the group, those that a rising threshold has rejected.
-    rejected_id = ranking.ids - before(ranking.accepted_id)
-    rejected_ood = ranking.oods - before(ranking.accepted_ood)
+    # From the lowest score on: the samples that a rising threshold rejects.
+    rejected_id = ranking.ids - shift(ranking.accepted_id)
+    rejected_ood = ranking.oods - shift(ranking.accepted_ood)
     precision = (ranking.new_ood * rejected_ood).double() / (rejected_ood + rejected_id)
     return precision.sum() / ranking.oods
 
@@ -76,12 +85,13 @@ def _ap(ranking: Ranking) -> Tensor:
     definition="share of ID rejected at the threshold that rejects 95 % of OOD.",
     lower_is_better=True,
     standard=True,
+    tables="extra",
 )
 def _fpr_ood_positive(ranking: Ranking) -> Tensor:
-    # The highest group at which enough OOD samples are rejected.
-    spared = ranking.oods - enough(ranking.oods, ranking.recall)
-    at = torch.searchsorted(before(ranking.accepted_ood), spared, right=True) - 1
-    return (ranking.ids - before(ranking.accepted_id))[at].double() / ranking.ids
+    # The highest group that rejects enough OOD samples.
+    spared = ranking.oods - count_for(ranking.oods, ranking.recall)
+    at = torch.searchsorted(shift(ranking.accepted_ood), spared, right=True) - 1
+    return (ranking.ids - shift(ranking.accepted_id))[at].double() / ranking.ids
 
 
 @register_metric(
@@ -90,6 +100,7 @@ def _fpr_ood_positive(ranking: Ranking) -> Tensor:
     short="AP(ID+)",
     definition="area under precision-recall with ID positive.",
     standard=True,
+    tables="extra",
 )
 def _ap_id_positive(ranking: Ranking) -> Tensor:
     precision = (ranking.new_id * ranking.accepted_id).double() / ranking.accepted_all
@@ -97,8 +108,8 @@ def _ap_id_positive(ranking: Ranking) -> Tensor:
 
 
 def _trapezoids(found: Tensor, precision: Tensor) -> Tensor:
-    """Area under precision over found positives, points joined by straight lines from precision 1 at none."""
-    steps = found - before(found)
+    """Return the area under precision over positives, with straight lines between points from precision 1."""
+    steps = found - shift(found)
     left = F.pad(precision[:-1], (1, 0), value=1.0)
     return (steps * (left + precision)).sum() / (2 * found[-1])
 
@@ -106,7 +117,7 @@ def _trapezoids(found: Tensor, precision: Tensor) -> Tensor:
 @register_metric(
     "aupr_in",
     label="AUPR_IN",
-    definition="area under precision-recall with ID positive, points joined by straight lines as in "
+    definition="area under precision-recall with ID positive, straight lines between points as in "
     "OpenOOD; AP (ID positive) is step-wise.",
 )
 def _aupr_in(ranking: Ranking) -> Tensor:
@@ -116,13 +127,13 @@ def _aupr_in(ranking: Ranking) -> Tensor:
 @register_metric(
     "aupr_out",
     label="AUPR_OUT",
-    definition="area under precision-recall with OOD positive, points joined by straight lines as in "
+    definition="area under precision-recall with OOD positive, straight lines between points as in "
     "OpenOOD; AP is step-wise.",
 )
 def _aupr_out(ranking: Ranking) -> Tensor:
     # From the lowest score on, as AP.
-    rejected_id = (ranking.ids - before(ranking.accepted_id)).flip(0)
-    rejected_ood = (ranking.oods - before(ranking.accepted_ood)).flip(0)
+    rejected_id = (ranking.ids - shift(ranking.accepted_id)).flip(0)
+    rejected_ood = (ranking.oods - shift(ranking.accepted_ood)).flip(0)
     return _trapezoids(rejected_ood, rejected_ood.double() / (rejected_ood + rejected_id))
 
 
@@ -130,15 +141,15 @@ def _aupr_out(ranking: Ranking) -> Tensor:
 
 
 def _auc_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
-    """AUC of some ID samples alone, bool [ids]; None of none."""
+    """Return the AUC of chosen ID samples, bool [ids]; None for no samples."""
     size = int(chosen.sum())
-    return ranking.wins(ranking.accepted(chosen)) / (2 * size * ranking.oods) if size else None
+    return ranking.count_wins(ranking.count_accepted(chosen)) / (2 * size * ranking.oods) if size else None
 
 
 def _fpr_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
-    """FPR of some ID samples alone, bool [ids]; None of none."""
-    accepted, size = ranking.accepted(chosen), int(chosen.sum())
-    return ranking.accepted_ood[ranking.reaching(accepted, size)].double() / ranking.oods if size else None
+    """Return the FPR of chosen ID samples, bool [ids]; None for no samples."""
+    accepted, size = ranking.count_accepted(chosen), int(chosen.sum())
+    return ranking.accepted_ood[ranking.find_group(accepted, size)].double() / ranking.oods if size else None
 
 
 @register_metric(
@@ -194,19 +205,19 @@ def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
     standard=True,
 )
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
-    return ranking.wins(ranking.accepted(correct)) / (2 * ranking.ids * ranking.oods)
+    return ranking.count_wins(ranking.count_accepted(correct)) / (2 * ranking.ids * ranking.oods)
 
 
 @register_metric(
     "accuracy_with_rejection",
     label="Accuracy with rejection",
-    definition="at the threshold that accepts 95 % of ID, share of all samples dealt with rightly: ID "
+    definition="at the threshold that accepts 95 % of ID, share of all samples handled correctly: ID "
     "accepted and classified correctly, OOD rejected.",
     standard=True,
 )
 def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
     at = ranking.threshold
-    right = ranking.accepted(correct)[at] + ranking.oods - ranking.accepted_ood[at]
+    right = ranking.count_accepted(correct)[at] + ranking.oods - ranking.accepted_ood[at]
     return right.double() / (ranking.ids + ranking.oods)
 
 
@@ -221,7 +232,7 @@ def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
     standard=True,
 )
 def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
-    ranking = Ranking(id_scores, shifted_scores)  # shifted samples stand where OOD samples would
+    ranking = Ranking(id_scores, shifted_scores)  # shifted samples in place of OOD samples
     return (ranking.oods - ranking.accepted_ood[ranking.threshold]).double() / ranking.oods
 
 
@@ -277,7 +288,7 @@ def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
     standard=True,
 )
 def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
-    member = F.one_hot(sample_tasks).double()  # a product: adding by index is in no fixed order on a GPU
+    member = F.one_hot(sample_tasks).double()  # a product: index_add has no fixed order on a GPU
     counts, totals = member.sum(dim=0).tolist(), (scores.double() @ member).tolist()
     return {
         task: total / count for task, (count, total) in enumerate(zip(counts, totals, strict=True)) if count
@@ -289,7 +300,7 @@ def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
 
 @dataclass(frozen=True)
 class OODMetrics:
-    """Fractions between 0 and 1; see this module's definitions."""
+    """Detection metrics as fractions between 0 and 1."""
 
     auc: float
     fpr: float
@@ -299,7 +310,7 @@ class OODMetrics:
 
 
 def ood_metrics(id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> OODMetrics:
-    """The five metrics of ID scores [N] against OOD scores [M], tensors or numpy arrays, where they lie."""
+    """Return the five metrics of ID scores [N] against OOD scores [M], tensors or numpy arrays."""
     return OODMetrics(**numbers(_detection(Ranking(id_scores, ood_scores, recall))))
 
 
@@ -311,42 +322,37 @@ def joint_metrics(
     subsets: Mapping[str, Tensor | Array] | None = None,
     recall: float = 0.95,
 ) -> dict[str, float]:
-    """All metrics of ID scores [N] against OOD scores [M] from one sort, by name.
+    """Return all metrics of ID scores [N] against OOD scores [M] by name, from one sort.
 
-    ``correct`` [N] says which ID samples are classified correctly, and adds ``oscr`` and
-    ``accuracy_with_rejection``; a subset of them, bool [N], adds ``auc_NAME`` and ``fpr_NAME`` where it has
-    any samples.
+    ``correct`` [N] marks ID samples that are classified correctly, and adds ``oscr`` and
+    ``accuracy_with_rejection``. Each non-empty subset of ID samples, bool [N], adds ``auc_NAME`` and
+    ``fpr_NAME``.
     """
     ranking = Ranking(id_scores, ood_scores, recall)
     values: dict[str, Tensor | None] = dict(_detection(ranking))
-    if subsets is not None and not isinstance(subsets, Mapping):
-        raise BadInput(f"subsets are a {type(subsets).__name__}: a mapping from names to bool [N] is needed")
     for name, given in (subsets or {}).items():
-        chosen = ranking.chosen(given)
+        chosen = ranking.check_choice(given)
         values |= {f"auc_{name}": _auc_of(ranking, chosen), f"fpr_{name}": _fpr_of(ranking, chosen)}
     if correct is not None:
-        right = ranking.chosen(correct)
+        right = ranking.check_choice(correct)
         values["oscr"] = _oscr(ranking, right)
         values["accuracy_with_rejection"] = _accuracy_with_rejection(ranking, right)
     return numbers(values)
 
 
 def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
-    """Share of samples [N] whose predicted label is theirs; tensors or numpy arrays."""
+    """Return the share of samples [N] with the correct prediction; tensors or numpy arrays."""
     of_model, own = dense(predicted, "predictions"), dense(labels, "labels")
     on_one_device({"predictions": of_model, "labels": own})
     if of_model.shape != own.shape or not own.ndim or not own.numel():
-        raise BadInput(
-            f"predictions {list(of_model.shape)} and labels {list(own.shape)} give no accuracy: "
-            "two vectors of the same length, at least 1, are needed"
-        )
+        raise BadInput(f"predictions {list(of_model.shape)} do not fit labels {list(own.shape)}")
     return float(of_model.eq(own).double().mean())
 
 
 def forgetting(accuracies: Tensor) -> float:
-    """Mean over old tasks j of the best accuracy before the last step minus the last: a_tj, [steps, tasks].
+    """Return the mean over old tasks j of max_t a_tj, before the last step, minus the last a_tj.
 
-    Entries above the diagonal (tasks not learned yet) are ignored.
+    ``accuracies`` a_tj are [steps, tasks]; entries above the diagonal (tasks not learned yet) are ignored.
     """
     matrix = _accuracy_matrix(accuracies)
     best = torch.stack([matrix[j:-1, j].amax() for j in range(len(matrix) - 1)])
@@ -354,7 +360,7 @@ def forgetting(accuracies: Tensor) -> float:
 
 
 def backward_transfer(accuracies: Tensor) -> float:
-    """Mean over old tasks j of the last accuracy minus that right after learning j: a_tj, [steps, tasks]."""
+    """Return the mean over old tasks j of the last a_tj minus a_jj; ``accuracies`` are [steps, tasks]."""
     matrix = _accuracy_matrix(accuracies)
     return float((matrix[-1, :-1] - matrix.diagonal()[:-1]).mean())
 
@@ -366,17 +372,12 @@ def _accuracy_matrix(accuracies: Tensor) -> Tensor:
 
 
 def numbers(values: Mapping[str, Tensor | None]) -> dict[str, float]:
-    """Values that are there as numbers, in one transfer from the device."""
+    """Return the values that are not None as numbers, in one transfer from the device."""
     there = {name: value for name, value in values.items() if value is not None}
     return dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
 
 
 def _detection(ranking: Ranking) -> dict[str, Tensor]:
-    """The metrics of ``OODMetrics``."""
-    return {
-        "auc": _auc(ranking),
-        "fpr": _fpr(ranking),
-        "ap": _ap(ranking),
-        "fpr_ood_positive": _fpr_ood_positive(ranking),
-        "ap_id_positive": _ap_id_positive(ranking),
-    }
+    """Compute the metrics of ``OODMetrics``."""
+    functions = (_auc, _fpr, _ap, _fpr_ood_positive, _ap_id_positive)
+    return {function.__name__.removeprefix("_"): function(ranking) for function in functions}

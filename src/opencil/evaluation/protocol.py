@@ -1,4 +1,4 @@
-"""The protocol of one step: every metric of a model and of every detector, on outputs computed once."""
+"""Measure a step: every metric of a model and of its detectors, on outputs computed once."""
 
 import math
 import reprlib
@@ -9,21 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
-from opencil.data.precision import reachable
+from opencil.data.precision import to_float64_device
 from opencil.detectors.detector import Detector
-from opencil.engine.forward import Inputs, Outputs, by_ranks
-from opencil.engine.turns import let_others
+from opencil.engine.forward import Inputs, Outputs, compute_by_ranks
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
 from opencil.evaluation.metrics import numbers
-from opencil.evaluation.reading import Reading, Samples, joined
+from opencil.evaluation.reading import Reading, Samples, concatenate
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric; ``ood`` is the OOD or shifted set's name, or empty.
+    """The value of a metric; ``ood`` is the name of the OOD or shifted set, or empty.
 
-    ``task`` counts from 1, and 0 is all of them.
+    ``task`` counts from 1, and 0 stands for all tasks.
     """
 
     ood: str
@@ -42,33 +41,30 @@ def measure(
     names: Iterable[str] | None = None,
     memory: Outputs | None = None,
 ) -> list[Measurement]:
-    """Set a detector up on ``setup`` unless it is ready, and score test (ID) against each OOD set.
+    """Fit a detector on ``setup`` unless it is ready, and measure it on test (ID) against each OOD set.
 
-    ``tasks`` [C] gives the task, counted from 1, that each class came with; the highest is the new one. With
-    it, and labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are
-    ID images under a shift. ``names`` are the metrics to measure: by default the standard ones. A detector
-    that scores by task compares with what ``memory`` scores, by default with what ``setup`` does.
+    ``tasks`` [C] gives the task of each class, counted from 1; the highest is the new one. With tasks and
+    labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are ID
+    images under a shift. ``names`` are the metrics, by default the standard ones. A detector that scores by
+    task is standardised by the scores of ``memory``, by default of ``setup``.
     """
 
-    def told(outputs: Outputs) -> Outputs:
-        return outputs if tasks is None else replace(outputs, tasks=tasks)
-
     if setup is not None and not detector.ready:
-        detector.complete(told(setup), None if memory is None else told(memory))
+        known = [o if o is None or tasks is None else replace(o, tasks=tasks) for o in (setup, memory)]
+        detector.complete(*known)  # type: ignore[arg-type]
 
-    def scored(outputs: Outputs) -> Samples:
+    def score(outputs: Outputs) -> Samples:
         return _samples(outputs, tasks, _scores(detector, outputs))
 
-    of_test = scored(test)
-    of_shifted = {name: scored(outputs) for name, outputs in (shifted or {}).items()}
+    of_test = score(test)
+    of_shifted = {name: score(outputs) for name, outputs in (shifted or {}).items()}
     chosen = [metric for metric in _chosen(names) if not metric.of_model]
-    measurements = _measured("", Reading(of_test), chosen, "id")
+    measurements = _measure("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
-        let_others()
-        together = joined(list(of_shifted.values()))
-        measurements += _measured(name, Reading(of_test, scored(outputs), together), chosen, "ood")
+        together = concatenate(list(of_shifted.values()))
+        measurements += _measure(name, Reading(of_test, score(outputs), together), chosen, "ood")
     for name, samples in of_shifted.items():
-        measurements += _measured(name, Reading(of_test, shifted=samples), chosen, "shifted")
+        measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
     return measurements
 
 
@@ -78,20 +74,20 @@ def measure_model(
     tasks: Tensor | None = None,
     names: Iterable[str] | None = None,
 ) -> list[Measurement]:
-    """The metrics of a model itself, on the test images and on each shifted set."""
+    """Measure the metrics of the model itself, on the test images and on each shifted set."""
     of_test, chosen = _samples(test, tasks), [metric for metric in _chosen(names) if metric.of_model]
-    measurements = _measured("", Reading(of_test), chosen, "id")
+    measurements = _measure("", Reading(of_test), chosen, "id")
     for name, outputs in (shifted or {}).items():
-        measurements += _measured(name, Reading(of_test, shifted=_samples(outputs, tasks)), chosen, "shifted")
+        measurements += _measure(name, Reading(of_test, shifted=_samples(outputs, tasks)), chosen, "shifted")
     return measurements
 
 
 def _scores(detector: Detector, outputs: Outputs) -> Tensor:
-    """Scores of outputs; ranks share them where the network runs again for it, which takes its time."""
+    """Return the scores of outputs; ranks share them if the network runs again."""
     found = None
     if outputs.inputs is not None and detector.reads_to_score & {"images", "layers"}:
         of_rows = partial(_scores_of_rows, detector, outputs.features, outputs.logits)
-        found = by_ranks(outputs.inputs, of_rows)
+        found = compute_by_ranks(outputs.inputs, of_rows)
     return detector.score(outputs) if found is None else found[0]
 
 
@@ -103,9 +99,11 @@ def _scores_of_rows(
 
 
 def _samples(outputs: Outputs, tasks: Tensor | None, scores: Tensor | None = None) -> Samples:
-    """What metrics read, where they can count in float64."""
+    """Return what metrics read, on a device with float64."""
     known = (outputs.logits, outputs.labels, scores, tasks)
-    logits, labels, scores, tasks = (None if tensor is None else reachable(tensor) for tensor in known)
+    logits, labels, scores, tasks = (
+        None if tensor is None else to_float64_device(tensor) for tensor in known
+    )
     assert logits is not None
     return Samples(logits, labels, scores, tasks)
 
@@ -115,8 +113,8 @@ def _chosen(names: Iterable[str] | None) -> list[Metric]:
     return [metric for name, metric in metrics().items() if name in wanted]
 
 
-def _measured(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
-    """The metrics that have a value in a reading; all tensors come from the device together."""
+def _measure(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:
+    """Measure metrics that have a value in a reading; all tensors leave the device together."""
     values = {m.name: m.measure(reading) for m in chosen if subject in m.subjects}
     single = {n: v.reshape(()) for n, v in values.items() if isinstance(v, Tensor) and v.numel() == 1}
     return [
@@ -128,7 +126,7 @@ def _measured(ood: str, reading: Reading, chosen: list[Metric], subject: Subject
 
 
 def _number(metric: str, task: object, value: Any) -> float:
-    """A value of a metric; what is none is refused, since a row of it would spoil every average."""
+    """Return a metric's value as a finite number, as averages need it."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -136,6 +134,6 @@ def _number(metric: str, task: object, value: Any) -> float:
     if not math.isfinite(number) or not isinstance(task, int):
         raise BadInput(
             f"metric {metric!r} gives {reprlib.repr(value)}{f' for {task!r}' if task != 0 else ''}: a finite "
-            "number is needed, None where there is no value, or numbers by task, counted from 1"
+            "number is needed, None for no value, or numbers by task, counted from 1"
         )
     return number

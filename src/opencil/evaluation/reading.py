@@ -1,4 +1,4 @@
-"""What a metric can read: samples of one comparison, each quantity computed when it is first asked for."""
+"""Provide what a metric can read: the samples of one comparison, computed on first access."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +11,9 @@ from opencil.evaluation.ranking import Ranking
 
 @dataclass(frozen=True)
 class Samples:
-    """One set as a model and a detector see it: logits [N, C], and what is known beside them.
+    """A set of samples: logits [N, C] and, if known, labels and a detector's scores [N].
 
-    ``scores`` [N] are missing where the model alone is measured; ``tasks`` [C] is the task, counted from 1,
-    that each class came with.
+    ``tasks`` [C] is the task of each class, counted from 1.
     """
 
     logits: Tensor
@@ -24,34 +23,34 @@ class Samples:
 
     @cached_property
     def predicted(self) -> Tensor:
-        """The class with the largest logit [N]."""
+        """Return the class with the largest logit [N]."""
         return self.logits.argmax(dim=1)
 
     @cached_property
     def correct(self) -> Tensor | None:
-        """Which samples are classified correctly."""
+        """Return which samples are classified correctly."""
         return None if self.labels is None else self.predicted == self.labels
 
     @cached_property
     def own_tasks(self) -> Tensor | None:
-        """The task of each sample's class."""
+        """Return the task of each sample's class."""
         return None if self.labels is None or self.tasks is None else self.tasks[self.labels]
 
     @cached_property
     def predicted_tasks(self) -> Tensor | None:
-        """The task that each sample is predicted into."""
+        """Return the task of each sample's predicted class."""
         return None if self.tasks is None else self.tasks[self.predicted]
 
     @cached_property
     def new(self) -> Tensor | None:
-        """Which samples are of a class of the newest task."""
+        """Return which samples are of a class of the newest task."""
         if self.labels is None or self.tasks is None:
             return None
         return (self.tasks == self.tasks.max())[self.labels]
 
 
-def joined(sets: list[Samples]) -> Samples | None:
-    """Several sets as one; None of none."""
+def concatenate(sets: list[Samples]) -> Samples | None:
+    """Concatenate several sets; None for no sets."""
 
     def of(name: str) -> Tensor | None:
         values = [getattr(samples, name) for samples in sets]
@@ -63,7 +62,7 @@ def joined(sets: list[Samples]) -> Samples | None:
 
 
 def _part(samples: str, name: str, about: str) -> property:
-    """What one of a reading's sets of samples has; None where there is no such set."""
+    """Create a property for an attribute of one of a reading's sets; None without that set."""
 
     def get(reading: "Reading") -> Tensor | None:
         found: Samples | None = getattr(reading, samples)
@@ -74,15 +73,14 @@ def _part(samples: str, name: str, about: str) -> property:
 
 @dataclass(frozen=True)
 class Reading:
-    """ID samples beside those of an OOD set or of shifted ones, or alone.
+    """ID samples, alone or with the samples of an OOD set or of shifted sets.
 
-    Its properties are what a metric's function may have as parameters; None is what is not known.
+    Its properties are the possible parameters of a metric's function; None if unknown.
     """
 
     test: Samples
     ood: Samples | None = None
     shifted: Samples | None = None
-    recall: float = 0.95
 
     id_scores = _part("test", "scores", "Scores of the ID test images [N], larger for ID.")
     id_logits = _part("test", "logits", "Logits of the ID test images [N, C].")
@@ -96,22 +94,20 @@ class Reading:
         return None if self.test.new is None else ~self.test.new
 
     new = _part("test", "new", "Which ID test images are of new classes, bool [N].")
-    tasks = _part(
-        "test", "tasks", "The task that each class came with [C], counted from 1; the highest is the new one."
-    )
+    tasks = _part("test", "tasks", "The task of each class [C], counted from 1; the highest is the new one.")
     ood_scores = _part("ood", "scores", "Scores of the OOD images [M].")
     ood_logits = _part("ood", "logits", "Logits of the OOD images [M, C].")
-    ood_tasks = _part("ood", "predicted_tasks", "The task that each OOD image is predicted into [M].")
+    ood_tasks = _part("ood", "predicted_tasks", "The task of each OOD image's predicted class [M].")
 
     @cached_property
     def ranking(self) -> Ranking | None:
         """ID and OOD scores sorted together: counts for every threshold."""
         if self.id_scores is None or self.ood_scores is None:
             return None
-        return Ranking(self.id_scores, self.ood_scores, self.recall)
+        return Ranking(self.id_scores, self.ood_scores)
 
     shifted_scores = _part(
-        "shifted", "scores", "Scores of the shifted ID images [S]; beside an OOD set, of all shifted sets."
+        "shifted", "scores", "Scores of the shifted ID images [S]; with an OOD set, of all shifted sets."
     )
     shifted_logits = _part("shifted", "logits", "Logits of the shifted ID images [S, C].")
     shifted_labels = _part("shifted", "labels", "Labels of the shifted ID images [S].")
@@ -124,22 +120,22 @@ class Reading:
         """Scores of ID and shifted ID together, and of OOD, sorted."""
         if self.id_scores is None or self.shifted_scores is None or self.ood_scores is None:
             return None
-        return Ranking(torch.cat([self.id_scores, self.shifted_scores]), self.ood_scores, self.recall)
+        return Ranking(torch.cat([self.id_scores, self.shifted_scores]), self.ood_scores)
 
     @property
     def scores(self) -> Tensor | None:
-        """Scores of the images that are looked at: the OOD set's, or without one the ID test images'."""
+        """Scores of the OOD set or, without one, of the ID test images."""
         found: Tensor | None = self.ood_scores if self.ood else self.id_scores
         return found
 
     @property
     def sample_tasks(self) -> Tensor | None:
-        """The tasks of these images: of OOD images those they are predicted into."""
+        """The tasks of these images; for OOD images the tasks of their predicted classes."""
         found: Tensor | None = self.ood_tasks if self.ood else self.id_tasks
         return found
 
 
-#: What can be read, with what it is.
+#: Everything that a metric can read, with its description.
 READABLE = {
     name: member.__doc__ or ""
     for name, member in vars(Reading).items()

@@ -1,10 +1,10 @@
-"""Result figures that others published, to print beside ours: the paper's, and where they contradict each
-other; and accuracies of a survey of class-incremental learning."""
+"""Load published figures: the paper's, with its contradictions, and accuracies of a survey of CIL."""
 
 from importlib import resources
-from typing import Any
 
 import pandas as pd
+
+from opencil.study.rows import COLUMNS
 
 #: The OOD datasets of the paper's two tracks, as this project names them.
 OOD: dict[str, dict[str, tuple[str, ...]]] = {
@@ -14,21 +14,19 @@ OOD: dict[str, dict[str, tuple[str, ...]]] = {
         "far": ("mnist", "texture"),
     },
 }
-#: By how much a printed mean may miss its parts, which are rounded to 0.01 percent.
+#: Largest difference of a printed mean from the mean of its parts, which are rounded to 0.01 percent.
 TOLERANCE = 0.0005
 
-#: Where the figures of ``published_survey`` are from.
+#: The source of ``published_survey``.
 SURVEY = "Zhou et al., Class-Incremental Learning: A Survey, TPAMI 2024, https://arxiv.org/abs/2302.03648"
-#: What the survey's accuracy of a method is where it is not that of its head, as rows name it.
+#: Methods whose accuracy in the survey is not that of their head, with its name in rows.
 SURVEY_ACCURACY = {"icarl": "accuracy_nearest_mean"}
 
 _CELL = ["benchmark", "k", "cil", "detector", "metric"]
-#: The columns that rows of runs have.
-_COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 
 
 def published_results() -> pd.DataFrame:
-    """The 3,096 figures of the paper's result tables, in the columns and units of rows.
+    """Return the 3,096 figures of the paper's result tables, in the columns and units of rows.
 
     ``value`` is a fraction. They are means over steps and datasets, so ``step`` is 0, ``ood`` is empty, and
     ``distance`` is near, far or all, the mean over both; ``detector`` and ``distance`` are empty in rows of
@@ -38,7 +36,7 @@ def published_results() -> pd.DataFrame:
 
 
 def published_ablation() -> pd.DataFrame:
-    """The 48 figures per OOD dataset of the paper's ablation (iCaRL on CIFAR-100, k = 10), as rows.
+    """Return the 48 figures per OOD dataset of the paper's ablation (iCaRL on CIFAR-100, k = 10), as rows.
 
     Columns as of ``published_results``; ``ood`` is the dataset. ``ber@nter`` and ``ber@oter`` are BER with
     one of its two parts.
@@ -49,12 +47,12 @@ def published_ablation() -> pd.DataFrame:
 
 
 def in_percent(values: "pd.Series[float]") -> "pd.Series[float]":
-    """Fractions as the paper prints them, to two digits."""
+    """Return fractions as the paper prints them: in percent, with two digits."""
     return (100 * values).round(2)
 
 
 def published_survey() -> pd.DataFrame:
-    """The 240 accuracies of 14 CIL methods on CIFAR-100 from ``SURVEY``, in percent.
+    """Return the 240 accuracies of 14 CIL methods on CIFAR-100 from ``SURVEY``, in percent.
 
     Columns: split, cil, step, classes, metric, value. ``b0-10`` begins with 0 classes and has 10 a step, as
     ours with k = 10; ``b50-10`` begins with 50, as ours with 50+10. ``metric`` is accuracy (of a step, after
@@ -67,7 +65,7 @@ def published_survey() -> pd.DataFrame:
 
 
 def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
-    """What near and far figures say that ``all`` should be: the mean over datasets; NaN for other rows.
+    """Return the mean over datasets that near and far figures give; NaN for rows of other splits than all.
 
     ``figures`` are rows of ``published_results``. A near split of n datasets and a far one of m give
     (n · near + m · far) / (n + m).
@@ -81,16 +79,16 @@ def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
 
 
 def contradictory(figures: pd.DataFrame) -> "pd.Series[bool]":
-    """Which rows of ``published_results`` are means that their own near and far figures contradict."""
+    """Mark the means of ``published_results`` that their own near and far figures contradict."""
     return (figures["value"] - recomputed_means(figures)).abs() > TOLERANCE
 
 
 def _as_rows(figures: pd.DataFrame) -> pd.DataFrame:
-    """Printed figures, in percent, as rows of runs are."""
-    constant: dict[str, Any] = {"seed": 0, "step": 0, "ood": "", "task": 0}
-    missing = {name: value for name, value in constant.items() if name not in figures}
-    rows = figures.assign(**missing, value=(figures["value"] / 100).round(4))
-    return rows[[*_COLUMNS, "table"]]
+    """Return printed figures, in percent, in the form of rows."""
+    figures = pd.DataFrame({"seed": 0, "step": 0, "ood": "", "task": 0}, index=figures.index).assign(
+        **figures
+    )
+    return figures.assign(value=(figures["value"] / 100).round(4))[[*COLUMNS, "table"]]
 
 
 def _read(name: str) -> pd.DataFrame:

@@ -1,1 +1,1 @@
-"""Rows with the runs' records: what reports are made of, and what is published."""
+"""Store rows with the records of their runs, for reports and for publication."""

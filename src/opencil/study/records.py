@@ -1,15 +1,22 @@
-"""The record of a run: which it is, how far it has come, what it was made with; and what makes one usable."""
+"""Describe a run: its identity, progress and provenance."""
 
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import Any, NotRequired, TypedDict
+from functools import cache
+from typing import TYPE_CHECKING, Any, NotRequired
+
+from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
 
 from opencil.data.stream import StepSizes
 from opencil.errors import BadInput
+from opencil.validation import Count, Whole
 
-#: What tells one run from another.
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+#: The values that identify a run.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 
 
@@ -17,145 +24,115 @@ Identity = tuple[str, int | str, str, int]
 
 
 class Made(TypedDict):
-    """What some rows of a run were made with, and from when to when."""
+    """The provenance of some rows of a run, and the times of the first and the last."""
 
     source: str  #: digest of the package's source
     torch: str
     device: str
     precision: str
-    plugins: NotRequired[dict[str, str]]  #: sha256 of each plugin that they come from
+    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin that they come from
     first: str
     last: str
-    steps: dict[str, list[int]]  #: of each detector; '' is the model itself
+    steps: dict[str, list[Count]]  #: of each detector; '' is the model itself
+
+
+class Dataset(TypedDict):
+    """The images of a dataset that a run read."""
+
+    name: str
+    role: str
+    split: str
+    files: str
+    images: Whole
+    paper: Whole | None  #: their number in the paper
 
 
 class RunRecord(TypedDict):
-    """One run: which it is, how far it has come, and what it was made with."""
+    """The identity, progress and provenance of a run."""
 
     benchmark: str
     k: int | str
     cil: str
-    seed: int
-    steps: int | None  #: in all; None where no step is finished and the number of classes is not known
-    trained: int  #: steps whose models are stored
+    seed: Whole
+    steps: Count | None  #: in all; None where no step is finished and the number of classes is not known
+    trained: Whole  #: steps whose models are stored
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    detectors: dict[str, int]  #: steps that each detector has been evaluated on; 0 where it is still to come
+    detectors: dict[str, Whole]  #: steps that each detector has been evaluated on; 0 where it is to come
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
-    made: NotRequired[list[Made]]  #: what made which rows; absent where the run did not note that
-    data: list[dict[str, Any]]  #: what images it read; empty where the run did not note that
-    failed: NotRequired[str]  #: what its last attempt ended in, where that was an error
-    left_out: NotRequired[dict[str, str]]  #: its files that are damaged or lost, so without rows, and why
+    made: NotRequired[list[Made]]  #: provenance of the rows
+    data: list[Dataset]
+    failed: NotRequired[str]  #: the error that ended its last attempt
+    left_out: NotRequired[dict[str, str]]  #: its files that are damaged or missing, so without rows, and why
 
 
 def identity(run: RunRecord) -> Identity:
-    """What tells a run from others."""
+    """Return the values that identify a run."""
     return run["benchmark"], run["k"], run["cil"], run["seed"]
 
 
 def name_of(benchmark: str, k: int | str, cil: str, seed: int) -> str:
-    """A run's identity in words, and its folder below that of all runs."""
+    """Return a run's identity as text, which is its folder below the folder of runs."""
     return f"{benchmark}/k{k}/{cil}/seed{seed}"
 
 
 def setting_of(name: str) -> tuple[str, int | str] | None:
-    """The benchmark and k of a run's name, or of its folder; None where it is no such name."""
+    """Return the benchmark and k of a run's name, or of its folder; None for other names."""
     match = re.search(r"(?:^|/)([^/]+)/k([^/]+)/[^/]+/seed\d+$", name)
     return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
 
 
 def one_line(text: object) -> str:
-    """A text that can be shown, on one line: what stands in its way becomes a blank."""
+    """Return a text that can be shown, on one line."""
     return " ".join("".join(c if showable(c) else " " for c in str(text)).split())
 
 
 def trouble(run: object) -> str:
-    """Why reports could not show a record, down to its innermost values; empty where they could."""
-    for key, usable in USABLE.items():
-        if not isinstance(run, dict) or not usable(run.get(key, ...)):
-            return f"a run in it has no usable {key!r}"
+    """Return why reports could not show a record, or ''."""
+    from pydantic import ValidationError
+
+    try:
+        record = _adapter().validate_python(run, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
+    of_detectors = record["config"].get("detector", {}).values()
+    if not _is_k(record["k"]) or not all(isinstance(values, dict) for values in of_detectors):
+        return "a run in it has no usable 'k' or 'config'"
     for leaf in _leaves(run):
         if isinstance(leaf, str) and not showable(leaf):
             return f"a run in it has {leaf!r}, with control characters"
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return f"a run in it has {leaf}, which is not finite"
     return ""
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
+@cache
+def _adapter() -> "TypeAdapter[RunRecord]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(RunRecord)
 
 
-def _whole(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _steps(value: object) -> bool:
-    """Whether a value says how many classes steps bring, in the one form that it has."""
+def _is_k(value: object) -> bool:
+    """Return whether a value is a number of classes of a step, in its only form."""
     try:
         return isinstance(value, int | str) and StepSizes.parse(value).label == value
     except BadInput:
         return False
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _mapping(value: object, of: Callable[[object], bool] = lambda _: True) -> bool:
-    return isinstance(value, dict) and all(map(of, value.values()))
-
-
-def _list(value: object, of: Callable[[object], bool]) -> bool:
-    return isinstance(value, list) and all(map(of, value))
-
-
-def _environment(value: object) -> bool:
-    """Whether a value is a mapping that has no infinite numbers, which JSON does not know."""
-    return isinstance(value, dict) and not any(
-        isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _leaves(value)
-    )
-
-
-def _dataset(value: object) -> bool:
-    """Whether a value notes which images of a dataset were read."""
-    return (
-        isinstance(value, dict)
-        and all(_text(value.get(key)) for key in ("name", "role", "split", "files"))
-        and _whole(value.get("images"))
-        and (value.get("paper", ...) is None or _whole(value.get("paper")))
-    )
-
-
-def _made(value: object) -> bool:
-    """Whether a value notes what made some rows."""
-    return (
-        isinstance(value, dict)
-        and all(_text(value.get(key)) for key in ("source", "torch", "device", "precision", "first", "last"))
-        and _mapping(value.get("plugins", {}), _text)
-        and _mapping(value.get("steps"), lambda steps: _list(steps, lambda step: _whole(step, 1)))
-    )
-
-
-#: What each value of a record must be.
+#: Whether a value can identify a run.
 USABLE: dict[str, Callable[[Any], bool]] = {
-    "benchmark": _text,
-    "k": _steps,
-    "cil": _text,
-    "seed": _whole,
-    "steps": lambda value: value is None or _whole(value, 1),
-    "trained": _whole,
-    "seconds": lambda value: _list(value, lambda of_step: _mapping(of_step, _number)),
-    "detectors": lambda value: _mapping(value, _whole),
-    "config": lambda value: _mapping(value) and _mapping(value.get("detector", {}), _mapping),
-    "environment": _environment,
-    "data": lambda value: _list(value, _dataset),
-    "made": lambda value: value is ... or _list(value, _made),
-    "failed": lambda value: value is ... or _text(value),
-    "left_out": lambda value: value is ... or _mapping(value, _text),
+    "benchmark": lambda value: isinstance(value, str),
+    "k": _is_k,
+    "cil": lambda value: isinstance(value, str),
+    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
 }
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Every key and every value that has no parts, however deep."""
+    """Yield every key and every value that has no parts, however deep."""
     if isinstance(value, dict):
         yield from value
         value = list(value.values())
@@ -167,5 +144,5 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def showable(text: str) -> bool:
-    """Whether nothing in a text would command a terminal, or has no encoding; blanks may be of any width."""
+    """Return whether a terminal can show a text: no control characters; blanks may be of any width."""
     return all(c.isprintable() or unicodedata.category(c) == "Zs" for c in text)

@@ -1,22 +1,23 @@
-"""A study: the rows of some runs with what is known about the runs, from their folders or as published.
+"""A study: the rows of some runs with a record of each run, from their folders or as published.
 
 A published study is a folder with two files, ``rows.parquet`` and ``runs.json``; ``opencil report RUNS --out
 FOLDER`` writes it. Everything that a report shows comes from these two.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from opencil.errors import BadInput
-from opencil.seals import Damaged, read_json, read_sealed, write_json
+from opencil.files import Damaged, read_json, write_json
 from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
-from opencil.study.rows import Table, read_tables, write_rows
+from opencil.study.rows import read_tables, write_rows
 
-_FORMAT = 1
+_FORMAT = 2
 #: The two files of a published study.
 ROWS, RUNS = "rows.parquet", "runs.json"
 _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
@@ -26,8 +27,8 @@ _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
 class Study:
     """Rows, and a record of each run that they come from or will come from.
 
-    ``left_out`` are those of which nothing could be read, by name or folder, and why; what of the others is
-    damaged or lost, their records say.
+    ``left_out`` maps runs that could not be read, by name or folder, to the reason. Records of the other runs
+    name their damaged and missing files.
     """
 
     rows: pd.DataFrame
@@ -36,7 +37,7 @@ class Study:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for all that is damaged or lost, so that no rows come of it."""
+        """Return a sentence for each file or run that is damaged or missing."""
         whole = [f"{run}: {why}" for run, why in self.left_out.items()]
         parts = [
             f"{name_of(*identity(run))}: {file} {why}"
@@ -47,7 +48,7 @@ class Study:
 
     @property
     def finished(self) -> bool:
-        """Whether every run has all its steps, and every detector all of theirs."""
+        """Return whether every run has all its steps, measured with every detector."""
         return all(
             run["trained"] == run["steps"] and all(n == run["steps"] for n in run["detectors"].values())
             for run in self.runs
@@ -55,7 +56,7 @@ class Study:
 
 
 def together(studies: Iterable[Study], places: str) -> Study:
-    """Several studies as one; a run may be in one of them only. ``places`` says where they come from."""
+    """Join studies, no two of which may have the same run; ``places`` names their folders in errors."""
     parts = list(studies)
     runs = [run for study in parts for run in study.runs]
     counts = Counter(map(identity, runs))
@@ -69,46 +70,53 @@ def together(studies: Iterable[Study], places: str) -> Study:
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Write a study so that ``read_study`` gives it back, each of its two files whole or absent."""
-    sealed = write_rows(folder / ROWS, study.rows)
+    """Write a study so that ``read_study`` returns it, each of its two files whole or absent."""
+    sha256 = write_rows(folder / ROWS, study.rows)
     left_out = {"left_out": study.left_out} if study.left_out else {}
-    write_json(folder / RUNS, {"format": _FORMAT, "rows": sealed, "runs": study.runs, **left_out})
+    write_json(folder / RUNS, {"format": _FORMAT, "rows": sha256, "runs": study.runs, **left_out})
 
 
 def published_below(root: Path) -> list[Path]:
-    """Every folder at or below one that has a published study, or one of its two files."""
+    """Return every folder at or below ``root`` that has a published study, or one of its two files."""
     return sorted({path.parent for name in (RUNS, ROWS) for path in root.rglob(name)})
 
 
 def read_published(folder: Path) -> Study:
-    """The study that is published in a folder."""
-    rows = read_tables([Table(folder / ROWS)], unusable)
+    """Read the study that is published in a folder."""
     path = folder / RUNS
-    content = read_json(path, unusable)
-    runs = content.get("runs")
-    sealed = read_sealed(folder / ROWS, unusable)[1]
-    if sealed and content.get("rows", sealed) != sealed:  # studies did not say it once
-        raise unusable(path, f"it was written with other rows than those of {ROWS}")
+    with _published(path):
+        content = read_json(path)
+    runs, left_out = content.get("runs"), content.get("left_out", {})
     if content.get("format") != _FORMAT or not isinstance(runs, list):
-        raise unusable(path, f"format {_FORMAT} with a list of runs is needed")
+        raise unusable(path, f"format {_FORMAT} with a list of runs is expected")
+    with _published(folder / ROWS):
+        rows = read_tables([(folder / ROWS, str(content.get("rows")))])
     for run in runs:
         if problem := trouble(run):
             raise unusable(path, problem)
-    left_out = content.get("left_out", {})
     if not isinstance(left_out, dict) or not all(
         isinstance(text, str) and showable(text) for pair in left_out.items() for text in pair
     ):
-        raise unusable(path, "what it says was left out is no mapping of texts")
+        raise unusable(path, "left_out is not a mapping of texts")
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
-    if strange := set(named) - set(map(identity, runs)):
+    if unknown := set(named) - set(map(identity, runs)):
         raise unusable(
-            path, f"the rows have a run {name_of(*min(strange, key=str))} that is not among its runs"
+            path, f"the rows have a run {name_of(*min(unknown, key=str))} that is not among its runs"
         )
     return Study(showable_rows(rows, folder / ROWS), runs, left_out)
 
 
+@contextmanager
+def _published(path: Path) -> Iterator[None]:
+    """Raise ``unusable`` for damage in the block: a published study is not to be deleted."""
+    try:
+        yield
+    except Damaged as error:
+        raise unusable(path, error.reason) from None
+
+
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """Rows whose names can be shown."""
+    """Return rows unchanged, or refuse names that cannot be shown."""
     for column in _NAMES:
         if strange := [name for name in rows[column].unique() if not showable(name)]:
             raise unusable(source, f"its rows have a {column} named {strange[0]!r}, with control characters")
@@ -116,6 +124,6 @@ def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
 
 
 def unusable(path: Path, error: object) -> Damaged:
-    """The error for a file that cannot be used, and cannot be computed again by deleting it."""
-    text = f"{path} cannot be used ({error}): bring it back, or make it again from the runs"
+    """Return the error for a file that cannot be used, and that deleting does not mend."""
+    text = f"{path} cannot be used ({error}): restore it, or make it again from the runs"
     return Damaged(text, error)
