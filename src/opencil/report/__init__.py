@@ -1,1 +1,1 @@
-"""Reports: everything shown is computed from rows, nothing is computed again."""
+"""Reports: tables, statistics, figures and a page, computed from the rows of runs alone."""

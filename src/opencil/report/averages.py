@@ -1,7 +1,9 @@
-"""Averages of rows, in the paper's order: over datasets, then over steps, then over seeds.
+"""Average rows in the paper's order: over datasets, then over steps, then over seeds.
 
-A seed that has fewer steps than another of its method is in no average over seeds: later steps are harder.
+A seed with fewer steps than another seed of its method is in no average over seeds: later steps are harder.
 """
+
+from collections.abc import Collection
 
 import pandas as pd
 import torch
@@ -10,100 +12,90 @@ from opencil.data.roles import ALL, SHIFTED
 from opencil.evaluation.metric import KEPT, shares
 from opencil.evaluation.metrics import backward_transfer, forgetting
 
-#: What tells one run from another.
+#: The columns that identify a run.
 RUN = ["benchmark", "k", "cil", "seed"]
-_METHOD = ["benchmark", "k", "cil", "detector"]
 
 
-def per_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """OOD metrics per run, step and detector; ``split`` is near, far, or all (mean over every dataset).
+def dataset_place(name: str) -> str:
+    """Return the place of an OOD dataset's values, beside ``near``, ``far`` and ``all``."""
+    return f"dataset {name}"  # the space keeps a dataset named "far" apart from the split
 
-    Rows of one task's samples have no place in it.
+
+def is_ood(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Mark the rows of a detector against all samples of an OOD dataset."""
+    named = (rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)
+    return named & (rows["distance"] != SHIFTED)
+
+
+def average_datasets(rows: pd.DataFrame, uncounted: Collection[str] = (), each: bool = False) -> pd.DataFrame:
+    """Return values per run, step, detector, place and metric; rows of single tasks are left out.
+
+    The place of an OOD metric is near, far or all: the mean over those datasets that are not ``uncounted``.
+    With ``each``, every dataset is a place too. The place of other metrics is empty, and so is the detector
+    of metrics of the CIL model itself.
     """
-    measured = of_datasets(rows)
-    both = pd.concat([measured.assign(split=measured["distance"]), measured.assign(split=ALL)])
-    return both.groupby([*RUN, "step", "detector", "split", "metric"], as_index=False).agg(
-        value=("value", "mean")
-    )
+    of_ood = is_ood(rows)
+    ood, others = rows[of_ood], shares(rows[~of_ood & (rows["task"] == 0)])
+    counted = ood[~ood["ood"].isin(uncounted)]
+    parts = [others.assign(place=""), counted.assign(place=counted["distance"]), counted.assign(place=ALL)]
+    if each:
+        parts.append(ood.assign(place=dataset_place("") + ood["ood"]))
+    keys = [*RUN, "step", "detector", "place", "metric"]
+    return pd.concat(parts).groupby(keys, as_index=False).agg(value=("value", "mean"))
 
 
-def of_datasets(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a detector against all of an OOD dataset."""
-    whole = (rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)
-    return rows[whole & (rows["distance"] != SHIFTED)]
-
-
-def over_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """One value per run, detector, split and metric; the split of what is of ID images is empty.
-
-    So is the detector of what is of the model itself, such as its accuracy.
-    """
-    rows = shares(rows)
-    of_id = (rows["detector"] == "") | (rows["ood"] == "") | (rows["distance"] == SHIFTED)
-    inside = rows[of_id & (rows["task"] == 0)].assign(split="")
-    table = pd.concat([per_step(rows), inside[[*RUN, "step", "detector", "split", "metric", "value"]]])
-    return _over_steps(table, "split")
-
-
-def datasets_over_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """One value per run, detector, OOD dataset and metric."""
-    return _over_steps(of_datasets(rows), "ood")
-
-
-def _over_steps(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    grouped = table.groupby([*RUN, "detector", by, "metric"], as_index=False)
+def average_steps(per_step: pd.DataFrame) -> pd.DataFrame:
+    """Return one value per run, detector, place and metric, with the number of its steps."""
+    grouped = per_step.groupby([*RUN, "detector", "place", "metric"], as_index=False)
     return grouped.agg(value=("value", "mean"), steps=("step", "nunique"))
 
 
-def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean and sample standard deviation over the farthest seeds; one seed has no deviation."""
-    return spread(over_steps(rows), [*_METHOD, "split", "metric"])
-
-
-def farthest(table: pd.DataFrame, keys: list[str], steps: "pd.Series[int]") -> pd.DataFrame:
-    """The lines of seeds that have as many ``steps`` as any other of the same ``keys``."""
-    return table[steps == steps.groupby([table[key] for key in keys]).transform("max")]
-
-
-def megabytes(rows: pd.DataFrame) -> pd.DataFrame:
-    """What runs keep after each step, in columns ``model`` and ``memory``; only of steps that have both."""
-    table = rows[rows["metric"].isin(KEPT)].pivot_table("value", [*RUN, "step"], "metric")
-    return (
-        (table.reindex(columns=list(KEPT)).dropna() / 1e6).set_axis(["model", "memory"], axis=1).reset_index()
+def average_seeds(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return mean and sample deviation over the seeds with the most steps; one seed has no deviation."""
+    per_run = select_longest(per_run, keys, per_run["steps"])
+    return per_run.groupby(keys, as_index=False, observed=True).agg(
+        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
     )
 
 
-def continual(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the CIL models themselves do, mean and deviation over seeds.
+def average_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average rows over datasets, steps and seeds, by method, detector, place and metric."""
+    per_run = average_steps(average_datasets(rows))
+    return average_seeds(per_run, ["benchmark", "k", "cil", "detector", "place", "metric"])
 
-    Every accuracy of the rows averaged over steps (``average ...``) and after the last step (``last ...``);
-    forgetting and backward transfer after the last step, from the matrix of accuracies per step and task.
+
+def select_longest(table: pd.DataFrame, keys: list[str], steps: "pd.Series[int]") -> pd.DataFrame:
+    """Return the lines of the seeds that have as many ``steps`` as any other of the same ``keys``."""
+    grouped = steps.groupby([table[key] for key in keys], observed=True)
+    return table[steps == grouped.transform("max")]
+
+
+def list_megabytes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the megabytes of ``model`` and ``memory`` after each step that has rows of both."""
+    table = rows[rows["metric"].isin(KEPT)].pivot_table("value", [*RUN, "step"], "metric")
+    both = table.reindex(columns=list(KEPT)).dropna() / 1e6
+    return both.set_axis(["model", "memory"], axis=1).reset_index()
+
+
+def average_models(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return metrics of the CIL models themselves, mean and deviation over seeds.
+
+    Every accuracy is averaged over steps (``average ...``) and taken after the last step (``last ...``).
+    Forgetting and backward transfer follow from the matrix of accuracies per step and task.
     """
     models = shares(rows[rows["detector"] == ""])
     lines = []
     for run, part in models.groupby(RUN):
         steps = part["step"].nunique()
-        whole = part[part["task"] == 0]
-        for metric, values in whole.groupby("metric"):
+        for metric, values in part[part["task"] == 0].groupby("metric"):
             by_step = values.groupby("step")["value"].mean()  # of one shifted set or of several
-            lines += [
-                (*run, f"average {metric}", by_step.mean(), steps),
-                (*run, f"last {metric}", by_step.iloc[-1], steps),
-            ]
-        matrix = part[(part["task"] > 0) & (part["metric"] == "accuracy")].pivot(
-            index="step", columns="task", values="value"
-        )
+            lines.append((*run, f"average {metric}", by_step.mean(), steps))
+            lines.append((*run, f"last {metric}", by_step.iloc[-1], steps))
+        tasks = part[(part["task"] > 0) & (part["metric"] == "accuracy")]
+        matrix = tasks.pivot(index="step", columns="task", values="value")
         if steps > 1 and matrix.shape == (steps, steps):
             tensor = torch.tensor(matrix.to_numpy())
-            lines += [(*run, "forgetting", forgetting(tensor), steps)]
-            lines += [(*run, "backward transfer", backward_transfer(tensor), steps)]
+            lines.append((*run, "forgetting", forgetting(tensor), steps))
+            lines.append((*run, "backward transfer", backward_transfer(tensor), steps))
     table = pd.DataFrame(lines, columns=[*RUN, "metric", "value", "steps"])
-    return spread(table, ["benchmark", "k", "cil", "metric"])
-
-
-def spread(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Mean and sample standard deviation of runs' values over the farthest seeds."""
-    per_run = farthest(per_run, keys, per_run["steps"])
-    return per_run.groupby(keys, as_index=False).agg(
-        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
-    )
+    return average_seeds(table, ["benchmark", "k", "cil", "metric"])

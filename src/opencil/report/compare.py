@@ -1,14 +1,17 @@
-"""Ours beside the paper's figures: cell by cell, and how far the two agree."""
+"""Compare our figures with the paper's, cell by cell, and measure how far the two agree."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
 
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput
-from opencil.evaluation.metric import metric_of
+from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.published import (
     OOD,
     contradictory,
@@ -17,19 +20,16 @@ from opencil.published import (
     published_results,
     recomputed_means,
 )
+from opencil.report.averages import dataset_place
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.order import families, labelled, sort_cil, sort_detectors
-from opencil.report.results import Outcome, of_dataset, results
-from opencil.report.tables import Kind
+from opencil.report.order import group_families, is_labelled, sort_detectors
+from opencil.report.results import Outcome, results
+from opencil.report.tables import Key, Kind, distance_metrics
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
 
-#: The kinds of tables that the paper has figures for, each with its metrics and its OOD splits.
-COMPARED: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "main": (("auc", "fpr"), (ALL,)),
-    "distance": (("auc", "ap", "fpr"), OOD_ROLES),
-    "ablation": (("auc", "fpr"), ()),  # its places are the datasets
-}
+#: The kinds of tables that the paper has figures for.
+COMPARED: tuple[Kind, ...] = ("main", "distance", "ablation")
 _FLAG = "†"
 _FLAGGED = (
     f"{_FLAG} The paper contradicts itself here: the mean over all datasets is not that of its own near and "
@@ -39,65 +39,37 @@ _CELL = ["cil", "detector", "metric", "place"]
 
 
 def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[Table]:
-    """For each benchmark and k that the paper has: ours beside the paper's, then how far they agree."""
+    """Return ours beside the paper's, then how far they agree, for each benchmark and k of the paper."""
     made: list[Table] = []
     for outcome in results(study):
-        cells = compare(outcome)
-        if cells.empty:
-            continue
-        data = data_notes(outcome)
-        compared = [table for kind in kinds for table in _of_kind(outcome, cells, kind, data)]
-        if compared and (flagged := _contradictions(outcome, cells)):
-            compared.append(flagged)
+        cells, data = compare(outcome), data_notes(outcome)
+        compared = [table for kind in kinds for table in _tables_of_kind(outcome, cells, kind, data)]
+        if compared and cells["flagged"].any():
+            compared.append(_contradictions(outcome, cells[cells["flagged"]]))
         made += compared
     return made
 
 
 def incomparable(study: Study) -> BadInput:
-    """The error for a study of which nothing can be compared: not yet, or not at all."""
-    published = published_results()
-    figures = published[["benchmark", "k"]].drop_duplicates()
-    in_paper = set(figures.itertuples(index=False, name=None))
-    waiting = [outcome for outcome in results(study) if (outcome.benchmark, outcome.k) in in_paper]
-    if waiting:
-        cil, detectors = (set(published[name]) - {""} for name in ("cil", "detector"))
-        why = [f"{outcome.title} ({_why_not(outcome, cil, detectors)})" for outcome in waiting]
-        return BadInput(
-            f"nothing that is finished can be compared with the paper's figures: {', '.join(why)}"
-        )
-    sizes = figures.sort_values("k").groupby("benchmark")["k"]
-    has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes)
+    """Return the error for a study of which nothing can be compared, not yet or not at all."""
+    sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
+    has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
     named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
-    return BadInput(f"the paper has no figures to compare {named} with: it has {has}")
-
-
-def _why_not(outcome: Outcome, cil: set[str], detectors: set[str]) -> str:
-    """What keeps some results from being compared: what is not finished, or what the paper does not have."""
-    for kind, ours, theirs in (
-        ("CIL methods", outcome.cil, sort_cil(cil)),
-        ("detectors", outcome.detectors, sort_detectors(detectors)),
-    ):
-        if not set(ours) & set(theirs):
-            named = f"none of the {kind} {', '.join(ours)}" if ours else f"no figures without {kind}"
-            return f"the paper has {named}: it has {', '.join(theirs)}"
-    return "; ".join(outcome.unfinished()) or "the paper has none of these detectors on these CIL methods"
+    waiting = "; ".join(part for outcome in results(study) for part in outcome.unfinished())
+    return BadInput(
+        f"nothing that is finished here, {named}, can be compared with the paper's figures: it has {has}"
+        + f". Not finished: {waiting}" * bool(waiting)
+    )
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
-    """Every cell that the paper has of a benchmark and k: cil, detector, metric, place, ours, std, paper,
-    recomputed (what the paper's near and far figures give), flagged, difference; in percent.
+    """Return every cell that the paper has of a benchmark and k, in percent.
 
-    ``ours`` is NaN where no run is finished; ``difference`` where there is nothing to count, as where ours
-    is the mean over other OOD datasets than the paper's.
+    Columns: cil, detector, metric, place, paper, recomputed (the mean of the paper's near and far figures),
+    flagged, ours, std, difference. ``ours`` is NaN where no run is finished. ``difference`` is NaN where it
+    does not count: in flagged cells, and where ours is the mean over other OOD datasets than the paper's.
     """
-    figures = published_results()
-    figures = figures.assign(recomputed=100 * recomputed_means(figures), flagged=contradictory(figures))
-    figures = figures.rename(columns={"distance": "place"})
-    ablation = published_ablation()
-    ablation = ablation.assign(place=ablation["ood"].map(of_dataset), recomputed=float("nan"), flagged=False)
-    columns = ["benchmark", "k", *_CELL, "value", "recomputed", "flagged"]
-    every = pd.concat([figures[columns], ablation[columns]])
-    every = every.assign(paper=in_percent(every["value"]))
+    every = _paper_cells()
     here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
     ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
@@ -107,31 +79,32 @@ def compare(outcome: Outcome) -> pd.DataFrame:
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
 
+@cache
+def _paper_cells() -> pd.DataFrame:
+    """Return every cell of the paper's tables, in percent."""
+    figures, ablation = published_results(), published_ablation()
+    figures = figures.assign(recomputed=100 * recomputed_means(figures), flagged=contradictory(figures))
+    places = ablation["ood"].map(dataset_place)
+    ablation = ablation.assign(distance=places, recomputed=float("nan"), flagged=False)
+    every = pd.concat([figures, ablation]).rename(columns={"distance": "place"})
+    return every.assign(paper=in_percent(every["value"]))
+
+
 def _other_splits(outcome: Outcome) -> list[str]:
-    """The splits in which our averages are over other OOD datasets than the paper's."""
+    """Return the splits in which our averages are over other OOD datasets than the paper's."""
     ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in OOD_ROLES}
     paper = OOD.get(outcome.benchmark, {})
     other = [split for split, names in ours.items() if names != set(paper.get(split, ()))]
-    return [*other, "all"] if other else []
+    return [*other, ALL] if other else []
 
 
-# --- tables ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Three columns: ours, the paper's and the difference of one CIL method, metric and place."""
-
-    cil: str
-    metric: str
-    place: str
-    group: str
-
-
-def _of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
-    metrics, places = COMPARED[kind]
-    if not places:
-        places = tuple(of_dataset(name) for name in outcome.datasets)
+def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
+    """Return the comparison of one kind of tables, then the table of its agreement."""
+    split = kind == "distance"  # a table for each metric, as in the paper
+    metrics = distance_metrics() if split else table_metrics("all")
+    places: Sequence[str] = OOD_ROLES if split else [ALL]
+    if kind == "ablation":
+        places = [dataset_place(name) for name in outcome.datasets]
     shown = cells[cells["place"].isin(places) & cells["metric"].isin(metrics) & cells["ours"].notna()]
     if shown.empty:
         return []
@@ -142,109 +115,89 @@ def _of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: list[str])
         named = ", ".join(other)
         data = [*data, f"Ours is over other OOD datasets than the paper's, so it does not count: {named}."]
     made = []
-    split = len(places) == 2  # near and far: a table for each metric, as in the paper
-    for part in [(metric,) for metric in metrics] if split else [metrics]:
-        pairs = [
-            _Pair(cil, m, place, " ".join([cil, *_place_words(place), metric_of(m).column]))
-            for cil in methods
-            for place in places
-            for m in part
-        ]
-        table = _side_by_side(outcome, cells, pairs, data)
-        if split:
-            name, about = f"distance-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
-        else:
+    for part in [[metric] for metric in metrics] if split else [metrics]:
+        groups = [(cil, m, place) for cil in methods for place in places for m in part]
+        name, about = f"{kind}-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
+        if not split:
             name, about = kind, "" if kind == "main" else f"{kind}, "
         title = f"{outcome.title}: {about}ours beside the paper's"
+        table = _side_by_side(outcome, cells, groups, data)
         made.append(replace(table, name=f"compare-{name}-{outcome.name}", title=title))
-    return [
-        *made,
-        _agreement(outcome, shown, methods, metrics, places, f"agreement-{kind}-{outcome.name}", data),
-    ]
+    name = f"agreement-{kind}-{outcome.name}"
+    return [*made, _agreement_table(outcome, shown, methods, metrics, places, name, data)]
 
 
-def _place_words(place: str) -> list[str]:
-    return [] if place == "all" else [place.removeprefix(of_dataset(""))]
+def _name_place(place: str) -> str:
+    return "" if place == ALL else place.removeprefix(dataset_place(""))
 
 
-def _side_by_side(outcome: Outcome, cells: pd.DataFrame, pairs: list[_Pair], data: list[str]) -> Table:
-    """Detectors that both have, in blocks; or in the paper's order, where they are of its ablation."""
-    by_cell = cells.set_index(_CELL).to_dict("index")
-    keys = pd.MultiIndex.from_tuples([(p.cil, p.metric, p.place) for p in pairs])
-    of_pairs = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(keys)]
-    theirs = list(dict.fromkeys(of_pairs["detector"]))
+def _heading(cil: str, metric: str, place: str) -> str:
+    return " ".join(filter(None, (cil, _name_place(place), metric_of(metric).column)))
+
+
+def _side_by_side(outcome: Outcome, cells: pd.DataFrame, groups: list[Key], data: list[str]) -> Table:
+    """Make a table of the detectors that both have, in blocks; an ablation has the paper's order."""
+    by_cell = {tuple(cell[key] for key in _CELL): cell for cell in cells.to_dict("records")}
+    shown = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(groups)]
+    theirs = list(dict.fromkeys(shown["detector"]))
+    names = [detector for detector in theirs if detector in outcome.detectors]
     columns = [Column("detector", label=True)]
-    columns += [Column(what, pair.group) for pair in pairs for what in ("ours", "paper", "Δ")]
-    nothing: dict[Any, Any] = {}
+    columns += [Column(head, _heading(*group)) for group in groups for head in ("ours", "paper", "Δ")]
 
     def line(detector: str) -> list[Cell]:
-        found_cells = [by_cell.get((p.cil, detector, p.metric, p.place), nothing) for p in pairs]
-        return [words(detector), *(cell for values in found_cells for cell in _three(values))]
+        found = [by_cell.get((cil, detector, metric, place)) for cil, metric, place in groups]
+        return [words(detector), *(cell for values in found for cell in _three_cells(values))]
 
-    names = [detector for detector in theirs if detector in outcome.detectors]
-    if any(map(labelled, theirs)):
+    if any(map(is_labelled, theirs)):
         blocks = [Block([line(detector) for detector in names])]
     else:
         blocks = [
-            Block(
-                [line(d) for d in members], family, [_averages("Average", outcome, of_pairs, members, pairs)]
-            )
-            for family, members in families(names)
+            Block([line(d) for d in members], family, [_averages("Average", outcome, shown, members, groups)])
+            for family, members in group_families(names)
         ]
         if len(blocks) > 1:
-            blocks.append(Block([_averages("Average (All)", outcome, of_pairs, names, pairs)]))
+            blocks.append(Block([_averages("Average (All)", outcome, shown, names, groups)]))
     accuracy = [words("CIL accuracy")]
-    seen: set[str] = set()
-    for pair in pairs:  # in the first group of each CIL method
-        new = pair.cil not in seen
-        seen.add(pair.cil)
-        accuracy += _three(by_cell.get((pair.cil, "", "accuracy", ""), nothing)) if new else [words("")] * 3
-    notes = [
-        *outcome.basis(),
-        "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
-    ]
-    notes += [_FLAGGED] if of_pairs["flagged"].any() else []
-    for where, missing in (
-        ("in these runs", [d for d in theirs if d not in names]),
-        ("in this table of the paper's", [d for d in outcome.detectors if d not in theirs]),
-    ):
-        notes += [f"Not {where}: {', '.join(missing)}."] if missing else []
-    notes += [
-        *data,
-        *(metric_of(m).sentence for m in dict.fromkeys(["accuracy", *(p.metric for p in pairs)])),
-    ]
+    for cil, of_cil in groupby(groups, key=lambda group: group[0]):  # in its first group
+        accuracy += _three_cells(by_cell.get((cil, "", "accuracy", "")))
+        accuracy += [words("")] * 3 * (len(list(of_cil)) - 1)
+    notes = outcome.basis()
+    notes.append("Δ: ours minus the paper's, in percent points. Averages: over detectors that count.")
+    notes += [_FLAGGED] * bool(shown["flagged"].any())
+    if absent := [name for name in theirs if name not in names]:
+        notes.append(f"Not in these runs: {', '.join(absent)}.")
+    if strange := [name for name in outcome.detectors if name not in theirs]:
+        notes.append(f"Not in this table of the paper's: {', '.join(strange)}.")
+    metrics = dict.fromkeys(["accuracy", *(metric for _, metric, _ in groups)])
+    notes += [*data, *(metric_of(metric).sentence for metric in metrics)]
     return Table("", "", columns, [Block([accuracy]), *blocks], notes, outcome.missing())
 
 
-def _three(values: Mapping[Any, Any]) -> list[Cell]:
-    """Ours, the paper's and the difference."""
-    if not values:
+def _three_cells(values: Mapping[Any, Any] | None) -> list[Cell]:
+    """Return the cells of ours, the paper's and the difference."""
+    if values is None:
         return [Cell(), Cell(), Cell()]
-    ours = Cell(_number(values["ours"]), _number(values["std"]))
+    ours = Cell(values["ours"], values["std"])
     paper = Cell(values["paper"], flag=_FLAG if values["flagged"] else "")
-    return [ours, paper, Cell(_number(values["difference"]), signed=True)]
+    return [ours, paper, Cell(values["difference"], signed=True)]
 
 
 def _averages(
-    name: str, outcome: Outcome, cells: pd.DataFrame, detectors: list[str], pairs: list[_Pair]
+    name: str, outcome: Outcome, cells: pd.DataFrame, detectors: list[str], groups: list[Key]
 ) -> list[Cell]:
-    """Means over the detectors that count, so that ours and the paper's are over the same ones."""
+    """Return a line of means over the detectors that count, the same for ours and the paper's."""
     counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
-    by_pair = dict(list(counted.groupby(["cil", "metric", "place"])))
+    by_group = dict(list(counted.groupby(["cil", "metric", "place"])))
     line = [words(name)]
-    for pair in pairs:
-        key = (pair.cil, pair.metric, pair.place)
-        here = by_pair.get(key, counted[:0])
+    for key in groups:
+        here = by_group.get(key, counted[:0])
         ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
-        line += (
-            [Cell(ours.mean, ours.std), Cell(paper), Cell(ours.mean - paper, signed=True)]
-            if ours
-            else [Cell(), Cell(), Cell()]
-        )
+        values = {"ours": ours.mean, "std": ours.std, "difference": ours.mean - paper} if ours else None
+        line += _three_cells(values and values | {"paper": paper, "flagged": False})
     return line
 
 
-def _agreement(
+def _agreement_table(
     outcome: Outcome,
     cells: pd.DataFrame,
     methods: list[str],
@@ -253,120 +206,78 @@ def _agreement(
     name: str,
     data: list[str],
 ) -> Table:
-    """How far ours and the paper's agree: a line for each CIL method and split, then over all of them."""
+    """Make a table of how far ours and the paper's agree: a line per CIL method and split, then a total."""
     several = len(places) > 1
     columns = [Column("CIL", label=True), *[Column("OOD", label=True)] * several]
-    for m in metrics:
-        columns += [
-            Column(what, metric_of(m).column)
-            for what in ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
-        ]
+    heads = ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
+    columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
+    none = agreement(cells[:0])
+    every = {key: agreement(part) for key, part in cells.groupby(["cil", "place", "metric"])}
     lines = []
     for cil in methods:
         for place in places:
-            here = cells[(cells["cil"] == cil) & (cells["place"] == place)]
-            labels = [words(cil), *[words(" ".join(_place_words(place)))] * several]
-            agreements = [agreement(here[here["metric"] == m]) for m in metrics]
-            lines.append([*labels, *(cell for a in agreements for cell in _agreement_cells([a]))])
-    every = [
-        [agreement(part) for _, part in cells[cells["metric"] == m].groupby(["cil", "place"])]
-        for m in metrics
-    ]
-    total = [
-        words("all"),
-        *[words("")] * several,
-        *(cell for part in every for cell in _agreement_cells(part)),
-    ]
-    counted = cells[cells["difference"].notna()].sort_values("difference", key=abs)
+            found = [every.get((cil, place, metric), none) for metric in metrics]
+            named = [words(cil), *[words(_name_place(place))] * several]
+            lines.append([*named, *(cell for one in found for cell in _agreement_cells([one]))])
+    total = [words("all"), *[words("")] * several]
+    for metric in metrics:
+        of_metric = [every.get((cil, place, metric), none) for cil in methods for place in places]
+        total += _agreement_cells(of_metric, several=len(of_metric) > 1)
     notes = [
         "Cells: detectors that both have, less those in which the paper contradicts itself. |Δ|: absolute "
         "difference, in percent points.",
         "rank ρ: Spearman's correlation of the detectors' ranks, ours and the paper's (in the last line the "
         "mean of those above it); same best: whether the same detector is best.",
     ]
-    if len(counted):
-        worst = counted.iloc[-1]
-        at = " ".join(
-            [
-                worst["cil"],
-                worst["detector"],
-                *_place_words(worst["place"]),
-                metric_of(worst["metric"]).column,
-            ]
-        )
-        notes.append(
-            f"Largest difference: {at}, {worst['ours']:.2f} against {worst['paper']:.2f} in the paper."
-        )
+    counted = cells[cells["difference"].notna()].sort_values("difference", key=abs)
+    for worst in counted[-1:].to_dict("records"):
+        where = _heading(f"{worst['cil']} {worst['detector']}", worst["metric"], worst["place"])
+        figures = f"{worst['ours']:.2f} against {worst['paper']:.2f} in the paper"
+        notes.append(f"Largest difference: {where}, {figures}.")
     title = f"{outcome.title}: agreement with the paper"
     return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data], outcome.missing())
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Of some cells: how many count, their absolute differences, the ranks' correlation, the same best."""
+def agreement(cells: pd.DataFrame) -> dict[str, float]:
+    """Measure how far ours and the paper's agree in the cells of one CIL method, metric and place.
 
-    cells: int
-    mean: float | None
-    largest: float | None
-    correlation: float | None
-    same_best: bool | None
-
-
-def agreement(cells: pd.DataFrame) -> Agreement:
-    """How far ours and the paper's agree in the cells of one CIL method, metric and place."""
+    Return the number of cells that count, mean and maximum of their absolute differences, Spearman's
+    correlation, and whether the same detector is best; NaN where there are too few cells for it.
+    """
     counted = cells[cells["difference"].notna()]
-    if counted.empty:
-        return Agreement(0, None, None, None, None)
-    off = counted["difference"].abs()
+    size, off = len(counted), counted["difference"].abs()
     ours, paper = counted["ours"].round(2), counted["paper"]
-    if metric_of(str(counted["metric"].iloc[0])).lower_is_better:
+    if size and metric_of(str(counted["metric"].iloc[0])).lower_is_better:
         ours, paper = -ours, -paper
-    several = len(counted) > 1
     # Spearman's is Pearson's of the ranks. Of two it can only be 1 or −1; without any spread there is none.
     ranks = pd.DataFrame({"ours": ours.rank(), "paper": paper.rank()})
-    meaningful = len(counted) > 2 and bool((ranks.nunique() > 1).all())
-    correlation = float(ranks["ours"].corr(ranks["paper"])) if meaningful else None
-    best = set(counted.index[ours == ours.max()]) & set(counted.index[paper == paper.max()])
-    return Agreement(
-        len(counted), float(off.mean()), float(off.max()), correlation, bool(best) if several else None
-    )
+    meaningful = size > 2 and bool((ranks.nunique() > 1).all())
+    correlation = ranks["ours"].corr(ranks["paper"]) if meaningful else math.nan
+    best = bool(((ours == ours.max()) & (paper == paper.max())).any()) if size > 1 else math.nan
+    return {"cells": size, "mean": off.mean(), "max": off.max(), "rank": correlation, "best": best}
 
 
-def _agreement_cells(agreements: list[Agreement]) -> list[Cell]:
-    """Five cells of one agreement, or of several together."""
-    counted = [a for a in agreements if a.cells]
-    cells = sum(a.cells for a in counted)
-    mean = sum((a.mean or 0.0) * a.cells for a in counted) / cells if cells else None
-    largest = max((a.largest for a in counted if a.largest is not None), default=None)
-    correlations = [a.correlation for a in counted if a.correlation is not None]
-    correlation = sum(correlations) / len(correlations) if correlations else None
-    best = [a.same_best for a in counted if a.same_best is not None]
-    if len(agreements) > 1:
-        told = f"{sum(best)} of {len(best)}" if best else "–"
-    else:
-        told = ("yes" if best[0] else "no") if best else "–"
-    return [Cell(cells, digits=0), Cell(mean), Cell(largest), Cell(correlation), words(told)]
+def _agreement_cells(agreements: list[dict[str, float]], several: bool = False) -> list[Cell]:
+    """Return five cells of one agreement, or of ``several`` together."""
+    found = pd.DataFrame(agreements)
+    size, best = found["cells"].sum(), found["best"].dropna()
+    mean = (found["mean"] * found["cells"]).sum() / size if size else math.nan
+    numbers = map(Cell, (mean, found["max"].max(), found["rank"].mean()))
+    same = f"{int(best.sum())} of {len(best)}" if several else "yes" if best.any() else "no"
+    return [Cell(int(size), digits=0), *numbers, words(same if len(best) else "–")]
 
 
-def _contradictions(outcome: Outcome, cells: pd.DataFrame) -> Table | None:
-    """The cells in which the paper contradicts itself, with what its near and far figures give."""
-    flagged = cells[cells["flagged"]]
-    if flagged.empty:
-        return None
+def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
+    """Make a table of the cells in which the paper contradicts itself, with the mean of near and far."""
     order = {name: i for i, name in enumerate(sort_detectors(flagged["detector"]))}
-    flagged = flagged.assign(order=flagged["detector"].map(order)).sort_values(
-        ["metric", "order"], kind="stable"
-    )
+    flagged = flagged.assign(order=flagged["detector"].map(order))
     lines = [
         [
-            words(row["cil"]),
-            words(row["detector"]),
-            words(metric_of(row["metric"]).column),
-            Cell(row["paper"]),
-            Cell(row["recomputed"]),
-            Cell(_number(row["ours"]), _number(row["std"])),
+            *map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column)),
+            *(Cell(row["paper"]), Cell(row["recomputed"])),
+            Cell(row["ours"], row["std"]),
         ]
-        for row in flagged.to_dict("records")
+        for row in flagged.sort_values(["metric", "order"], kind="stable").to_dict("records")
     ]
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
     columns += [Column("printed"), Column("from near/far"), Column("ours")]
@@ -379,18 +290,10 @@ def _contradictions(outcome: Outcome, cells: pd.DataFrame) -> Table | None:
     return Table(f"contradictions-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)
-
-
-# --- data ------------------------------------------------------------------------------------------
-
-
 def data_notes(outcome: Outcome) -> list[str]:
-    """Which datasets differ from the paper's, by what the runs noted about the images they read."""
+    """Return notes on the datasets that differ from the paper's, by the images that the runs recorded."""
     notes = []
-    paper = OOD.get(outcome.benchmark, {})
-    theirs = {name for names in paper.values() for name in names}
+    theirs = {name for names in OOD.get(outcome.benchmark, {}).values() for name in names}
     if lacking := sorted(theirs - set(outcome.datasets)):
         notes.append(f"OOD datasets of the paper that these runs lack: {', '.join(lacking)}.")
     if added := sorted(set(outcome.datasets) - theirs):
@@ -401,9 +304,9 @@ def data_notes(outcome: Outcome) -> list[str]:
         return [*notes, "Data: these runs did not note which images they read."]
     other = sorted((n, s, i, p) for n, s, i, p, _ in recorded if p is not None and i != p)
     files = sorted({(n, s) for n, s, i, p, f in recorded if f == "differs" and i == p})
-    notes += [f"Data: {n} has {i:,} {_split(s)} images, the paper's {p:,}." for n, s, i, p in other]
+    notes += [f"Data: {n} has {i:,} {_name_split(s)} images, the paper's {p:,}." for n, s, i, p in other]
     if files:
-        named = ", ".join(f"{n} ({_split(s)})" for n, s in files)
+        named = ", ".join(f"{n} ({_name_split(s)})" for n, s in files)
         notes.append(
             "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
             f"datasets' makers distribute, which may be a matter of packing alone: {named}."
@@ -413,5 +316,5 @@ def data_notes(outcome: Outcome) -> list[str]:
     return notes
 
 
-def _split(split: str) -> str:
+def _name_split(split: str) -> str:
     return {"train": "training"}.get(split, split)

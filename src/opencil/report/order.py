@@ -1,55 +1,59 @@
-"""Which method stands where: in the paper's order, detectors by family; what the paper lacks comes last."""
+"""Order methods as the paper does, detectors by family, and select the best of many for display."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
+
+import pandas as pd
 
 from opencil.data.roles import OOD_ROLES
-from opencil.evaluation.metric import metrics
+from opencil.errors import unknown
+from opencil.evaluation.metric import metric_of, metrics, table_metrics
 from opencil.published import OOD, published_results
 from opencil.registry import DETECTORS, LEARNERS
+from opencil.report.averages import is_ood
 
 #: The blocks of a table, in the paper's order.
 FAMILIES = ("post-hoc", "fine-tuning")
 _OTHERS = "others"
+_CELL = ["benchmark", "k", "cil", "seed", "step", "ood", "detector"]
+
+Kind = Literal["detector", "cil"]
 
 
 def method(name: str) -> str:
-    """The method of a name that may carry a label: ``ber`` for ``ber@nter``."""
+    """Return the method of a name that may carry a label: ``ber`` for ``ber@nter``."""
     return name.partition("@")[0]
 
 
-def labelled(name: str) -> bool:
-    """Whether a name is a method under values of its own."""
+def is_labelled(name: str) -> bool:
+    """Return whether a name carries a label: a method under other values."""
     return "@" in name
 
 
-def upper_bound(name: str) -> bool:
-    """Whether a CIL method keeps all images: it bounds the others' accuracy, and has no rank among them.
-
-    It is one that sees old images again and chooses none to remember.
-    """
-    own = method(name)
-    if own not in LEARNERS.names():
+def is_upper_bound(name: str) -> bool:
+    """Return whether a CIL method trains on all old images: it bounds the others and has no rank."""
+    if method(name) not in LEARNERS.names():
         return False
-    learner: Any = LEARNERS.entry(own).make
+    learner: Any = LEARNERS.entry(method(name)).make
     return bool(learner.revisits and not learner.remembers)
 
 
 def sort_cil(names: Iterable[str]) -> list[str]:
-    """CIL methods as in the paper, then others by name; a labelled one stands behind the plain one."""
-    return _sorted(names, _paper()[0])
+    """Sort CIL methods as in the paper, then others by name; a labelled name follows the plain name."""
+    return _sort(names, _paper_order()[0])
 
 
 def sort_detectors(names: Iterable[str]) -> list[str]:
-    """Detectors family by family, each as in the paper, then others by name."""
-    return [name for _, members in families(names) for name in members]
+    """Sort detectors by family, each as in the paper, then others by name."""
+    return [name for _, members in group_families(names) for name in members]
 
 
-def families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Detectors by family; those that are not registered here are ``others``."""
+def group_families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Group detectors by family; detectors that are not registered here are ``others``."""
     known, members = set(DETECTORS.names()), dict[str, list[str]]()
-    for name in _sorted(names, _paper()[1]):
+    for name in _sort(names, _paper_order()[1]):
         own = method(name)
         family = getattr(DETECTORS.entry(own).make, "family", FAMILIES[0]) if own in known else _OTHERS
         members.setdefault(family, []).append(name)
@@ -58,30 +62,84 @@ def families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str]:
-    """OOD datasets with their distances: near ones first, as in the paper, then others by name."""
+    """Sort OOD datasets, given with their distances: near first, as in the paper, then others by name."""
     paper = [name for names in OOD.get(benchmark, {}).values() for name in names]
-    ordered = _sorted(distances, paper)
-    return {
-        name: distances[name] for name in sorted(ordered, key=lambda name: distances[name] != OOD_ROLES[0])
-    }
+    names = sorted(_sort(distances, paper), key=lambda name: distances[name] != OOD_ROLES[0])
+    return {name: distances[name] for name in names}
 
 
 def sort_metrics(names: Iterable[str]) -> list[str]:
-    """Metrics in the order of their registration; those that are not registered here by name, behind."""
-    known = list(metrics())
-    return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
+    """Sort metrics in the order of their registration, then others by name."""
+    return _sort(names, list(metrics()))
 
 
-def _sorted(names: Iterable[str], paper: list[str]) -> list[str]:
-    def place(name: str) -> tuple[int, str]:
-        own = method(name)
-        return (paper.index(own) if own in paper else len(paper)), name
-
-    return sorted(set(names), key=place)
+def _sort(names: Iterable[str], first: list[str]) -> list[str]:
+    places = {name: place for place, name in enumerate(first)}
+    return sorted(set(names), key=lambda name: (places.get(method(name), len(first)), name))
 
 
 @cache
-def _paper() -> tuple[list[str], list[str]]:
-    """CIL methods and detectors in the order of the paper's tables."""
+def _paper_order() -> tuple[list[str], list[str]]:
+    """Return CIL methods and detectors in the order of the paper's tables."""
     table = published_results()
     return list(table["cil"].unique()), [name for name in table["detector"].unique() if name]
+
+
+@dataclass(frozen=True)
+class Top:
+    """Number of methods to show, the best by the first metric of the main table; None shows all.
+
+    Methods in ``named`` are shown in any case. A name with a label is shown with its method. The defaults
+    fit the paper's sixteen detectors and four CIL methods with their bounds.
+    """
+
+    detector: int | None = 16
+    cil: int | None = 8
+    named: tuple[str, ...] = ()
+
+    def check(self, rows: pd.DataFrame) -> None:
+        """Refuse a name that no row has."""
+        present = {*rows["detector"].unique(), *rows["cil"].unique()} - {""}
+        for name in self.named:
+            if name not in present | set(map(method, present)):
+                raise unknown("method of --top", name, present)
+
+    def select(self, rows: pd.DataFrame, kind: Kind) -> set[str]:
+        """Return the detectors or CIL methods of some rows that are shown."""
+        names, number = set(rows[kind].unique()) - {""}, getattr(self, kind)
+        ranked = _rank(rows, kind) if number is not None else []
+        if len(ranked) <= (number or 0):
+            return names
+        best = {*ranked[:number], *map(method, self.named)}
+        return {name for name in names if method(name) in best}
+
+    def describe(self, rows: pd.DataFrame, kinds: Iterable[Kind] = ("detector", "cil")) -> str:
+        """Return the share of the methods that is shown, ``8 of 19 detectors``; empty where all are."""
+        parts, nouns = [], {"detector": "detectors", "cil": "CIL methods"}
+        for kind in kinds:
+            shown, every = (
+                len({*map(method, of)} - {""}) for of in (self.select(rows, kind), rows[kind].unique())
+            )
+            if shown < every:
+                parts.append(f"{shown} of {every} {nouns[kind]}")
+        return " and ".join(parts)
+
+
+ALL_SHOWN = Top(None, None)
+
+
+def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
+    """Rank methods without labels, the best first, by how far they are above the mean of their cell.
+
+    A cell is all that the methods share: for detectors the same model and images. So an unfinished method
+    gains nothing from the steps that it lacks.
+    """
+    metric = metric_of(table_metrics("all")[0])
+    found = rows[is_ood(rows) & (rows["metric"] == metric.name)]
+    cells = found.groupby([key for key in _CELL if key != kind])["value"]
+    above = (found["value"] - cells.transform("mean")).groupby(found[kind]).mean()
+    above = -above if metric.lower_is_better else above
+    scores = {name: above[name] for name in above.sort_values().index}  # of variants alone, the best counts
+    scores |= {method(name): score for name, score in scores.items() if method(name) not in scores}
+    plain = sorted(name for name in scores if method(name) == name)
+    return sorted(plain, key=lambda name: -scores[name])

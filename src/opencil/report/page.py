@@ -1,12 +1,12 @@
-"""One HTML file to explore results: tables, curves, figures, runs; it needs no network and no server.
+"""Write one HTML file to explore results: tables, curves, figures, runs. It needs no network and no server.
 
-Everything stands in the file: values as whole numbers in blocks (about 6 bytes each), pictures as SVG text.
-Pictures and configs share most of their lines, so each line stands there once.
-Names come from rows and configs, so from anyone: they enter as JSON and are put on the page as text, and a
-policy in the file lets no script run but the page's own, and nothing be loaded.
+All averages are computed here, by metric, evaluation set and seed; the page's script selects among them. They
+stand in the file as compressed JSON, with the figures and configs. Names come from rows and configs, so from
+anyone: they enter as JSON and are put on the page as text. A policy in the file forbids any other script.
 """
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -18,22 +18,36 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
-from opencil.evaluation.metric import shares
+from opencil.data.roles import ALL, OOD_ROLES, SHIFTED
+from opencil.evaluation.metric import metric_of, shares, table_metrics
 from opencil.published import OOD
-from opencil.registry import DETECTORS, LEARNERS, Paper, Registry
-from opencil.report.averages import megabytes
+from opencil.registry import DETECTORS, LEARNERS, Registry
+from opencil.report.averages import (
+    average_datasets,
+    average_seeds,
+    dataset_place,
+    is_ood,
+    list_megabytes,
+    select_longest,
+)
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
-from opencil.report.figures.parts import DARK
 from opencil.report.layout import LATEX, Cell, Table
-from opencil.report.order import method
-from opencil.report.page_values import SCALE, group_of, metrics_of, numbered
+from opencil.report.order import (
+    group_families,
+    is_labelled,
+    is_upper_bound,
+    method,
+    sort_cil,
+    sort_metrics,
+)
 from opencil.report.results import Outcome, count, results
-from opencil.study.records import Identity, RunRecord, identity
+from opencil.study.records import RunRecord, identity
 from opencil.study.study import Study
 
 #: The script's parts, in the order in which they need each other.
@@ -41,7 +55,7 @@ _SCRIPTS = (
     *("elements", "averages", "selection", "methods", "saving", "board", "chart", "matrix", "tables"),
     *("figures", "runs", "about", "page"),
 )
-#: Percent points that two seeds of one model were apart at most on CIFAR-100: see results/README.md.
+#: Largest difference of two seeds of one model on CIFAR-100, in percent points: see results/README.md.
 _NOISE = 3
 #: Where the defaults are the paper's words and not its released code's, or better than either.
 _BY_DESIGN = (
@@ -66,63 +80,192 @@ def page(
     refresh: float | None = None,
     title: str = "OpenCIL results",
 ) -> str:
-    """The page as text.
+    """Return the page as text.
 
     ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
-    paper's; with ``refresh`` the page loads itself anew every so many seconds.
+    paper's; with ``refresh`` the page reloads itself every so many seconds.
     """
-    rows, kept = shares(study.rows), _latest(megabytes(study.rows))
-    counted: dict[Any, Outcome] = {
-        (outcome.benchmark, outcome.k): outcome for outcome in results(study, metrics=["auc"])
-    }
-    texts: dict[str, int] = {}  # lines of what is below
+    rows, drawn = shares(study.rows), list(figures)
+    kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
+    rows = rows[rows["task"] == 0]
+    groups = [_make_group(rows, outcome) for outcome in results(study)]
     data = {
-        "scale": SCALE,
         "noise": _NOISE,
-        "groups": [group_of(part, counted.get(key)) for key, part in rows.groupby(["benchmark", "k"])],
-        "metrics": metrics_of(rows),
+        "groups": [group for group, _ in groups],
+        "metrics": _describe_metrics(rows),
+        "main": table_metrics("all", "near-far"),
         "methods": {
-            "cil": _methods(LEARNERS, rows["cil"].unique()),
-            "detector": _methods(DETECTORS, rows["detector"].unique()),
+            "cil": _describe_methods(LEARNERS, rows["cil"].unique()),
+            "detector": _describe_methods(DETECTORS, rows["detector"].unique()),
         },
-        "tables": [_sheet(table) for table in tables],
-        "runs": [_record(run, texts) | kept.get(identity(run), {}) for run in study.runs],
-        "figures": [_figure(figure, texts) for figure in figures],
-        "dark": DARK,
+        "tables": [_describe_table(table) for table in tables],
+        "runs": [_describe_run(run) | {"kept": kept.get(identity(run))} for run in study.runs],
+        "figures": [_describe_figure(figure) for figure in drawn],
         "latex": LATEX,
         "problems": study.problems,
         "differences": list(differences),
         "refresh": refresh,
-        "texts": list(texts),
     }
-    # In a block, what they define is theirs alone.
-    script = "\n".join(['"use strict";', "{", *(_asset(f"{name}.js") for name in _SCRIPTS), "}"])
+    packed = {
+        "averages": [averages for _, averages in groups],
+        "configs": [dump_yaml(run["config"]) for run in study.runs],
+        "figures": [_shorten_svg(figure.svg) for figure in drawn],
+    }
+    script = "\n".join(_read_asset(f"{name}.js") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_asset("page.html")).substitute(
+    return Template(_read_asset("page.html")).substitute(
         policy=_POLICY.format(script=digest),
         title=html.escape(title),
-        style=_asset("page.css"),
+        style=_read_asset("page.css"),
         script=script,
-        data=_json(data),
-        made=html.escape(_made(study)),
+        data=_dump_json(data).replace("<", "\\u003c"),  # nothing can end the element or begin a comment
+        packed=base64.b64encode(gzip.compress(_dump_json(packed).encode(), 6, mtime=0)).decode(),
+        made=html.escape(_describe_making(study)),
     )
 
 
+def unpack(text: str) -> dict[str, Any]:
+    """Return the content of a page: its data, with averages, configs and drawings."""
+    data, packed = (text.split(f'id="{name}">')[1].split("</script")[0] for name in ("data", "packed"))
+    content: dict[str, Any] = json.loads(data)
+    return content | {"packed": json.loads(gzip.decompress(base64.b64decode(packed)))}
+
+
 def known_differences(study: Study) -> list[str]:
-    """How results differ from the paper's: in their data, by what the runs noted; and by design."""
+    """Return how results differ from the paper's, by the data that the runs recorded and by design."""
     notes: dict[str, None] = {}
-    for outcome in results(study, metrics=["auc"]):
+    for outcome in results(study):
         if outcome.benchmark in OOD:
             notes |= {f"{outcome.title}: {note}": None for note in data_notes(outcome)}
         else:
-            notes[
-                f"The paper has no results on {outcome.benchmark}: there is nothing to compare these with."
-            ] = None
+            where = f"The paper has no results on {outcome.benchmark}"
+            notes[f"{where}: there is nothing to compare these with."] = None
     return [*notes, *_BY_DESIGN]
 
 
-def _made(study: Study) -> str:
-    """When the page was made, by which version, and of what."""
+def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the metrics of some rows: of OOD sets, then of ID images alone, then of shifted sets."""
+    parts = (is_ood(rows), (rows["detector"] != "") & (rows["ood"] == ""), rows["distance"] == SHIFTED)
+    of_ood, of_id, of_shifted = (sort_metrics(rows.loc[part, "metric"].unique()) for part in parts)
+    return {
+        metric.name: {
+            "label": metric.label,
+            "definition": metric.definition,
+            "lower": metric.lower_is_better,
+            "shifted": metric.name in of_shifted and metric.name not in of_ood,
+        }
+        for metric in map(metric_of, dict.fromkeys([*of_ood, *of_id, *of_shifted]))
+    }
+
+
+def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the description of one benchmark and k, and its averages.
+
+    ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
+    ``baselines`` counts the pairs of CIL model and detector with a metric. A ``variant`` of another method
+    and an upper ``bound`` have no rank. ``kept`` are megabytes after the last step.
+    """
+    rows = rows[(rows["benchmark"] == outcome.benchmark) & (rows["k"] == outcome.k)]
+    values = _values_by_place(rows, outcome)
+    cils, oods = sort_cil(rows["cil"].unique()), outcome.datasets
+    families = group_families(name for name in rows["detector"].unique() if name)
+    detectors = {name: family for family, names in families for name in names}
+    shifted = sorted(rows.loc[rows["distance"] == SHIFTED, "ood"].unique())
+    of_detectors = values[values["detector"] != ""]
+    baselines = of_detectors[["metric", "cil", "detector"]].drop_duplicates()["metric"].value_counts()
+    first = of_detectors.groupby("metric")["step"].min()
+    bounds = [name for name in cils if is_upper_bound(name)]
+    notes = [f"Bounds of accuracy, which keep all images, have no rank: {', '.join(bounds)}."] * bool(bounds)
+    kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
+    splits = [role for role in OOD_ROLES if role in oods.values()]
+    places = [(ALL, "all OOD sets"), *((role, f"all {role}") for role in splits)] if oods else []
+    group: dict[str, Any] = {
+        "benchmark": outcome.benchmark,
+        "k": outcome.k,
+        "cils": [
+            {"name": name, "variant": is_labelled(name), "bound": name in bounds, "kept": kept.get(name)}
+            for name in cils
+        ],
+        "detectors": [
+            {"name": name, "family": family, "variant": is_labelled(name)}
+            for name, family in detectors.items()
+        ],
+        "seeds": sorted(rows["seed"].unique().tolist()),
+        "steps": sorted(rows["step"].unique().tolist()),
+        "planned": outcome.steps,
+        "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
+        "baselines": baselines.to_dict(),
+        "sets": oods | dict.fromkeys(shifted, SHIFTED),
+        "places": [*places, *((dataset_place(name), name) for name in oods)],
+        "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
+        "notes": [*notes, *outcome.uneven(), *outcome.mixture()],
+        "missing": outcome.missing(averaged=True),
+    }
+    return group, _average_values(values, cils, list(detectors), group["steps"])
+
+
+def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
+    """Return values per seed, step, CIL model, detector, place and metric, as the page shows them.
+
+    Metrics of the model on shifted sets are shown with each of its detectors, and metrics of clean ID images
+    only beside OOD sets.
+    """
+    of_model, clean = rows["detector"] == "", rows["ood"] == ""
+    tried = rows.loc[~of_model, ["cil", "seed", "detector"]].drop_duplicates()
+    accuracy = of_model & clean & (rows["metric"] == "accuracy")
+    of_detector = ~of_model & (~clean | bool(is_ood(rows).any()))
+    on_shifted = rows[of_model & (rows["distance"] == SHIFTED)].drop(columns="detector")
+    rows = pd.concat([rows[accuracy | of_detector], on_shifted.merge(tried, on=["cil", "seed"])])
+    each = rows[rows["distance"] == SHIFTED]
+    each = each.assign(place=dataset_place("") + each["ood"])
+    return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
+
+
+def _average_values(
+    values: pd.DataFrame, cils: list[str], detectors: list[str], steps: list[int]
+) -> dict[str, Any]:
+    """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
+
+    An average is a list of mean, deviation, number of steps, number of seeds, and the means and deviations of
+    every step.
+    """
+    keys = ["metric", "place", "shown", "cil", "detector"]
+    seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
+    values = values.astype(dict.fromkeys(["metric", "place", "cil", "detector"], "category"))
+    shown = ["", *[values["seed"].astype(str)] * (values["seed"].nunique() > 1)]
+    values = pd.concat([values.assign(shown=pd.Series(of, values.index, dtype=seeds)) for of in shown])
+    per_run = values.groupby([*keys, "seed"], observed=True)
+    values = select_longest(values, keys, per_run["step"].transform("nunique"))
+    per_run = values.groupby([*keys, "seed"], observed=True)
+    runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
+    whole = average_seeds(runs, keys).set_index(keys)
+    per_step = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
+    curves = [
+        per_step[name].unstack("step").reindex(index=whole.index, columns=steps) for name in ("mean", "std")
+    ]
+    columns = [_round(whole[["mean", "std"]]), whole[["steps", "seeds"]].to_numpy().tolist()]
+    columns += [_round(curve) for curve in curves]
+    places = [{name: str(i) for i, name in enumerate(names)} for names in (cils, detectors)]
+    found: dict[str, Any] = {}
+    for key, spread, counts, means, deviations in zip(whole.index, *columns, strict=True):
+        metric, place, shown, cil, detector = key
+        of_seeds = found.setdefault(metric, {}).setdefault(place, {}).setdefault(shown, {})
+        several = [deviations] if counts[1] > 1 else []
+        of_seeds[f"{places[0][cil]} {places[1].get(detector, '')}"] = [*spread, *counts, means, *several]
+    return found
+
+
+def _round(fractions: pd.DataFrame) -> list[list[float | None]]:
+    """Return percents with the two digits that are shown; None where there is no value."""
+    percents = (100 * fractions.to_numpy()).round(2)
+    shown = percents.astype(object)
+    shown[np.isnan(percents)] = None
+    lines: list[list[float | None]] = shown.tolist()
+    return lines
+
+
+def _describe_making(study: Study) -> str:
+    """Return when the page was made, by which version, and of which rows."""
     today = datetime.now(UTC).date()
     of = f"{len(study.rows):,} rows of {count(len(study.runs), 'run')}"
     notes = [made for run in study.runs for made in run.get("made", [])]
@@ -131,83 +274,58 @@ def _made(study: Study) -> str:
     return f"{today.day} {today:%B %Y} · OpenCIL {__version__} · {of}{when}"
 
 
-def _asset(name: str) -> str:
-    return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _json(data: object) -> str:
-    """JSON that is safe between script tags: without a ``<`` nothing can end them, or begin a comment."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def _record(run: RunRecord, texts: dict[str, int]) -> dict[str, Any]:
+def _describe_run(run: RunRecord) -> dict[str, Any]:
     shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "detectors", "environment"}
     shown |= {"failed", "left_out"}
-    return {key: value for key, value in run.items() if key in shown} | {
-        "seconds": pd.DataFrame(run["seconds"]).sum().to_dict(),  # by their kind
-        "config": numbered(dump_yaml(run["config"]).split("\n"), texts),
-    }
+    seconds = pd.DataFrame(run["seconds"]).sum().to_dict()  # by their kind
+    return {key: value for key, value in run.items() if key in shown} | {"seconds": seconds}
 
 
-def _latest(kept: pd.DataFrame) -> dict[Identity, dict[str, list[float]]]:
-    """Megabytes of model and memory after the latest step of each run that has them."""
-    return {(b, k, c, s): {"kept": [*of]} for b, k, c, s, _, *of in kept.itertuples(index=False, name=None)}
+def _describe_methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return title, first line and paper of each method of some rows that is registered here."""
+    known, found = set(registry.names()), dict[str, dict[str, Any]]()
+    for name in dict.fromkeys(map(method, names)):
+        if name in known:
+            entry = registry.entry(name)
+            found[name] = {"written": entry.title, "about": entry.about}
+            if paper := entry.paper:
+                link = paper.link if paper.link.startswith("https://") else ""  # others may be scripts
+                found[name] |= {"title": paper.title, "year": paper.year, "link": link}
+    return found
 
 
-def _methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What there is to say about each method of some rows that is registered here."""
-    known = set(registry.names())
-    entries = {own: registry.entry(own) for own in dict.fromkeys(map(method, names)) if own in known}
-    return {
-        own: {"written": entry.title, "about": entry.about, **_paper(entry.paper)}
-        for own, entry in entries.items()
-    }
-
-
-def _paper(paper: Paper | None) -> dict[str, Any]:
-    """A paper's title and year, and its address, if that is one that a browser may be led to."""
-    if paper is None:
-        return {}
-    link = paper.link if paper.link.startswith("https://") else ""
-    return {"title": paper.title, "year": paper.year, "link": link}
-
-
-def _sheet(table: Table) -> dict[str, Any]:
-    """A table as the page draws and saves it; the blocks' titles are lines of their own."""
+def _describe_table(table: Table) -> dict[str, Any]:
+    """Return a table as the page draws and saves it; titles of blocks are lines of their own."""
     rest = [""] * (len(table.columns) - 1)
     lines: list[list[Any]] = []
     for block in table.blocks:
-        lines += [[block.title, *rest]] if block.title else []
-        lines += [[_sheet_cell(cell) for cell in line] for line in [*block.lines, *block.foot]]
-    return {
-        "name": table.file,
-        "title": table.title,
-        "columns": [{"text": column.heading, "label": column.label} for column in table.columns],
-        "lines": lines,
-        "notes": table.notes,
-        "missing": table.missing,
-    }
+        lines += [[block.title, *rest]] * bool(block.title)
+        lines += [[_describe_cell(cell) for cell in line] for line in [*block.lines, *block.foot]]
+    columns = [{"text": column.heading, "label": column.label} for column in table.columns]
+    described = {"name": table.file, "title": table.title, "columns": columns, "lines": lines}
+    return {**described, "notes": table.notes, "missing": table.missing}
 
 
-def _sheet_cell(cell: Cell) -> str | dict[str, Any]:
+def _describe_cell(cell: Cell) -> str | dict[str, Any]:
     if cell.value is None:
         return cell.text
     return {"mean": cell.value, "std": cell.std, "rank": cell.rank, "text": cell.text}
 
 
-def _figure(figure: Figure, texts: dict[str, int]) -> dict[str, Any]:
+def _describe_figure(figure: Figure) -> dict[str, Any]:
     width, height = (round(96 * side) for side in figure.size)
-    return {
-        **asdict(figure.about),
-        "svg": numbered(_elements(figure.svg), texts),
-        "width": width,
-        "height": height,
-        "wide": width > 2 * height,
-    }
+    return {**asdict(figure.about), "width": width, "height": height, "wide": width > 2 * height}
 
 
-def _elements(svg: str) -> list[str]:
-    """An SVG without its head, remarks and indentation, an element a line."""
+def _shorten_svg(svg: str) -> str:
+    """Return an SVG without head, metadata, remarks and indentation."""
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", svg).replace("> <", ">\n<").split("\n")
+    return re.sub(r"\s+", " ", svg)
+
+
+def _read_asset(name: str) -> str:
+    return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _dump_json(data: object) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

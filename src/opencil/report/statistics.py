@@ -1,24 +1,23 @@
-"""Statistics over cells: which detectors can be told apart, and by how much they differ.
+"""Rank detectors over cells, and test which of them differ and by how much.
 
-A cell is one (CIL method, seed, OOD dataset) of a benchmark and k, mean over its steps, which share a history
-and nested OOD images: all detectors are measured on the same models and the same images there, so that they
-are compared in pairs. Cells of one run are not independent of each other either: the intervals are about
-these runs, and are too narrow for what another training would give.
+A cell is one CIL method, seed and OOD dataset of a benchmark and k, mean over its steps. All detectors of a
+cell are measured on the same models and images, so they are compared in pairs. Cells of one run depend on
+each other: the intervals are about these runs, and are too narrow for another training.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from opencil.errors import BadInput, unknown
-from opencil.evaluation.metric import metric_of
-from opencil.report.averages import of_datasets
+from opencil.evaluation.metric import metric_of, table_metrics
+from opencil.report.averages import is_ood
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.order import labelled, method, sort_cil
+from opencil.report.order import is_labelled, method, sort_cil
 from opencil.report.results import Outcome, results
 from opencil.study.study import Study
 
@@ -30,10 +29,11 @@ _CHUNK = 500  # resamplings at a time: memory stays small
 
 @dataclass(frozen=True)
 class Ranking:
-    """Detectors by mean rank over cells, best first, with the test that tells them apart.
+    """Detectors by mean rank over cells, best first, with the tests of their differences.
 
-    ``friedman`` is its statistic and p, None of two detectors; those whose mean ranks differ by ``critical``
-    or more are told apart (Nemenyi). ``groups`` are the largest sets of detectors that are not, as positions.
+    ``friedman`` has statistic and p of Friedman's test, None for two detectors. Detectors whose mean ranks
+    differ by ``critical`` or more differ significantly (Nemenyi). ``groups`` are the largest ranges of
+    positions without such a difference.
     """
 
     detectors: list[str]
@@ -43,28 +43,18 @@ class Ranking:
     groups: list[range]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean difference and its bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Cells × detectors of a metric, fractions, mean over the steps that every detector has.
+    """Return cells × detectors of a metric, as fractions, mean over the steps that every detector has.
 
-    Cells of which not every detector has a step are left out.
+    Cells without such a step are left out.
     """
-    chosen = of_datasets(rows)
-    chosen = chosen[chosen["metric"] == metric]
+    chosen = rows[is_ood(rows) & (rows["metric"] == metric)]
     steps = chosen.pivot(index=[*_UNIT, "step"], columns="detector", values="value").dropna()
     return steps.groupby(_UNIT).mean()
 
 
 def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: float = 0.05) -> Ranking:
-    """Friedman's test over cells × detectors, and Nemenyi's critical difference of mean ranks.
+    """Rank detectors by Friedman's test over cells, with Nemenyi's critical difference of mean ranks.
 
     With N cells and K detectors, CD = q · sqrt(K (K + 1) / (6 N)), q the studentised range's 1 − α quantile
     for K groups and infinitely many degrees of freedom, over sqrt 2.
@@ -72,37 +62,31 @@ def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: fl
     count, detectors = cells.shape
     if detectors < 2 or count < 2:
         raise BadInput(
-            f"{detectors} detectors on {count} cells cannot be ranked: at least 2 of each are needed, on the "
-            "same runs, steps and OOD datasets"
+            f"{detectors} detectors on {count} cells cannot be ranked: at least 2 of each are needed"
         )
-    ranks = cells.rank(axis=1, ascending=lower_is_better).to_numpy()  # [N, K], 1 is best, ties share
-    mean = ranks.mean(axis=0)
-    critical = nemenyi(detectors, count, alpha)
-    order = np.argsort(mean, kind="stable")
-    return Ranking(
-        detectors=[str(cells.columns[i]) for i in order],
-        ranks=mean[order],
-        friedman=_friedman(ranks),
-        critical=critical,
-        groups=_groups(mean[order], critical),
-    )
+    ranks = cells.rank(axis=1, ascending=lower_is_better)  # [N, K], 1 is best, ties share
+    mean = pd.Series(ranks.to_numpy().mean(axis=0), cells.columns).sort_values(kind="stable")
+    means, critical = mean.to_numpy(), nemenyi(detectors, count, alpha)
+    ends = [int(np.searchsorted(means, rank + critical, side="left")) for rank in means]
+    groups = [range(i, end) for i, end in enumerate(ends) if i == 0 or end > ends[i - 1]]
+    return Ranking(list(mean.index), means, _friedman(ranks.to_numpy()), critical, groups)
 
 
 def nemenyi(detectors: int, cells: int, alpha: float = 0.05) -> float:
-    """By how much the mean ranks of two detectors must differ for them to be told apart."""
-    from scipy.stats import studentized_range  # takes half a second to import
+    """Return the difference of two mean ranks from which on it is significant."""
+    from scipy.stats import studentized_range  # imported here: it takes half a second
 
     q = studentized_range.ppf(1 - alpha, detectors, np.inf) / np.sqrt(2)
     return float(q * np.sqrt(detectors * (detectors + 1) / (6 * cells)))
 
 
 def _friedman(ranks: Matrix) -> tuple[float, float] | None:
-    """Statistic and p of Friedman's test, which is for three or more; where all are tied, nothing differs."""
+    """Return statistic and p of Friedman's test, which is for three or more detectors."""
     from scipy.stats import friedmanchisquare
 
     if ranks.shape[1] < 3:
         return None
-    if not np.ptp(ranks):
+    if not np.ptp(ranks):  # all are tied
         return 0.0, 1.0
     test = friedmanchisquare(*ranks.T)
     return float(test.statistic), float(test.pvalue)
@@ -110,8 +94,11 @@ def _friedman(ranks: Matrix) -> tuple[float, float] | None:
 
 def bootstrap(
     differences: Matrix, resamplings: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> list[Interval]:
-    """Percentile intervals of the means of paired differences [cells, pairs]; a cell's are drawn together."""
+) -> Matrix:
+    """Return percentile intervals of means of paired differences [cells, pairs], by drawing whole cells.
+
+    Each row of the result is mean, lower and upper limit of a pair.
+    """
     count, pairs = differences.shape
     draw = np.random.default_rng(seed)
     means = np.empty((resamplings, pairs))
@@ -123,20 +110,19 @@ def bootstrap(
         times = np.bincount(flat, minlength=size * count).reshape(size, count)
         means[start : start + size] = times @ differences / count
     tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
-    return [Interval(*map(float, three)) for three in zip(differences.mean(axis=0), low, high, strict=True)]
+    return np.stack([differences.mean(axis=0), *np.quantile(means, [tail, 1 - tail], axis=0)], axis=1)
 
 
 def signed_rank(differences: Matrix) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test of paired differences [cells]; those of 0 say nothing."""
+    """Return the two-sided p of Wilcoxon's signed-rank test of paired differences [cells] other than 0."""
     from scipy.stats import wilcoxon
 
-    told = differences[differences != 0]
-    return float(wilcoxon(told).pvalue) if len(told) else 1.0
+    nonzero = differences[differences != 0]
+    return float(wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Values of p, adjusted for being several by Holm: the i-th smallest of n, from 0, times n − i."""
+    """Adjust several p by Holm: the i-th smallest of n, counted from 0, times n − i."""
     adjusted, largest = [0.0] * len(p), 0.0
     for i, place in enumerate(np.argsort(p)):
         largest = max(largest, min(1.0, (len(p) - i) * p[place]))
@@ -145,34 +131,29 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
-    """For each benchmark and k, of AUC and of FPR: detectors ranked, with their differences from one of them.
+    """Return a table of ranked detectors for each benchmark, k and main metric.
 
-    Only what is finished counts. Names with a label do not: variants of one method would be ranked as
-    methods, and a CIL model whose variant is there would count twice. ``baseline`` is the detector to differ
-    from; by default the best. Where not all detectors have at least two cells in common, there is no table.
+    Only finished runs count. Detectors with a label are not ranked, and CIL models with a label do not count
+    beside the plain model. Differences are from ``baseline``, by default the best detector. Where the
+    detectors have fewer than two cells in common, there is no table.
     """
     rows = study.rows
-    known = {str(name) for name in rows["detector"].unique() if name and not labelled(name)}
+    known = {str(name) for name in rows["detector"].unique() if name and not is_labelled(name)}
     if baseline is not None and baseline not in known:
         raise unknown("detector", baseline, known)
-    plain = rows[rows["detector"].isin(known)]
+    plain = rows[rows["detector"].isin(known) & is_ood(rows)]
     made = []
     for outcome in results(study):
-        finished = of_datasets(outcome.finished(plain))
-        variants = _variants(finished)
+        finished = outcome.select_finished(plain)
+        names = sort_cil(finished["cil"].unique())
+        variants = [name for name in names if is_labelled(name) and method(name) in names]
         finished = finished[~finished["cil"].isin(variants)]
-        for metric in ("auc", "fpr"):
+        for metric in table_metrics("all"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
                 total = len(finished[_UNIT].drop_duplicates())
                 made.append(_table(outcome, cells, total, metric, baseline, variants))
     return made
-
-
-def _variants(rows: pd.DataFrame) -> list[str]:
-    """The CIL models that are one of the others under other values."""
-    names = sort_cil(rows["cil"])
-    return [name for name in names if labelled(name) and method(name) in names]
 
 
 def _table(
@@ -184,31 +165,26 @@ def _table(
     uncounted: list[str],
 ) -> Table:
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
-    reference = baseline if baseline in cells.columns else ranking.detectors[0]
-    values = 100 * cells[ranking.detectors].to_numpy(dtype=np.float64)
-    differences = values - values[:, [ranking.detectors.index(str(reference))]]
+    names = ranking.detectors
+    reference = baseline if baseline in names else names[0]
+    values = 100 * cells[names].to_numpy(dtype=np.float64)
+    differences = values - values[:, [names.index(reference)]]
     intervals = bootstrap(differences)
-    others = [i for i, detector in enumerate(ranking.detectors) if detector != reference]
+    others = [i for i, name in enumerate(names) if name != reference]
     tests = dict(zip(others, holm([signed_rank(differences[:, i]) for i in others]), strict=True))
     lines = []
-    for i, detector in enumerate(ranking.detectors):
-        letters = _letters([g for g, group in enumerate(ranking.groups) if i in group], len(ranking.groups))
-        own, interval = detector == reference, intervals[i]
-        limits = [Cell(interval.mean), Cell(interval.low), Cell(interval.high)]
-        shown = [words("") if own else Cell(c.value, signed=True) for c in limits]
-        shown.append(words("") if own else Cell(tests[i], digits=4, bounded=True))
-        lines.append(
-            [words(detector), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *shown]
-        )
-    columns = [Column("detector", label=True), Column("mean rank"), Column("group")]
-    columns += [
-        Column(metric_of(metric).column),
-        Column("difference"),
-        Column("low"),
-        Column("high"),
-        Column("p"),
-    ]
-    left_out = [name for name in outcome.detectors if labelled(name)]
+    for i, name in enumerate(names):
+        letters = "".join(ascii_letters[g] for g, group in enumerate(ranking.groups) if i in group)
+        line = [words(name), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean())]
+        if i in tests:
+            line += [Cell(limit, signed=True) for limit in intervals[i]]
+            line.append(Cell(tests[i], digits=4, bounded=True))
+        else:
+            line += [words("")] * 4
+        lines.append(line)
+    heads = ("mean rank", "group", metric_of(metric).column, "difference", "low", "high", "p")
+    columns = [Column("detector", label=True), *map(Column, heads)]
+    left_out = [name for name in outcome.detectors if is_labelled(name)]
     tested = ""
     if ranking.friedman:
         statistic, p = ranking.friedman
@@ -233,16 +209,3 @@ def _table(
     title = f"{outcome.title}: detectors ranked by {metric_of(metric).column}"
     name = f"statistics-{metric}-{outcome.name}"
     return Table(name, title, columns, [Block(lines)], notes, outcome.missing())
-
-
-def _letters(groups: list[int], count: int) -> str:
-    """The names of some of ``count`` groups: letters, or numbers where the alphabet is too short."""
-    if count <= len(ascii_lowercase):
-        return "".join(ascii_lowercase[group] for group in groups)
-    return " ".join(str(group + 1) for group in groups)
-
-
-def _groups(ranks: Matrix, critical: float) -> list[range]:
-    """The largest sequences of detectors whose mean ranks differ by less than the critical difference."""
-    ends = [int(np.searchsorted(ranks, rank + critical, side="left")) for rank in ranks]
-    return [range(i, end) for i, end in enumerate(ends) if i == 0 or end > ends[i - 1]]

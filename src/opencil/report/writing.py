@@ -1,24 +1,31 @@
-"""What a report comes to: the tables that are asked for, the page, and a folder of everything."""
+"""Write the tables of a report, its page and a folder of everything; watch runs under way."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from opencil.atomic_files import write_text
-from opencil.errors import BadInput
+from opencil.errors import BadInput, OpenCILError
+from opencil.files import write_text
 from opencil.report.compare import COMPARED, comparison_tables, incomparable
 from opencil.report.layout import ENDINGS, Table
+from opencil.report.order import ALL_SHOWN, Top
 from opencil.report.statistics import statistics_tables
 from opencil.report.survey import not_in_survey, survey_tables
 from opencil.report.tables import KINDS, Kind, tables
-from opencil.report.top import ALL, Top, shortened
 from opencil.study.study import Study, write_study
 
-if TYPE_CHECKING:  # Matplotlib: only where something is drawn
+if TYPE_CHECKING:  # Matplotlib: imported where figures are drawn
+    from opencil.report.figures.chosen import Choice
     from opencil.report.figures.drawing import Figure
 
 _WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
 _NOTHING = "no detector has been evaluated yet"
+_TOO_FEW = (
+    "there is nothing to compare by statistics: at least two detectors that are finished on the same runs, "
+    "steps and OOD datasets are needed"
+)
 
 
 def chosen_tables(
@@ -29,39 +36,53 @@ def chosen_tables(
     statistics: bool = False,
     baseline: str | None = None,
     extra: bool = False,
-    top: Top = ALL,
+    top: Top = ALL_SHOWN,
 ) -> list[Table]:
-    """Tables of some kinds, beside published figures, with statistics; there is an error for what is empty.
+    """Return tables of some kinds, comparisons and statistics; an empty one is an error.
 
-    All kinds together are asked for as far as there are any. ``top`` is what they show of many methods:
-    ablations and comparisons are of few.
+    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods that tables show,
+    but not in ablations and comparisons, which are of few.
     """
     made: list[Table] = []
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
-        made += of_kind if kind == "ablation" else shortened(of_kind, study.rows, top)
+        made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
+    beside = []
     if compare == "survey":
-        accuracies = survey_tables(study)
-        if not accuracies:
-            raise not_in_survey(study)
-        made += accuracies
-    if compare == "paper":
-        compared = [kind for kind in kinds if kind in COMPARED] or ["main"]
-        beside = comparison_tables(study, compared)
-        if not beside:
-            raise incomparable(study)
-        made += beside
-    if statistics:
-        ranked = statistics_tables(study, baseline)
-        if not ranked:
-            raise BadInput(
-                "there is nothing to compare by statistics: at least two detectors that are finished on the "
-                "same runs, steps and OOD datasets are needed"
-            )
-        made += shortened(ranked, study.rows, top)
-    return made
+        beside = survey_tables(study)
+    elif compare == "paper":
+        beside = comparison_tables(study, [kind for kind in kinds if kind in COMPARED] or ["main"])
+    if compare and not beside:
+        raise not_in_survey(study) if compare == "survey" else incomparable(study)
+    ranked = statistics_tables(study, baseline) if statistics else []
+    if statistics and not ranked:
+        raise BadInput(_TOO_FEW)
+    return [*made, *beside, *shorten_tables(ranked, study, top)]
+
+
+def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Table]:
+    """Return tables with the methods that ``top`` shows; averages, marks and ranks are over all.
+
+    Tables without detectors have few lines and stay as they are.
+    """
+    rows = study.rows
+    hidden = {
+        "detector": set(rows["detector"].unique()) - {""} - top.select(rows, "detector"),
+        "CIL": set(rows["cil"].unique()) - top.select(rows, "cil"),
+    }
+    if not any(hidden.values()):
+        return list(tables)
+    note = (
+        f"Shown are the best by mean AUC: {top.describe(rows)}; averages and marks are over all. opencil "
+        "report --top all shows all, --top 20 more, --top 20,NAME some by name; CSV has all."
+    )
+    return [
+        table.without(hidden, note) if any(column.name == "detector" for column in table.columns) else table
+        for table in tables
+        if table.cil not in hidden["CIL"]
+    ]
 
 
 def write_page(
@@ -71,18 +92,17 @@ def write_page(
     refresh: float | None = None,
     tables: Sequence[Table] | None = None,
 ) -> None:
-    """Write the page of a study; with ``refresh`` it loads itself anew every so many seconds.
+    """Write the page of a study; with ``refresh`` it reloads itself every so many seconds.
 
-    ``tables`` are its statistics and comparisons: unless they are given, they are made here, but not for a
-    page that will be written again in a moment.
+    ``tables`` are statistics and comparisons. By default they are computed, but not for a page with
+    ``refresh``, which will be written again in a moment.
     """
     from opencil.report.page import known_differences, page
 
     if tables is None:
         tables = [] if refresh else [*statistics_tables(study), *survey_tables(study)]
     differences = known_differences(study)
-    text = page(study, figures=figures, tables=tables, differences=differences, refresh=refresh)
-    write_text(path, text)
+    write_text(path, page(study, figures=figures, tables=tables, differences=differences, refresh=refresh))
 
 
 def write_report(
@@ -91,18 +111,18 @@ def write_report(
     figures: "Sequence[Figure]",
     baseline: str | None = None,
     extra: bool = False,
-    top: Top = ALL,
+    top: Top = ALL_SHOWN,
 ) -> None:
-    """Write a study into a folder with all that can be made of it: tables, figures, the page.
+    """Write a study with all its tables, its figures and its page into a folder.
 
-    ``top`` is what tables show of many methods, but in CSV, which has all.
+    ``top`` limits the methods that tables show, but not in CSV.
     """
     write_study(study, folder)
     survey, statistics = survey_tables(study), statistics_tables(study, baseline)
     many = [table for kind in KINDS if kind != "ablation" for table in tables(kind, study, extra)]
     many += statistics
-    few = [*tables("ablation", study), *comparison_tables(study, list(COMPARED)), *survey]
-    short = [*shortened(many, study.rows, top), *few]
+    few = [*tables("ablation", study), *comparison_tables(study, COMPARED), *survey]
+    short = [*shorten_tables(many, study, top), *few]
     for form, ending in ENDINGS.items():
         for table in [*many, *few] if form == "csv" else short:
             write_text(folder / "tables" / f"{table.file}.{ending}", table.text(form))
@@ -110,3 +130,50 @@ def write_report(
     for figure in figures:
         figure.save(folder / "figures")
     write_page(study, folder / "index.html", figures, tables=[*statistics, *survey])
+
+
+def watch_runs(
+    read: Callable[[], Study], path: Path, choice: "Choice", every: float, say: Callable[[str], None]
+) -> Study:
+    """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
+
+    Figures take seconds to draw, so only the last page has them. A study that cannot be read is read again
+    at the next turn. However the watching ends, the last page does not reload itself.
+    """
+    from opencil.report.figures.drawing import figures
+
+    study, said, ending = read(), "", "all runs are done"
+    try:
+        try:
+            problem = ""
+            while problem or not study.finished:
+                write_page(study, path, refresh=every)
+                now = problem or f"{describe_progress(study)}: {path}"
+                if now != said:
+                    say(now)
+                    said = now
+                time.sleep(every)
+                try:
+                    study, problem = read(), ""
+                except (OpenCILError, OSError) as error:
+                    problem = f"the page shows what could be read last ({error})"
+        except KeyboardInterrupt:
+            ending = "stopped watching"
+            say(ending)
+        write_page(study, path, figures(study, choice))
+    except BaseException:
+        with contextlib.suppress(OSError, OpenCILError):
+            write_page(study, path)
+        raise
+    say(f"{ending}: {path}")
+    return study
+
+
+def describe_progress(study: Study) -> str:
+    """Return how far a study's runs are, in a few words."""
+    done = sum(run["trained"] for run in study.runs)
+    steps = sum(run["steps"] or 0 for run in study.runs)
+    evaluated = sum(sum(run["detectors"].values()) for run in study.runs)
+    wanted = sum(len(run["detectors"]) * (run["steps"] or 0) for run in study.runs)
+    lost = f", damaged or lost: {'; '.join(study.problems)}" if study.problems else ""
+    return f"{done} of {steps} steps trained, {evaluated} of {wanted} evaluations{lost}"

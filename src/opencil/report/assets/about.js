@@ -1,8 +1,8 @@
-// What a visitor needs to know: terms in the words of what is chosen; environments, differences, metrics.
+// Terms for visitors, of the present selection; environments, differences, metrics.
 
 function showTerms(view) {
   const { group } = view;
-  const named = (distance) => group.oods.filter((o) => o.distance === distance).map((o) => o.name).join(", ");
+  const named = (distance) => Object.keys(group.sets).filter((name) => group.sets[name] === distance).join(", ");
   const k = typeof group.k === "number" ? `${group.k} new classes at each`
     : `${group.k}: so many classes at the first, and at each after it`;
   const terms = [

@@ -8,7 +8,7 @@ function lines(view) {
   const { group } = view;
   const found = [];
   for (const c of view.cils) {
-    const accuracy = accuracyOf(view, c);
+    const accuracy = averageOf(view, "accuracy", c);
     const { name: cil, kept: megabytes } = group.cils[c]; // after the last step
     for (const d of view.detectors) {
       const line = { c, d, cil, detector: group.detectors[d].name, accuracy, megabytes };
@@ -18,12 +18,12 @@ function lines(view) {
       if (line.value.mean !== null) found.push(line);
     }
   }
-  // What lacks steps has no rank: early steps are the easy ones. Nor has a variant, which is no other method, or
-  // a bound, which is no continual learner.
+  // Averages that lack steps have no rank: early steps are easier. Nor have variants, which are no other methods,
+  // and bounds, which are no continual learners.
   const method = ({ variant, bound }) => !variant && !bound;
   const ranked = ({ value, c, d }) =>
     isWhole(value, view, view.metric) && method(group.cils[c]) && method(group.detectors[d]);
-  const rank = ranks(found.filter(ranked).map((line) => line.value.mean), view.metric);
+  const rank = ranksOf(found.filter(ranked).map((line) => line.value.mean), view.metric);
   for (const line of found) line.rank = ranked(line) ? rank.get(percent(line.value.mean)) : null;
   return sorted(found.filter(({ c, d }) => view.found(c, d)), view);
 }
@@ -33,7 +33,7 @@ function sorted(found, view) {
   const up = state.sort && state.up ? state.up === "yes" : by.up;
   const order = (a, b) => {
     const [x, y] = [by.of(a), by.of(b)];
-    if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last
+    if (x === null || y === null) return (x === null) - (y === null); // missing values come last
     const difference = typeof x === "string" ? x.localeCompare(y) : x - y;
     return (up ? 1 : -1) * difference || (a.rank ?? 1e9) - (b.rank ?? 1e9);
   };
@@ -117,9 +117,7 @@ function showBoard(view, board) {
   const first = el("th", { scope: "col" }, el("span", { class: "unseen" }, "on the chart"));
   $("board").tHead.replaceChildren(el("tr", {}, first, head));
   $("board").tBodies[0].replaceChildren(...body);
-  const { at, blocks } = view.group.values[view.metric];
-  const filled = [...at.keys()].filter((i) => known(blocks[at[i]]).length);
-  const all = unique(filled.map((i) => Math.floor(i / view.group.seeds.length))).length; // not every detector is run on every model
+  const all = view.group.baselines[view.metric]; // not every detector is run on every model
   $("count").textContent = `${board.found.length} of ${all} baselines · ${basis(view)}`;
   $("all").hidden = board.found.length <= FIRST;
   $("all").textContent = state.all ? `Show the first ${FIRST}` : `Show all ${board.found.length}`;

@@ -1,4 +1,4 @@
-// Curves per step: of the first lines of the leaderboard, or of those that are ticked there.
+// Curves per step: of the first lines of the leaderboard, or of its ticked lines.
 
 const LINES = 6; // curves that are shown where none is ticked
 const MARKS = [
@@ -16,15 +16,14 @@ function drawn(view, board) {
     KINDS.filter((kind) => kind !== common).map((kind) => titled(kind, line[kind])).join(" · ");
   const curves = chosen.map((line, i) => ({
     name: name(line), look: i + 1, mark: MARKS[i % MARKS.length],
-    points: curve(perSeed(view, (s) => steps(group, view.metric, line.c, line.d, s, view.oods))),
-    whole: line.value,
+    points: line.value.points, whole: line.value,
   }));
   if (state.accuracy) {
     for (const c of unique(chosen.map((line) => line.c))) {
-      const series = perSeed(view, (s) => accuracies(group, c, s));
+      const whole = averageOf(view, "accuracy", c);
       curves.push({
         name: `${titled("cil", group.cils[c].name)} · accuracy`, look: 0, dashed: true, mark: "",
-        points: curve(series), whole: average(series, group.planned),
+        points: whole.points, whole,
       });
     }
   }
@@ -118,7 +117,7 @@ function path(points, x, y) {
   });
   return d;
 }
-// From where to where a band goes; it ends where percents do.
+// Return the limits of a band, which ends where percents do.
 function reach({ mean: m, std }) {
   const [low, high] = [m - (std || 0), m + (std || 0)];
   return [m >= 0 ? Math.max(low, 0) : low, m <= 100 ? Math.min(high, 100) : high];

@@ -1,9 +1,15 @@
-// Elements are made here. Names come from outside: they become text nodes and attribute values, never markup.
+// Read the data and make elements. Names come from outside: they become text nodes and attribute values, never
+// markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-data.groups = data.groups.filter((group) => Object.keys(group.values).length); // that have been evaluated
-const textOfLines = (numbers) => numbers.map((number) => data.texts[number]).join("\n");
 const $ = (id) => document.getElementById(id);
+const data = JSON.parse($("data").textContent);
+const packed = await unpack($("packed").textContent); // averages, configs and drawings
+data.groups.forEach((group, i) => { group.averages = packed.averages[i]; });
+data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
 const unique = (values) => [...new Set(values)];
 const plural = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
@@ -20,7 +26,7 @@ const el = (tag, attributes = {}, ...children) => fill(document.createElement(ta
 const draw = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-// Edges of a box behind which there is more are shaded: a phone shows no scroll bar.
+// Shade the edges of a box that can be scrolled: a phone shows no scroll bar.
 const sizes = new ResizeObserver((changes) => {
   for (const { target } of changes) edges(target.closest(".scroll"));
 });
@@ -37,7 +43,7 @@ function scrolling(box) {
   return box;
 }
 
-// A text that is shown while its element is pointed at or has the focus; Escape hides it.
+// Show a text while its element is pointed at or has the focus; Escape hides it.
 const withTip = (node, text) => {
   if (text) node.dataset.tip = text;
   return node;

@@ -3,13 +3,13 @@
 const WIDE = 8; // columns that have room for deviations
 const MARKED = [null, "best", "second", "third"];
 
-// What the matrix shows: for each detector its averages on each CIL model, with their places in the column.
+// Return for each detector its averages on each CIL model, with their places in the column.
 function table(view) {
   const { group, metric } = view;
   const found = view.detectors.map((d) => view.cils.map((c) => averageOf(view, metric, c, d)));
   const ranked = (one, j) => isWhole(one, view, metric) && !group.detectors[view.detectors[j]].variant;
   const place = view.cils.map((_, i) =>
-    places(found.map((row) => row[i]).filter(ranked).map((one) => one.mean), metric));
+    placesOf(found.map((row) => row[i]).filter(ranked).map((one) => one.mean), metric));
   return found.map((row, j) => row.map((one, i) => {
     const rank = ranked(one, j) ? place[i].get(percent(one.mean)) : null;
     return { ...one, rank, shade: rank ? 1 - (rank - 1) / Math.max(1, place[i].size - 1) : null };
@@ -21,7 +21,7 @@ function showMatrix(view) {
   const shown = (i) => view.detectors.some((d) => view.found(view.cils[i], d));
   const at = view.cils.map((_, i) => i).filter(shown); // columns
   const cils = at.map((i) => view.cils[i]);
-  const accuracy = cils.map((c) => accuracyOf(view, c));
+  const accuracy = cils.map((c) => averageOf(view, "accuracy", c));
   const row = (d, j) => ({ d, name: group.detectors[d].name, cells: at.map((i) => values[j][i]) });
   const every = view.detectors.map(row).filter(({ d }) => cils.some((c) => view.found(c, d)));
   const members = unique(every.map(({ d }) => group.detectors[d].family)).map((family) => ({

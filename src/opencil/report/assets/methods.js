@@ -1,4 +1,4 @@
-// Methods: what they are and where they were published, as tips on their names and as a list.
+// Methods: descriptions and papers, as tips on their names and as a list.
 
 const aboutOf = (kind, name) => data.methods[kind][own(name)];
 // A name as its paper writes it, for the eye alone: addresses and files have the name that commands take.
@@ -34,7 +34,7 @@ function showMethods() {
   };
   const names = (of) => unique(data.groups.flatMap(of).map(({ name }) => own(name)));
   const table = (kind, of) => [
-    el("thead", {}, el("tr", {}, ["Name", "What it is, and its paper"].map((text) =>
+    el("thead", {}, el("tr", {}, ["Name", "Description and paper"].map((text) =>
       el("th", { scope: "col" }, text)))),
     el("tbody", {}, names(of).map((name) => row(kind, name))),
   ];

@@ -1,4 +1,4 @@
-// All of it, put together.
+// Put all parts together.
 
 function show() {
   if (!data.groups.length) { // no detector has been evaluated
@@ -21,7 +21,6 @@ function paint() {
   const dark = state.theme ? state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = dark ? "Use light colours" : "Use dark colours";
-  paintFigures();
 }
 $("with-accuracy").addEventListener("change", (event) => {
   state.accuracy = event.target.checked ? "yes" : "";
@@ -32,7 +31,7 @@ $("all").addEventListener("click", () => {
   show();
 });
 $("theme").addEventListener("click", () => {
-  state.theme = isDark() ? "light" : "dark";
+  state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   paint();
   keep();
 });

@@ -1,4 +1,4 @@
-// Runs: how far they are, what they were made with.
+// Runs: their progress, and the versions and device that made them.
 
 const runName = (run) => `${run.benchmark}/k${run.k}/${run.cil}/seed${run.seed}`;
 const evaluated = (run) => Object.values(run.detectors).reduce((sum, n) => sum + n, 0);
@@ -23,11 +23,11 @@ function duration(seconds) {
   if (seconds < 90) return `${seconds.toFixed(0)} s`;
   return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
-// What is kept after the latest step that has rows of it.
+// Megabytes after the latest step that has rows of them.
 const megabytes = ({ kept }) => (kept ? `${kept.map((of) => of.toFixed(2)).join(" + ")} MB` : "–");
 const total = (of) => data.runs.reduce((sum, run) => sum + of(run), 0);
 
-const FEW = 6; // detectors that are named of those a run still lacks
+const FEW = 6; // unfinished detectors of a run that are named
 function showRuns() {
   const count = (name) => data.runs.filter((run) => stateOf(run) === name).length;
   const parts = Object.entries(STATES).filter(([name]) => count(name)).map(([name, text], i) => [
@@ -69,9 +69,9 @@ function showRuns() {
   const heads = names.map((name) => el("th", { scope: "col" }, name));
   $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
   $("configs").replaceChildren(
-    ...data.runs.map((run) => {
+    ...data.runs.map((run, i) => {
       const text = el("pre", { tabindex: "0" });
-      const load = (event) => { if (event.target.open) text.textContent = textOfLines(run.config); };
+      const load = (event) => { if (event.target.open) text.textContent = packed.configs[i]; };
       return el("details", { ontoggle: load }, el("summary", {}, runName(run)), text);
     }),
   );

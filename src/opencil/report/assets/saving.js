@@ -44,7 +44,7 @@ const textOf = (one) => {
   return one.text || (one.std ?? null) === null ? text : `${text} ± ${percent(one.std)}`;
 };
 
-// Two buttons that save what `sheet` gives when they are pressed.
+// Two buttons that save the table that `sheet` returns.
 function saving(sheet) {
   const save = (ending, written) => () => {
     const made = sheet();

@@ -1,9 +1,7 @@
-// What is chosen. The address keeps it, so that a reload and a link show it again.
+// The selection. The address keeps it, so that a reload and a link show it again.
 
-const SINGLE = ["benchmark", "k", "metric"];
-const SEVERAL = { // none chosen is all
-  cil: "CIL models", detector: "Detectors", ood: "Evaluation sets", seed: "Seeds",
-};
+const SINGLE = ["benchmark", "k", "metric", "ood", "seed"];
+const SEVERAL = { cil: "CIL models", detector: "Detectors" }; // none chosen is all
 const WORDS = [...SINGLE, "find", "all", "variants", "sort", "up", "accuracy", "theme"];
 const LISTS = [...Object.keys(SEVERAL), "on", "folded"]; // lines on the chart, families that are folded away
 const state = {};
@@ -30,8 +28,8 @@ function options(name, choices, first = choices[0]?.[0]) {
   select.disabled = values.length < 2;
 }
 
-// A list of boxes to tick, with a field to search it. Choices are { head, items: [[value, text]], whole }:
-// `whole` is the value that stands for all of a part. `all` is how many are shown where none is chosen.
+// A list of boxes to tick, with a field to search it. Choices are { head, items: [[value, text]], whole }, where
+// `whole` stands for all of a part. `all` is the number of items that are shown where none is chosen.
 const lists = new Map();
 function choiceList(name) {
   const search = el("input", {
@@ -69,7 +67,7 @@ function several(name, choices, all) {
   state[name] = state[name].filter((value) => known.includes(value));
   list.box.hidden = items.length < 2;
   const key = JSON.stringify(choices);
-  if (key !== list.made) { // else what is searched for, and the focus, stay
+  if (key !== list.made) { // else the search and the focus stay
     list.made = key;
     const box = (value, text, title = null) =>
       el("label", { title }, el("input", { type: "checkbox", name, value }), el("span", {}, text));
@@ -116,7 +114,7 @@ document.addEventListener("pointerdown", ({ target }) => {
 const own = (name) => name.split("@")[0];
 const foldable = (list) => list.filter((one) => one.variant && list.some((o) => o.name === own(one.name)));
 
-// What the selection means: the group of runs, and which models, detectors, sets and seeds of it.
+// Resolve the selection to a group of runs, and to models, detectors, an evaluation set and seeds of it.
 function choose() {
   const same = (values, kind) => values.map(String).map((value) => [value, titled(kind, value)]);
   options("benchmark", same(unique(data.groups.map((g) => g.benchmark))));
@@ -124,10 +122,11 @@ function choose() {
   const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
   options("k", same(here.map((g) => g.k)), String(whole.k));
   const group = here.find((g) => String(g.k) === state.k);
-  const metrics = Object.keys(data.metrics).filter((m) => group.values[m]);
+  const metrics = Object.keys(data.metrics).filter((m) => m in group.averages);
   options("metric", metrics.map((m) => [m, label(m)]));
-  const { shifted } = data.metrics[state.metric]; // it is of shifted sets, or of OOD sets
-  const sets = group.oods.filter((o) => (o.distance === "shifted") === shifted);
+  const { shifted } = data.metrics[state.metric];
+  options("ood", shifted ? group.shifted : group.places);
+  options("seed", [["", `all (${group.seeds.length})`], ...(group.seeds.length > 1 ? same(group.seeds) : [])]);
   const parts = (list, key, kind) => unique(list.map((one) => one[key])).map((head) => ({
     head, whole: `${key}:${head}`,
     items: same(list.filter((one) => one[key] === head).map((o) => o.name), kind),
@@ -137,8 +136,6 @@ function choose() {
   const models = [{ head: "", items: same(group.cils.map((c) => c.name), "cil") }];
   several("cil", models, group.cils.filter(unfolded).length);
   several("detector", parts(group.detectors, "family", "detector"), group.detectors.filter(unfolded).length);
-  several("ood", parts(sets, "distance"), sets.filter((set) => set.shared).length);
-  several("seed", [{ head: "", items: same(group.seeds) }], group.seeds.length);
   $("variants").hidden = !folds.length;
   filters.elements.variants.checked = Boolean(state.variants);
   $("variants-text").textContent = `with ${plural(folds.length, "variant")} (@)`;
@@ -155,17 +152,14 @@ function choose() {
   return {
     group,
     metric: state.metric,
-    averages: new Map(), // as far as they have been asked for
-    found: (c, d) => words.every((word) => named(c, d).includes(word)), // places stay those among all chosen
+    place: state.ood,
+    seed: state.seed,
+    seeds: state.seed ? [Number(state.seed)] : group.seeds,
+    found: (c, d) => words.every((word) => named(c, d).includes(word)), // places are among all chosen lines
     cils: indices(group.cils, shown("cil", "", unfolded)),
     detectors: indices(group.detectors, shown("detector", "family", unfolded)),
-    oods: indices(group.oods, shown("ood", "distance", (set) => sets.includes(set) && set.shared)),
-    seeds: indices(group.seeds, shown("seed", "", () => true)),
-    columns: unique([state.metric, ...(shifted ? metrics : ["auc", "fpr", "ap"])])
-      .filter((m) => group.values[m] && data.metrics[m].shifted === shifted),
+    columns: unique([state.metric, ...(shifted ? metrics : data.main)])
+      .filter((m) => metrics.includes(m) && data.metrics[m].shifted === shifted),
   };
 }
-function setsText() {
-  if (state.ood.length) return state.ood.map((value) => value.replace(/^distance:/, "all ")).join(", ");
-  return data.metrics[state.metric].shifted ? "all shifted sets" : "all OOD sets";
-}
+const setsText = () => filters.elements.ood.selectedOptions[0]?.text ?? "";

@@ -1,1 +1,1 @@
-"""The paper's figures, and two that it lacks, from rows alone: what they show, and how it is drawn."""
+"""Select and draw the paper's figures, and two more, from rows alone."""

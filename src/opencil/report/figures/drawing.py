@@ -1,14 +1,13 @@
-"""How figures are drawn.
+"""Draw figures in the colours of Okabe and Ito, which colour-blind people can distinguish.
 
-Colours are Okabe and Ito's, which colour-blind people tell apart; every line has a marker of its own too, so
-that a print in grey can be read, and its name stands behind that marker. Matplotlib is used through its
-objects: nothing is kept between figures.
+Every line has a marker too, and its name at its end, for a print in grey. Matplotlib's global state stays as
+it is.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -17,50 +16,37 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox, blended_transform_factory
 
-from opencil.atomic_files import write, write_text
-from opencil.report.figures.chosen import (
-    About,
-    Choice,
-    Content,
-    Curves,
-    Grid,
-    Panels,
-    Points,
-    contents,
-    short,
-)
-from opencil.report.figures.parts import (
-    DASHES,
-    Look,
-    frame,
-    ink,
-    label_ends,
-    line,
-    look,
-    step_axis,
-    value_ticks,
-    whole_ticks,
-)
+from opencil.files import write, write_text
+from opencil.report.figures.chosen import REFERENCE, About, Choice, Group, Lines, basis, list_names, short
+from opencil.report.results import results
 from opencil.study.study import Study
 
-_TITLE = 40  # letters that fit above a column
+Look = dict[str, Any]  #: Matplotlib's properties of a line
+
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
-#: Inches that a letter and a line take of what is written below a figure.
-_LETTER, _LINE = 0.05, 0.12
-_SMALL: Look = {"fontsize": 6, "color": "#555555"}
-_DPI = 200  # dots per inch of a PNG: sharp on paper in a column's width; SVG is there for more
+_TITLE = 40  # letters that fit above a column
+_LETTER = 0.067  # inches that a letter of a name takes
+_SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches that a letter and a line below a figure take
+_DPI = 200  # dots per inch of a PNG
+# Blue, vermilion, green, purple, orange, sky: the yellow of the eight is too pale, black is the reference's.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = (0, (3, 2))
+_REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
-_COMPARED: Look = {"linestyle": DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
+_COMPARED: Look = {"linestyle": _DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
 _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
     "font.family": "DejaVu Sans",  # comes with Matplotlib: the same everywhere
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # or it is looked for a free place, which is slow
+    "axes.titley": 1.0,  # a fixed place: to search for a free one is slow
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -74,198 +60,372 @@ _STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
     "lines.markersize": 3.5,
     "legend.frameon": False,
     "legend.fontsize": 7.5,
-    "text.hinting": "none",  # outlines as in an SVG; at 200 dots per inch nobody sees a difference but time
+    "text.hinting": "none",  # faster, and without a visible difference at 200 dots per inch
     "svg.hashsalt": "opencil",  # the same rows give the same bytes
     "text.parse_math": False,  # a name with dollars in it is a name
 }
 
 
+def darken(colour: str) -> str:
+    """Return a colour dark enough for letters."""
+    red, green, blue = to_rgb(colour)
+    return to_hex((0.72 * red, 0.72 * green, 0.72 * blue))
+
+
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it says of itself, and its picture, with what is missing on it written below."""
+    """A figure with its texts; sentences on missing runs are written below the picture."""
 
     about: About
     picture: Picture
 
-    @cached_property
-    def size(self) -> tuple[float, float]:
-        """Width and height in inches, with what is written below."""
-        width, height = self.picture.get_size_inches()
-        return float(width), float(height) + _LINE * len(self._below)
+    def __post_init__(self) -> None:
+        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
+        for i, line in enumerate(self._below):
+            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
 
-    @cached_property
+    @property
     def _below(self) -> list[str]:
-        """What is missing, in lines as wide as the picture."""
-        return wrap(self.about.missing, int(self.picture.get_size_inches()[0] / _LETTER))
+        """Return the text below, in lines as wide as the picture."""
+        return wrap(self.about.missing, int(self.picture.get_size_inches()[0] / _SMALL_LETTER))
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Return width and height in inches, with the text below."""
+        width, height = self.picture.get_size_inches()
+        return float(width), float(height) + _SMALL_LINE * len(self._below)
 
     def _save(self, file: Any, **values: Any) -> None:
-        if self._below:  # outside the picture, whose own parts have their places
-            width, height = self.size
-            values["bbox_inches"] = Bbox.from_bounds(0, -_LINE * len(self._below), width, height)
+        if self._below:  # outside the picture
+            values["bbox_inches"] = Bbox.from_bounds(0, -_SMALL_LINE * len(self._below), *self.size)
         with matplotlib.rc_context(_STYLE):
-            inches = self.picture.dpi_scale_trans
-            places = [(0.05, -_LINE * (i + 0.8)) for i in range(len(self._below))]
-            written = [
-                self.picture.text(*place, line, **_SMALL, transform=inches)
-                for place, line in zip(places, self._below, strict=True)
-            ]
             self.picture.savefig(file, **values)
-            for one in written:
-                one.remove()
 
     @cached_property
     def svg(self) -> str:
-        """The figure as SVG; letters are outlines, so that it looks the same everywhere."""
+        """Return the figure as SVG; letters are outlines, so that it looks the same everywhere."""
         text = io.StringIO()
         self._save(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
     def save(self, folder: Path) -> list[Path]:
-        """Write an SVG, and a PNG of 200 dots per inch; their paths."""
-
-        def png(path: Path) -> None:
-            metadata, quickly = {"Software": None}, {"compress_level": 1}
-            self._save(path, format="png", dpi=_DPI, metadata=metadata, pil_kwargs=quickly)
-
-        paths = [folder / f"{self.about.name}.svg", folder / f"{self.about.name}.png"]
+        """Write an SVG and a PNG, and return their paths."""
+        png: Look = {"format": "png", "dpi": _DPI, "metadata": {"Software": None}}
+        paths = [folder / f"{self.about.name}.{ending}" for ending in ("svg", "png")]
         write_text(paths[0], self.svg)
-        write(paths[1], png)
+        write(paths[1], lambda path: self._save(path, **png, pil_kwargs={"compress_level": 1}))
         return paths
 
 
 def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
-    """Every figure that a study can fill, drawn as it is asked for: per benchmark and k, then CIL model."""
-    for content in contents(study, choice):
-        with matplotlib.rc_context(_STYLE):
-            picture = _drawn(content)
-        yield Figure(content.about, picture)
+    """Draw every figure that a study can fill when it is asked for, per benchmark and k, then CIL model."""
+    choice = choice or Choice()
+    choice.check(study.rows)
+    for outcome in results(study):
+        group = Group(outcome, study.rows, choice)
+        drawings = [partial(draw, group) for draw in (_draw_models, _draw_baselines)]
+        of_cil = (_draw_fig1a, _draw_fig1b, _draw_fig1c, _draw_fig3b, _draw_old_new)
+        drawings += [partial(draw, group, cil) for cil in group.cils for draw in of_cil]
+        for draw in drawings:
+            with matplotlib.rc_context(_STYLE):
+                figure = draw()
+            if figure:
+                yield figure
 
 
-def _drawn(content: Content) -> Picture:
-    match content:
-        case Curves():
-            return _curves(content)
-        case Grid():
-            return _grid(content)
-        case Panels():
-            return _panels(content)
-        case Points():
-            return _points(content)
-
-
-def _curves(content: Curves) -> Picture:
-    picture, axes = _one_panel()
-    for i, curve in enumerate(content.compared.values()):
-        line(axes, curve, look(i) | _COMPARED | {"linewidth": 1.0})
-    step_axis(axes, content.lines, content.ylabel, content.xlabel)
-    for i, (name, curve) in enumerate(content.lines.items()):
-        line(axes, curve, look(i, name == content.reference))
-    label_ends(axes, content.lines, content.reference)
-    if content.styles:  # in grey: colours and markers are explained at the lines' ends
+def _draw_fig1a(group: Group, cil: str) -> Figure | None:
+    """Draw 1a: curves of some detectors, and of the same on the joint model."""
+    lines, compared = group.side_by_side(cil), group.side_by_side(REFERENCE)
+    if not lines:
+        return None
+    title = f"{cil} against {REFERENCE}" if compared else f"{cil}: detectors"
+    remark = f"no runs of {REFERENCE} are here to compare with"
+    if compared:
+        remark = "dashed: the same on a model trained on all data of all classes seen"
+    caption = f"{group.label} per step of {list_names(lines)} on {cil}; {remark}. {basis(lines)}"
+    about = group.about("fig1a", cil, f"1a · {title}", title, caption)
+    picture, axes = _start()
+    for i, curve in enumerate(compared.values()):
+        _draw_line(axes, curve, _style(i) | _COMPARED | {"linewidth": 1.0})
+    _draw_curves(axes, lines, group.ylabel)
+    if compared:  # in grey: colours and markers are explained at the ends of the lines
         grey: Look = {"color": "#555555", "marker": "o", "markeredgewidth": 0}
-        solid, dashed = content.styles
-        handles = [Line2D([], [], label=solid, **grey), Line2D([], [], label=dashed, **(grey | _COMPARED))]
+        looks = {short(cil): grey, short(REFERENCE): grey | _COMPARED}
+        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
         axes.legend(handles=handles, loc="best", handlelength=2.4)
-    axes.set_title(short(content.about.heading, _TITLE))
-    return picture
+    axes.set_title(short(title, _TITLE))
+    return Figure(about, picture)
 
 
-def _grid(content: Grid) -> Picture:
-    """A heat map, with numbers in its cells where there is room for them."""
-    picture, axes = _one_panel()
-    axes.grid(visible=False)
-    values = content.values.to_numpy()
-    shown = axes.imshow(values, cmap="cividis", aspect="auto", origin="lower")
-    for axis, names in ((axes.xaxis, content.values.columns), (axes.yaxis, content.values.index)):
-        shown_ones = [i for i, name in enumerate(names) if name in whole_ticks(int(names.max()))]
-        axis.set_ticks(shown_ones, [str(names[i]) for i in shown_ones])
-    axes.tick_params(length=0)
-    axes.set(xlabel="task of the test samples", ylabel="step")
-    axes.set_title(short(content.about.heading, _TITLE))
-    for side in axes.spines.values():
-        side.set_visible(False)
-    if len(values) <= 10:
-        _write_cells(axes, values)
-    frame(picture, letters=2, right=0.85)
-    place = axes.get_position()
-    beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
-    bar = picture.colorbar(shown, cax=beside, label=content.label)
-    bar.outline.set_visible(False)
-    return picture
+def _draw_models(group: Group) -> Figure | None:
+    """Draw 3a: curves of the CIL models under one detector."""
+    detector = group.detector
+    lines = {cil: group.curve(cil, detector, group.metric) for cil in group.cils}
+    if not any(map(len, lines.values())):
+        return None
+    bound = group.curve(REFERENCE, detector, group.metric)
+    if len(bound):
+        lines[REFERENCE] = bound
+    title = f"CIL models under {detector}"
+    caption = f"{group.label} per step of {list_names(lines)} under {detector}. {basis(lines)}{group.note}"
+    about = group.about("fig3a", "", f"3a · {title}", title, caption)
+    picture, axes = _start()
+    _draw_curves(axes, lines, group.ylabel, reference=REFERENCE)
+    axes.set_title(short(title, _TITLE))
+    return Figure(about, picture)
 
 
-def _panels(content: Panels) -> Picture:
-    picture = Picture(figsize=(1.0 + 1.55 * len(content.panels), 2.3))
-    drawn = picture.subplots(1, len(content.panels), sharey=True, squeeze=False)[0]
-    for i, (name, lines) in enumerate(content.panels.items()):
-        axes = drawn[i]
-        for j, curve in enumerate(lines.values()):
-            line(axes, curve, look(j))
-        first, second = lines
-        both = pd.concat(lines, axis=1, join="inner")
-        between = both[second, "mean"], both[first, "mean"]
-        axes.fill_between(both.index, *between, color="#999999", alpha=0.15, linewidth=0)
-        step_axis(axes, lines, content.ylabel if i == 0 else "", ticks=5)
-        axes.set_title(short(name))
-    label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all of them are drawn
-    picture.suptitle(content.about.heading, x=0.01, ha="left", fontsize=8.5)
-    return picture
-
-
-def _points(content: Points) -> Picture:
-    """A column of points for each CIL model, its best one named."""
-    picture, axes = _one_panel(height=3.0)
-    accuracy, cils = content.accuracy, list(content.accuracy)
-    room = 0.16 * (max(accuracy.values()) - min(accuracy.values()))  # that a name needs, about
-    beside: dict[str, list[str]] = {}  # for each model, those whose names would touch each other
-    crowd: list[str] = []
-    for cil in sorted(cils, key=lambda cil: accuracy[cil]):
-        crowd = crowd if crowd and accuracy[cil] - accuracy[crowd[-1]] < room else []
-        crowd.append(cil)
-        beside[cil] = crowd
-    heights: list[float] = []  # of names, one above the other: where the last one of each stands
-    for cil, crowd in beside.items():
-        x, values = accuracy[cil], content.auc[cil]
-        level = next((i for i, last in enumerate(heights) if x - last >= room), len(heights))
-        heights[level : level + 1] = [x]
-        style = look(cils.index(cil), cil == content.reference)
-        style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
-        axes.plot([x] * len(values), values, label=short(cil), **style)
-        above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
-        best = short(str(values.index[-1])), (x, max(content.auc[other].iloc[-1] for other in crowd))
-        axes.annotate(*best, **above, fontsize=6.5, color=ink(style["color"]))
-    axes.margins(x=0.18, y=0.15)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.05 * (high - low) * (len(heights) - 1))
-    axes.set(xlabel="average accuracy (%)", ylabel="AUC, all OOD sets (%)")
-    across = max(1, int(_WIDTH / (0.28 + 0.067 * max(len(short(cil)) for cil in cils))))
-    rows = -(-len(cils) // across)  # of names
-    axes.set_title(content.about.heading, pad=5 + 13 * rows)
-    value_ticks(axes.xaxis)
-    frame(picture, value_ticks(axes.yaxis), top=0.29 + 0.18 * rows)
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 0.99),
-        ncols=min(across, len(cils)),
-        handletextpad=0.1,
-        columnspacing=0.8,
-        borderaxespad=0,
+def _draw_fig3b(group: Group, cil: str) -> Figure | None:
+    """Draw 3b: accuracy beside the curves of some detectors."""
+    lines, name = group.side_by_side(cil), "ACC"
+    if not lines:
+        return None
+    caption = (
+        f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step. "
+        f"{basis(lines)}"
     )
-    return picture
+    title = f"{{}}: accuracy and {group.label}"
+    about = group.about("fig3b", cil, f"3b · {title.format(cil)}", title.format(short(cil)), caption)
+    lines[name] = group.curve(cil, "", "accuracy")
+    picture, axes = _start()
+    _draw_curves(axes, lines, f"accuracy, {group.label} (%)", reference=name)
+    axes.set_title(short(about.heading, _TITLE))
+    return Figure(about, picture)
 
 
-def _one_panel(height: float = _HEIGHT) -> tuple[Picture, Axes]:
-    picture = Picture(figsize=(_WIDTH, height))
+def _draw_fig1c(group: Group, cil: str) -> Figure | None:
+    """Draw 1c: mean confidence of the OOD samples predicted into each task, after the last step."""
+    found = group.confidence_of(cil)
+    if found.empty:
+        return None
+    last, tests = int(found.index.unique("step").max()), "test (ID)"
+    after = found[found.index.get_level_values("step") == last]
+    by_ood = {ood: part.droplevel(["ood", "step"]) for ood, part in after.groupby("ood")}
+    lines = {ood: by_ood[ood].reindex(range(1, last + 1)) for ood in group.oods if ood in by_ood}
+    if not lines or "" not in by_ood:
+        return None
+    lines[tests] = by_ood[""]
+    caption = (
+        f"Mean {group.scorer} score after step {last} of {cil}: of the samples of each OOD set "
+        f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
+    )
+    heading = f"{short(cil)}: confidence of OOD, step {last}"
+    about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", heading, caption)
+    picture, axes = _start()
+    _draw_curves(axes, lines, group.score, "task predicted into (ID: task)", reference=tests)
+    axes.set_title(short(heading, _TITLE))
+    return Figure(about, picture)
+
+
+def _start() -> tuple[Picture, Axes]:
+    """Return an empty picture as wide as a column of print, and its axes."""
+    picture = Picture(figsize=(_WIDTH, _HEIGHT))
     return picture, picture.subplots()
 
 
+def _draw_curves(axes: Axes, lines: Lines, ylabel: str, xlabel: str = "step", reference: str = "") -> None:
+    """Draw curves with their names at their ends; the ``reference`` is dashed and black."""
+    for i, (name, curve) in enumerate(lines.items()):
+        _draw_line(axes, curve, _style(i, name == reference))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _tick_steps(axes, lines)
+    _label_ends(axes, lines, reference)
+
+
+def _draw_fig1b(group: Group, cil: str) -> Figure | None:
+    """Draw 1b, a heat map: mean confidence on the test samples of each task, per step."""
+    found = group.confidence_of(cil)
+    if "" not in found.index.unique("ood"):
+        return None
+    found = found[found.index.get_level_values("ood") == ""].droplevel("ood")
+    seeds = int(found["seeds"].max())
+    of_seeds = f"Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
+    caption = (
+        f"Mean {group.scorer} score of {cil} on the test samples of each task: a row is a "
+        f"step, the newest task is its last cell. {of_seeds if seeds > 1 else 'One seed.'}"
+    )
+    title = "{}: confidence on each task"
+    about = group.about("fig1b", cil, f"1b · {title.format(cil)}", title.format(short(cil)), caption)
+    grid = found["mean"].unstack("task")
+    picture, axes = _start()
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    shown = axes.imshow(grid.to_numpy(), cmap="cividis", aspect="auto", origin="lower")
+    for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
+        every = -(-len(names) // 10)
+        ticks = range(every - 1, len(names), every)
+        axis.set_ticks(ticks, [str(names[i]) for i in ticks])
+    axes.tick_params(length=0)
+    axes.set(xlabel="task of the test samples", ylabel="step")
+    axes.set_title(short(about.heading, _TITLE))
+    if len(grid) <= 10:
+        _write_cells(axes, grid.to_numpy())
+    _frame(picture, right=0.85)
+    place = axes.get_position()
+    beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
+    picture.colorbar(shown, cax=beside, label=group.score).outline.set_visible(False)
+    return Figure(about, picture)
+
+
 def _write_cells(axes: Axes, values: Any) -> None:
-    """Numbers in a heat map's cells, dark on light and light on dark."""
+    """Write numbers into the cells of a heat map, dark on light and light on dark."""
     low, high = np.nanmin(values), np.nanmax(values)
     digits = 2 if max(abs(low), abs(high)) < 10 else 1
     middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
     for (step, task), value in np.ndenumerate(values):
         if np.isfinite(value):
-            # Neither pure: on a dark page the drawing's white and black change places, a cell does not.
-            colour = "#fefefe" if value < (low + high) / 2 else "#010101"
+            colour = "white" if value < (low + high) / 2 else "black"
             axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)
+
+
+def _draw_old_new(group: Group, cil: str) -> Figure | None:
+    """Draw curves of old classes alone and of new classes alone; the paper has no such figure."""
+    panels: dict[str, Lines] = {}
+    for name in group.detectors:
+        new, old = (group.curve(cil, name, f"{group.metric}_{part}") for part in ("new", "old"))
+        if len(new) or len(old):
+            panels[name] = {"new classes": new, "old classes": old}
+    if not panels:
+        return None
+    every = {f"{name} {side}": curve for name, lines in panels.items() for side, curve in lines.items()}
+    heading = f"{short(cil)}: {group.label} of old and of new classes"
+    caption = (
+        f"{group.label} against OOD of the test samples of new classes alone and of old classes alone, on "
+        f"{cil}; the gap is shaded. {basis(every)}"
+    )
+    picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3))
+    drawn = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (name, lines) in zip(drawn, panels.items(), strict=True):
+        for i, curve in enumerate(lines.values()):
+            _draw_line(axes, curve, _style(i))
+        first, second = lines
+        both = pd.concat(lines, axis=1, join="inner")
+        between = both[second, "mean"], both[first, "mean"]
+        axes.fill_between(both.index, *between, color="#999999", alpha=0.15, linewidth=0)
+        axes.set(xlabel="step", ylabel=group.ylabel if axes is drawn[0] else "")
+        _tick_steps(axes, lines, ticks=5)
+        axes.set_title(short(name))
+    _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all panels are drawn
+    picture.suptitle(heading, x=0.01, ha="left", fontsize=8.5)
+    about = group.about("old-new", cil, f"{cil}: old and new classes", heading, caption)
+    return Figure(about, picture)
+
+
+def _draw_baselines(group: Group) -> Figure | None:
+    """Draw accuracy against the main metric: a column of points per CIL model, its best detector named."""
+    every = group.averages
+    accuracy = every[every["metric"] == "accuracy"].set_index("cil")["mean"]
+    measured = dict(list(every[every["metric"] == group.metric].groupby("cil")))
+    cils = [cil for cil in (*group.cils, REFERENCE) if cil in measured and cil in accuracy.index]
+    if not cils:
+        return None
+    points = {cil: measured[cil].set_index("detector")["mean"].sort_values() for cil in cils}
+    accuracy = accuracy[cils]
+    across = max(1, int(_WIDTH / (0.28 + _LETTER * max(len(short(cil)) for cil in cils))))
+    rows = -(-len(cils) // across)  # of the legend
+    picture = Picture(figsize=(_WIDTH, 3.0))
+    axes = picture.subplots()
+    levels: list[float] = []  # of the names: the accuracy of the last name on each
+    room = 0.16 * (accuracy.max() - accuracy.min())  # that a name needs, about
+    for cil in sorted(cils, key=lambda cil: accuracy[cil]):
+        x, values = accuracy[cil], points[cil]
+        level = next((i for i, last in enumerate(levels) if x - last >= room), len(levels))
+        levels[level : level + 1] = [x]
+        style = _style(cils.index(cil), cil == REFERENCE)
+        style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
+        axes.plot([x] * len(values), values, label=short(cil), **style)
+        near = [points[other].iloc[-1] for other in cils if abs(accuracy[other] - x) < room]
+        above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
+        best, colour = short(str(values.index[-1])), darken(style["color"])
+        axes.annotate(best, (x, max([values.iloc[-1], *near])), **above, fontsize=6.5, color=colour)
+    axes.margins(x=0.18, y=0.15)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.05 * (high - low) * (len(levels) - 1))
+    axes.set(xlabel="average accuracy (%)", ylabel=group.ylabel)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    title = f"every baseline: accuracy and {group.label}"
+    axes.set_title(title, pad=5 + 13 * rows)
+    _frame(picture, top=0.29 + 0.18 * rows)
+    names: Look = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "ncols": min(across, len(cils))}
+    axes.legend(**names, handletextpad=0.1, columnspacing=0.8, borderaxespad=0)
+    caption = (
+        f"Accuracy of each CIL model and {group.label} of each detector on it, both averaged over steps "
+        f"and seeds; the best detector of each is named.{group.note}"
+    )
+    return Figure(group.about(f"accuracy-{group.metric}", "", title, title, caption), picture)
+
+
+def _style(i: int, reference: bool = False) -> Look:
+    """Return the look of the i-th line, or of the reference.
+
+    There is one marker more than colours: a line with the colour of another has another marker.
+    """
+    colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
+    return {"color": colour, "marker": marker, "markeredgewidth": 0} | (_REFERENCE if reference else {})
+
+
+def _draw_line(axes: Axes, curve: pd.DataFrame, properties: Look) -> None:
+    """Draw a curve, with a band of a standard deviation where there are several seeds."""
+    axes.plot(curve.index.to_numpy(), curve["mean"].to_numpy(), **properties)
+    if curve["std"].notna().any():
+        band: Look = {"color": properties["color"], "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(curve.index, curve["low"], curve["high"], **band)
+
+
+def _label_ends(axes: Axes, lines: Lines, reference: str = "", top: float = 0.27) -> None:
+    """Write each curve's name behind its marker, right of its last point or near it."""
+    ends = {
+        name: (_style(i, name == reference), curve["mean"].dropna().iloc[-1])
+        for i, (name, curve) in enumerate(lines.items())
+        if curve["mean"].notna().any()
+    }
+    picture = axes.get_figure(root=True)
+    assert picture is not None
+    _frame(picture, top, right=0.26 + _LETTER * max(len(short(name)) for name in ends))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    low, high = axes.get_ylim()
+    place_of = axes.get_position()
+    inch = 1 / (place_of.width * picture.get_figwidth())  # as a share of the panel's width
+    gap = (high - low) * (9.5 / 72) / (place_of.height * picture.get_figheight())  # a line of text
+    across = blended_transform_factory(axes.transAxes, axes.transData)
+    places = spread_labels([end for _, end in ends.values()], gap, low, high)
+    for (name, (properties, _)), place in zip(ends.items(), places, strict=True):
+        key = [1 + x * inch for x in (0.04, 0.10, 0.16)]
+        picture.add_artist(Line2D(key, [place] * 3, transform=across, **{"markevery": [1], **properties}))
+        letters: Look = {"va": "center", "color": darken(properties["color"]), "fontsize": 7.5}
+        axes.annotate(short(name), (1 + 0.2 * inch, place), xycoords=across, annotation_clip=False, **letters)
+
+
+def spread_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places in the same order, at least ``gap`` apart, and below ``high`` if there is room.
+
+    They are moved up from the lowest, then down from ``high``.
+    """
+    order = np.argsort(places, kind="stable")
+    moved = np.asarray(places, dtype=float)[order]
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + gap)
+    high = max(high, low + gap * (len(moved) - 1))
+    for i in range(len(moved)):
+        moved[-1 - i] = min(moved[-1 - i], high - gap * i)
+    result = np.empty(len(moved))
+    result[order] = moved
+    return [float(place) for place in result]
+
+
+def _frame(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
+    """Leave inches around the panels for axis labels, ticks and title; measuring text would be slow."""
+    width, height = picture.get_size_inches()
+    picture.subplots_adjust(0.55 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
+    inches = picture.dpi_scale_trans
+    for i, axes in enumerate(picture.axes):
+        axes.xaxis.set_label_coords(0.5, 0.165, transform=blended_transform_factory(axes.transAxes, inches))
+        if i == 0:
+            axes.yaxis.set_label_coords(0.2, 0.5, blended_transform_factory(inches, axes.transAxes))
+
+
+def _tick_steps(axes: Axes, lines: Lines, ticks: int = 10) -> None:
+    """Set few whole numbers as ticks of steps."""
+    last = max(int(curve.index.max()) for curve in lines.values() if len(curve))
+    every = -(-last // ticks)
+    axes.set_xticks(range(every, last + 1, every))
