@@ -1,11 +1,11 @@
-"""The command line: thin. It turns flags into a config, shows events as they happen, and prints tables."""
+"""The command line: turn flags into a config, show events as they happen, and print tables."""
 
 from typing import Annotated
 
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, config, data, doctor, evaluate, report, run, runs
+from opencil.cli import check, data, evaluate, report, run, runs
 from opencil.cli import list as listing
 
 app = typer.Typer(
@@ -21,10 +21,10 @@ for _name, _command, _example in (
         evaluate.evaluate,
         "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method",
     ),
-    ("config", config.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
+    ("config", run.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),
-    ("doctor", doctor.doctor, "--data-root ~/downloads"),
+    ("doctor", check.doctor, "--data-root ~/downloads"),
     ("report", report.report, "runs --table main --compare paper --html report.html"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)
@@ -42,14 +42,12 @@ def _print_version(wanted: bool) -> None:
 def _top(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version and leave.", is_eager=True, callback=_print_version
-        ),
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Entry point of the ``opencil`` command."""
+    """Run the ``opencil`` command."""
     app()

@@ -1,46 +1,37 @@
-"""``opencil check``: whether a plugin, or a benchmark of one's own, keeps what is promised."""
+"""``opencil check`` and ``opencil doctor``: try a plugin's contracts, and whether runs would work here."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from opencil.cli.flags import DataRoot
 from opencil.cli.guard import guarded
+from opencil.cli.screen import print_line, screen
 from opencil.errors import OpenCILError
 
 
 @guarded
 def check(
     files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Your Python files, or modules; or a YML, for its benchmark and the plugins it names.",
-            metavar="FILE.py",
-        ),
+        list[str], typer.Argument(help="Python files, modules, or a YML with plugins.", metavar="FILE.py")
     ],
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR"),
-    ] = None,
+    data_root: DataRoot = None,
     image_size: Annotated[
         int,
-        typer.Option(
-            help="Side of the images that backbones and datasets are tried on.", min=1, metavar="PIXELS"
-        ),
+        typer.Option(help="Side of the images to try backbones and datasets on.", min=1, metavar="PIXELS"),
     ] = 32,
 ) -> None:
     """Try what a file registers: detectors, CIL methods, backbones, datasets, metrics.
 
-    Every check has a line, and one that fails has a reason and the places in your file. Exit code 0: all is
-    as promised. 1: something is not.
+    Every check has a line, and a failed one has a reason and the places in your file. Exit code 0: all
+    checks passed. 1: some failed.
     """
     from opencil.config import read_yaml, resolve
     from opencil.testing.verdicts import Check, checks_of, checks_of_benchmark, verdict
 
-    screen, checks = Console(highlight=False), list[Check]()
+    checks: list[Check] = []
     plugins = dict.fromkeys(file for file in files if not file.endswith((".yml", ".yaml")))
     with screen.status("importing"):
         for file in files:
@@ -48,38 +39,54 @@ def check(
                 config = resolve(read_yaml(Path(file)))
                 checks += checks_of_benchmark(config)
                 plugins |= dict.fromkeys(config.plugins)
-        checks += [one for plugin in plugins for one in checks_of(plugin, data_root, image_size)]
-    width = max(len(one.name) for one in checks)
-    subject, failed, tried = "", 0, 0
-    for number, one in enumerate(checks, start=1):
-        if one.subject != subject:
-            subject = one.subject
-            screen.print(f"[bold]{escape(subject)}[/]", soft_wrap=True)
-        head = one.name.replace("_", " ").ljust(width)
-        if one.left_out:
-            _line(screen, "[yellow]–[/]", head, one.left_out)
+        root = Path(data_root) if data_root else None
+        checks += [check for plugin in plugins for check in checks_of(plugin, root, image_size)]
+    width, subject, failed = max(len(check.name) for check in checks), "", 0
+    for number, check in enumerate(checks, start=1):
+        if check.subject != subject:
+            subject = check.subject
+            print_line(subject, style="bold")
+        name = check.name.replace("_", " ")
+        if check.left_out:
+            print_line(f"{name:{width}}  {check.left_out}", "left out", indent=2)
             continue
-        tried += 1
-        with screen.status(f"{number} of {len(checks)}: {escape(subject)}, {escape(head.strip())}"):
-            ended = verdict(one)
+        with screen.status(Text(f"{number} of {len(checks)}: {subject}, {name}")):
+            ended = verdict(check)
         failed += bool(ended.problem)
-        _line(screen, "[red]✗[/]" if ended.problem else "[green]✓[/]", head, ended.problem or one.promise)
+        print_line(
+            f"{name:{width}}  {ended.problem or check.promise}", "bad" if ended.problem else "good", indent=2
+        )
         for frame in ended.frames:
-            _line(screen, " ", " " * width, frame)
+            print_line(frame, indent=width + 6)
+    tried = sum(not check.left_out for check in checks)
     if failed:
         raise OpenCILError(f"{failed} of {tried} checks failed")
     left = f", {len(checks) - tried} left out" if tried < len(checks) else ""
-    screen.print(f"all {tried} checks passed{left}")
+    print_line(f"all {tried} checks passed{left}")
 
 
-def _line(screen: Console, mark: str, head: str, text: str) -> None:
-    """A mark, a name and a sentence, which on a terminal has a column of its own to wrap in."""
-    if not screen.is_terminal:
-        screen.print(f"  {mark} {head}  {escape(text)}", soft_wrap=True)
-        return
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(f"  {mark}", head, escape(text))
-    screen.print(table)
+@guarded
+def doctor(
+    data_root: DataRoot = None,
+    runs: Annotated[str, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = "runs",
+) -> None:
+    """Look at versions, devices, memory, data and folders, and say what to do.
+
+    Exit code 0: 'opencil run --benchmark digits' would work. 1: it would not.
+
+    Lines with ! are about what other runs may need.
+    """
+    from opencil.runs.checkup import checkup
+
+    group, bad = "", []
+    for finding in checkup(data_root, runs):
+        if finding.group != group:
+            group = finding.group
+            print_line(group, style="bold")
+        print_line(f"{finding.name:<11} {finding.found}", finding.state, indent=2)
+        if finding.advice:
+            print_line(f"→ {finding.advice}", indent=16)
+        bad += [finding.name] if finding.state == "bad" else []
+    if bad:
+        raise OpenCILError(f"runs would not work here: see {', '.join(bad)}, above")
+    print_line("'opencil run --benchmark digits' would work")

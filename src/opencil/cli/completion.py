@@ -1,82 +1,62 @@
-"""What a shell completes: names of methods, benchmarks and datasets, and keys of the config."""
+"""Shell completion: names of methods, benchmarks and datasets, and keys of the config."""
 
 from collections.abc import Callable, Iterable
 
+from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS
+
 Complete = Callable[[str], list[str]]
+datasets, metrics = DATASETS.names, METRICS.names
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Completes one name."""
+    """Return a function that completes one name."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def some_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Completes the last of several names with commas between them, but to none that is there already."""
+    """Return a function that completes the last of several names, with commas between them, to a new one."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        there = before.split(",")
-        return [f"{before}{comma}{n}" for n in names() if n.startswith(last) and n not in there]
+        known = before.split(",")
+        return [f"{before}{comma}{n}" for n in names() if n.startswith(last) and n not in known]
 
     return complete
 
 
+def learners() -> list[str]:
+    """Return the names of CIL methods and their groups."""
+    return [*LEARNERS.names(), *LEARNERS.groups()]
+
+
+def detectors() -> list[str]:
+    """Return the names of detectors and their groups."""
+    return [*DETECTORS.names(), *DETECTORS.groups()]
+
+
 def benchmarks() -> list[str]:
-    """The benchmarks that come with the package."""
+    """Return the benchmarks that come with the package."""
     from opencil.config import list_benchmarks
 
     return list_benchmarks()
 
 
-def learners() -> list[str]:
-    """The CIL methods, and groups of them."""
-    from opencil.registry import LEARNERS
-
-    return [*LEARNERS.names(), *LEARNERS.groups()]
-
-
-def detectors() -> list[str]:
-    """The detectors, and groups of them."""
-    from opencil.registry import DETECTORS
-
-    return [*DETECTORS.names(), *DETECTORS.groups()]
-
-
-def datasets() -> list[str]:
-    """The datasets."""
-    from opencil.registry import DATASETS
-
-    return DATASETS.names()
-
-
-def metrics() -> list[str]:
-    """The metrics."""
-    from opencil.registry import METRICS
-
-    return METRICS.names()
-
-
 def tables() -> list[str]:
-    """The kinds of tables, and all of them."""
+    """Return the kinds of tables, and the word for all of them."""
     from opencil.report.tables import KINDS
 
     return [*KINDS, "all"]
 
 
 def devices() -> list[str]:
-    """The devices that are here."""
+    """Return the devices of this machine."""
     from opencil.engine.device import present_devices
 
     return present_devices()
 
 
 def settings(incomplete: str) -> list[str]:
-    """Keys of the config: sections first, then whole keys."""
+    """Complete a key of the config."""
     from opencil.config import config_keys
 
-    keys = list(config_keys())
-    if "." not in incomplete:
-        sections = dict.fromkeys(key[0] for key in keys)
-        return [f"{section}." for section in sections if section.startswith(incomplete)]
-    inner = {key[:depth] for key in keys for depth in range(1, len(key))}
-    return [f"{text}=" for key in keys if key not in inner and (text := ".".join(key)).startswith(incomplete)]
+    return [f"{key}=" for key in map(".".join, config_keys()) if key.startswith(incomplete)]

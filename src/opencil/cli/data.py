@@ -1,42 +1,35 @@
-"""``opencil data``: find, check, prepare, pack and look at datasets."""
+"""``opencil data``: find, check, prepare and look at datasets."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from opencil.cli import completion
 from opencil.cli.completion import one_of
 from opencil.cli.guard import guarded
-from opencil.errors import BadInput, OpenCILError, nearest
+from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
     from opencil.config import Config
-    from opencil.data.check import Checked
+    from opencil.data.check import CheckResult
+    from opencil.data.images import Progress as ProgressCall
     from opencil.data.images import Split
-    from opencil.data.packs import Form
 
 app = typer.Typer(
-    help="Find, check, prepare, pack and look at the datasets in a folder of downloads.", no_args_is_help=True
+    help="Find, check, prepare and look at the datasets in a folder of downloads.", no_args_is_help=True
 )
 
-Root = Annotated[
-    Path, typer.Argument(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="ROOT")
-]
-OptionalRoot = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Folder of your downloads; not needed where a benchmark reads no files.",
-        envvar="OPENCIL_DATA",
-        metavar="ROOT",
-    ),
-]
+_root = typer.Argument(
+    help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="ROOT", exists=True, file_okay=False
+)
+Root = Annotated[Path, _root]
+OptionalRoot = Annotated[Path | None, _root]  # some benchmarks read no files
 Benchmark = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +57,7 @@ Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per 
 def check(
     root: OptionalRoot = None, benchmark: Benchmark = None, config: ConfigFile = None, full: Full = False
 ) -> None:
-    """Say what of a benchmark's datasets is there, and where to get the rest.
+    """Check which of a benchmark's datasets are there, and say where to get the rest.
 
     Exit code 0: all are there and can be decoded. 1: some are missing or damaged.
 
@@ -75,25 +68,23 @@ def check(
     from opencil.runs.loading import splits
 
     resolved = _config(root, benchmark, config)
-    wanted, size = splits(resolved), resolved.benchmark.image_size
-    if root is None and any(isinstance(asked.dataset, FileDataset) for asked in wanted):
-        raise BadInput(
-            f"benchmark {resolved.benchmark.name!r} reads files: name the folder of your downloads, as in "
-            f"'opencil data check ~/downloads --benchmark {resolved.benchmark.name}'"
-        )
-    results = []
-    with _bars() as bar:
-        for asked in wanted:
-            with bar(f"{asked.name} {asked.split}") as progress:
-                results.append(check_split(asked, root, size, full, progress))
+    name, wanted = resolved.benchmark.name, splits(resolved)
+    if root is None and any(isinstance(entry.dataset, FileDataset) for entry in wanted):
+        raise BadInput(f"benchmark {name!r} reads files: name the folder of your downloads")
+    with _progress() as bars:
+        results = [
+            check_split(entry, root, resolved.benchmark.image_size, full, _bar(bars, entry.name))
+            for entry in wanted
+        ]
     screen = Console()
-    _print(screen, _table(resolved, results, root))
+    if not screen.is_terminal:  # a pipe or a file has no width to keep to
+        screen = Console(width=10_000)
+    screen.print(_table(f"{name} in {root}" if root else name, results, root))
     for line in _remarks(results, root):
-        screen.print(line, highlight=False, soft_wrap=True)
-    bad = [r for r in results if not r.usable]
-    if bad:
+        typer.echo(line)
+    if bad := [r for r in results if not r.usable]:
         raise OpenCILError(f"{len(bad)} of {len(results)} cannot be used; see above")
-    screen.print(f"all {len(results)} can be used", highlight=False)
+    typer.echo(f"all {len(results)} can be used")
 
 
 @app.command(epilog="Example: opencil data prepare ~/downloads --benchmark cifar100")
@@ -108,72 +99,31 @@ def prepare(
 ) -> None:
     """Decode a benchmark's images once, so that later starts take seconds.
 
-    A dataset that is too large for the device (place.resident_mb) is streamed from its
-    pack, or from its own files: with --skip-corrupt it is decoded once to note what to
-    leave out.
+    A dataset that is too large for the device (place.resident_mb) is then streamed
+    from its prepared images, which takes a read in place of decoding.
     """
-    _prepare(_config(root, benchmark, config, cache=cache, workers=workers), skip_corrupt)
-
-
-@app.command(epilog="Example: opencil data pack ~/downloads --benchmark imagenet1k")
-@guarded
-def pack(
-    root: Root,
-    benchmark: Benchmark = None,
-    config: ConfigFile = None,
-    cache: Cache = None,
-    workers: Workers = None,
-    skip_corrupt: SkipCorrupt = False,
-    form: Annotated[
-        str,
-        typer.Option(
-            help="pixels: decoded, served by a copy. files: as they are, smaller, decoded when served."
-        ),
-    ] = "pixels",
-) -> None:
-    """Pack a benchmark's images into a few large files, so that streaming them opens and decodes none.
-
-    Datasets that fit the device (place.resident_mb) are prepared as by 'prepare'.
-
-    Stop it, start it again: it goes on. Of a finished pack it reads every image, and
-    makes damaged parts again.
-    """
-    from opencil.data.packs import FORMS
-
-    chosen = next((known for known in FORMS if known == form), None)
-    if chosen is None:
-        raise BadInput(f"--form {form!r} is not allowed: {' and '.join(FORMS)} are{nearest(form, FORMS)}")
-    _prepare(_config(root, benchmark, config, cache=cache, workers=workers), skip_corrupt, chosen)
-
-
-def _prepare(resolved: "Config", skip_corrupt: bool, form: "Form | None" = None) -> None:
     from opencil.data.file_dataset import FileDataset
-    from opencil.data.image_cache import cache_folder
-    from opencil.data.preparing import prepare_split
+    from opencil.data.prepared import cache_folder
     from opencil.runs.loading import access as access_of
     from opencil.runs.loading import splits
 
-    wanted = [asked for asked in splits(resolved) if isinstance(asked.dataset, FileDataset)]
+    resolved = _config(root, benchmark, config, cache=cache, workers=workers)
+    access, size, total = access_of(resolved.place), resolved.benchmark.image_size, 0
+    wanted = [(a, a.dataset) for a in splits(resolved) if isinstance(a.dataset, FileDataset)]
     if not wanted:
         raise BadInput(
             f"benchmark {resolved.benchmark.name!r} reads no files: its images come with installed packages"
         )
-    access, size = access_of(resolved.place), resolved.benchmark.image_size
-    screen = Console()
-    total = 0
-    with _bars() as bar:
-        for asked in wanted:
-            with bar(f"{asked.name} {asked.split}") as progress:
-                done = prepare_split(asked, size, access, skip_corrupt, progress, form)
+    with _progress() as bars:
+        for entry, dataset in wanted:
+            bar = _bar(bars, entry.name)
+            done = dataset.prepare(entry.name, entry.split, size, access, skip_corrupt, bar)
             total += done.size
-            many = f"{done.images:,} images" + f", {done.left_out:,} corrupt ones left out" * bool(
-                done.left_out
-            )
-            where = f", streamed from {done.streamed_from}" if done.streamed_from else ""
-            _say(screen, f"{asked.name} {asked.split}: {many}{where}")
-            for name in done.skipped[:10]:
-                _say(screen, f"  left out: {name}")
-    _say(screen, f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
+            left_out = f", {len(done.left_out):,} corrupt images left out" if done.left_out else ""
+            typer.echo(f"{entry.name} {entry.split}: {done.images:,} images{left_out}")
+            for name in done.left_out[:10]:
+                typer.echo(f"  left out: {name}")
+    typer.echo(f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
 
 
 @app.command(epilog="Example: opencil data show ~/downloads texture --save texture.png")
@@ -196,11 +146,11 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Write a contact sheet: some images of a dataset with their labels, as the benchmark sees them."""
-    from opencil.atomic_files import write
+    from opencil.data.benchmark import find_dataset
     from opencil.data.contact_sheet import contact_sheet
     from opencil.data.file_dataset import FileDataset
     from opencil.data.images import Access
-    from opencil.registry import DATASETS
+    from opencil.files import write
 
     if split not in ("train", "test"):
         raise BadInput(f"--split {split!r} is not allowed: train and test are")
@@ -209,31 +159,18 @@ def show(
     if benchmark or config:
         resolved = _config(root, benchmark, config).benchmark
         own, size = resolved.datasets, size or resolved.image_size
-    elif not root.is_dir():
-        raise BadInput(f"there is no folder {root}")
-    source = own.get(dataset) or DATASETS.create(dataset)
-    if isinstance(source, FileDataset):
-        images = source.serve(dataset, part, size or 128, Access(root, store="streamed"))
-    else:
-        images = source.load(part, size or 8, root)
+    source = find_dataset(dataset, own)
+    size = size or (128 if isinstance(source, FileDataset) else 8)
+    images = source.serve(dataset, part, size, Access(root, store="streamed"))
     save = save or Path(f"{dataset}-{split}.png")
-    if save.is_dir():
-        raise BadInput(f"--save {save} is a folder: name a file, such as {save / f'{dataset}-{split}.png'}")
     picture = contact_sheet(images, f"{dataset}, {split} images", count)
     write(save, lambda path: picture.save(path, "PNG"))
     typer.echo(f"contact sheet: {save} ({picture.width} × {picture.height} pixels)")
 
 
-def _say(screen: Console, line: str) -> None:
-    """Print a line as it is: names of files may look like markup."""
-    screen.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def _config(root: Path | None, benchmark: str | None, config: Path | None, **place: object) -> "Config":
     from opencil.config import list_benchmarks, read_yaml, resolve
 
-    if root is not None and not root.is_dir():
-        raise BadInput(f"there is no folder {root}: ROOT is the folder of your downloads")
     if benchmark is None and config is None:
         raise BadInput(
             f"which datasets? --benchmark names one of {', '.join(list_benchmarks())}; --config a YML"
@@ -244,97 +181,58 @@ def _config(root: Path | None, benchmark: str | None, config: Path | None, **pla
     return resolve(read_yaml(config) if config else None, flags=flags)
 
 
-def _table(config: "Config", results: "list[Checked]", root: Path | None) -> Table:
-    title = f"{config.benchmark.name} in {root}" if root else config.benchmark.name
-    table = Table(title=escape(title), title_justify="left")
-    for column in ("dataset", "split", "role", "found", "layout"):
-        table.add_column(column, overflow="fold")
-    table.add_column("images", justify="right")
-    table.add_column("in the paper", justify="right")
-    for column in ("checksum", "decodable"):
-        table.add_column(column)
+def _table(title: str, results: "list[CheckResult]", root: Path | None) -> Table:
+    """Return a table with a line for each dataset and split."""
+    columns = (
+        "dataset",
+        "split",
+        "role",
+        "found",
+        "layout",
+        "images",
+        "in the paper",
+        "checksum",
+        "decodable",
+    )
+    table = Table(*columns, title=Text(title), title_justify="left")
     for r in results:
-        expected = f"{r.expected:,}" if r.expected else "–"
-        if r.on_disk is None and r.images is not None:
-            cells = ["in a package", "–", f"{r.images:,}", "–", "–", "all"]
-        elif r.on_disk is None or r.images is None:
-            state = "[red]unusable[/]" if r.problem else "[red]missing[/]"
-            place = escape(_short(r.on_disk.place, root)) if r.on_disk else ""
-            layout = r.on_disk.layout if r.on_disk else ""
-            cells = [f"{state} {place}".strip(), layout, "–", expected, "–", "–"]
-        else:
-            images = f"[yellow]{r.images:,}[/]" if r.differs else f"{r.images:,}"
-            if r.corrupt:
-                decodable = f"[red]{len(r.corrupt):,} corrupt[/]"
-            else:
-                decodable = "all" if r.decoded == r.images else f"{r.decoded:,} tried"
-            checksum = {
-                "": "none known",
-                "canonical": "[green]as published[/]",
-                "differs": "[yellow]differs[/]",
-            }
-            place = escape(_short(r.on_disk.place, root))
-            cells = [place, r.on_disk.layout, images, expected, checksum[r.checksum], decodable]
-        table.add_row(escape(r.asked.name), r.asked.split, r.asked.role, *cells)
+        place = str(r.on_disk.place).removeprefix(f"{root}/") if r.on_disk else "in a package"
+        layout = r.on_disk.layout if r.on_disk else "–"
+        images, expected = (f"{n:,}" if n is not None else "–" for n in (r.images, r.expected))
+        decodable = f"{len(r.corrupt):,} corrupt" if r.corrupt else f"{r.decoded:,}"
+        if r.images is None:
+            place = "unusable" if r.problem else "missing"
+        style = "" if r.usable else "red"
+        cells = (r.entry.name, r.entry.split, r.entry.role, place, layout, images, expected)
+        checksum = {"": "none known", "canonical": "as published", "differs": "differs"}[r.checksum]
+        table.add_row(*(Text(cell, style) for cell in (*cells, checksum, decodable)))
     return table
 
 
-def _remarks(results: "list[Checked]", root: Path | None) -> Iterator[str]:
-    """What the table has no room for: differences, damage, and where to get what is missing."""
+def _remarks(results: "list[CheckResult]", root: Path | None) -> Iterator[str]:
+    """Yield lines about differences and damage, and about where to get missing datasets."""
     from opencil.data.file_dataset import FileDataset
 
-    if other := [f"{r.asked.name} ({r.asked.split})" for r in results if r.checksum == "differs"]:
-        yield (
-            f"[yellow]differs:[/] the files of {escape(', '.join(other))} are not byte for byte the "
-            "published ones; their images may still be"
-        )
     for r in results:
-        name = escape(f"{r.asked.name} ({r.asked.split})")
+        name, dataset = f"{r.entry.name} ({r.entry.split})", r.entry.dataset
+        if r.checksum == "differs":
+            yield f"differs: the files of {name} are not byte for byte the published ones; usable"
         if r.differs:
-            yield f"[yellow]differs:[/] {name} has {r.images:,} of {r.expected:,} images; usable"
-        for message in [*([r.problem] if r.problem else []), *r.corrupt[:5]]:
-            yield f"[red]unusable:[/] {escape(message)}"
+            yield f"differs: {name} has {r.images:,} of {r.expected:,} images; usable"
+        yield from (f"unusable: {message}" for message in [r.problem, *r.corrupt[:5]] if message)
         if len(r.corrupt) > 5:
-            yield f"[red]unusable:[/] and {len(r.corrupt) - 5:,} more of {name}"
-        dataset = r.asked.dataset
+            yield f"unusable: {len(r.corrupt) - 5:,} more of {name}"
         if r.images is None and not r.problem and root and isinstance(dataset, FileDataset):
-            places = " or ".join(str(root / place) for place in dataset.places(r.asked.split)[:4])
-            home = f"; home page {dataset.home}" if dataset.home else ""
-            yield f"[red]missing:[/] {name}: expected at {escape(places)}{home}"
+            places = " or ".join(str(root / place) for place in dataset.places(r.entry.split)[:4])
+            yield f"missing: {name}: expected at {places}{dataset.home and f'; home page {dataset.home}'}"
 
 
-def _short(path: Path, root: Path | None) -> str:
-    return str(path.relative_to(root)) if root and path.is_relative_to(root) else str(path)
-
-
-def _print(screen: Console, table: Table) -> None:
-    """A pipe or a file has no width to keep to."""
-    wide = Console(width=10_000).measure(table).maximum
-    (screen if screen.is_terminal else Console(width=max(wide, screen.width))).print(table)
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str], "_Bar"]]:
-    """Makes a progress bar per dataset, on a terminal; elsewhere they show nothing."""
+def _progress() -> Progress:
+    """Return progress bars for datasets; they are shown on a terminal only."""
     screen = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        yield lambda name: _Bar(progress, name)
+    return Progress(console=screen, transient=True, disable=not screen.is_terminal)
 
 
-class _Bar:
-    """One dataset's bar: inside the block, a function of images done and of all."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self.progress, self.task = progress, progress.add_task(name, total=None)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        return lambda done, total: self.progress.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.remove_task(self.task)
+def _bar(progress: Progress, name: str) -> "ProgressCall":
+    task = progress.add_task(name, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)

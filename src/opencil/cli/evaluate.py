@@ -1,4 +1,4 @@
-"""``opencil evaluate``: models that were trained elsewhere, through the whole protocol."""
+"""``opencil evaluate``: put models that were trained elsewhere through the whole protocol."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opencil.cli.flags import takes_config
-from opencil.cli.guard import say
 from opencil.cli.run import DryRun, Quiet, carry_out
+from opencil.cli.screen import print_note
 from opencil.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
-    from opencil.runs.plan import RunSpec
+    from opencil.runs.spec import RunSpec
 
 
 def _evaluate(
@@ -21,35 +21,20 @@ def _evaluate(
         Path, typer.Argument(help="Folder with a file of weights for each step.", metavar="FOLDER")
     ],
     factory: Annotated[
-        str,
-        typer.Option(
-            help="Makes a model: make(classes), which the weights are loaded into, or make(path, classes).",
-            metavar="FILE.py:NAME",
-        ),
+        str, typer.Option(help="Makes a model: make(classes) or make(path, classes).", metavar="FILE.py:NAME")
     ],
-    name: Annotated[
-        str, typer.Option(help="What to call the method, in folders and tables.", metavar="NAME")
-    ],
+    name: Annotated[str, typer.Option(help="Name of the method, in folders and tables.", metavar="NAME")],
     config: "Config",
     memory: Annotated[
         str,
-        typer.Option(
-            help="Images that the method has kept: chosen by herding, none, or a JSON file with a list of "
-            "indices for each step.",
-            metavar="herding|none|FILE",
-        ),
+        typer.Option(help="Exemplars: a JSON file has indices for each step.", metavar="herding|none|FILE"),
     ] = "herding",
     class_order: Annotated[
-        str | None,
-        typer.Option(
-            help="The dataset's labels as they were learned, if not in the benchmark's order: 3,1,2,0 or a "
-            "JSON file.",
-            metavar="A,B|FILE",
-        ),
+        str | None, typer.Option(help="Labels in the order of learning, or a JSON file.", metavar="A,B|FILE")
     ] = None,
     outputs: Annotated[
         Literal["stream", "labels"],
-        typer.Option(help="What a model's logits are of: the classes seen in their order, or all labels."),
+        typer.Option(help="Classes of a model's logits: those seen, in their order, or all labels."),
     ] = "stream",
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -58,21 +43,20 @@ def _evaluate(
 
     They go through the whole protocol into a stored run, which every report reads.
 
-    Files of weights are read as data, never as code. Started again, it goes on.
+    Files of weights are read as data, never as code. Called again, it resumes.
     """
-    from opencil.runs.foreign import left_out, plan_foreign
-    from opencil.runs.given import GivenModels
+    from opencil.runs.foreign import GivenModels, left_out, plan_foreign
     from opencil.runs.model_files import ModelFiles, find_factory
 
     models = GivenModels(ModelFiles(folder, find_factory(factory)))
-    kept: Any = memory if memory in ("herding", "none") else _listed("--memory", memory)
+    exemplars: Any = memory if memory in ("herding", "none") else _listed("--memory", memory)
     order = None if class_order is None else _listed("--class-order", class_order)
 
     def planned(config: "Config") -> "list[RunSpec]":
-        return [plan_foreign(config, name, models, kept, order, outputs)]
+        return [plan_foreign(config, name, models, exemplars, order, outputs)]
 
-    for reason, names in left_out(config, kept).items():
-        say(f"{name} goes without {', '.join(names)}: {reason}")
+    for reason, names in left_out(config, exemplars).items():
+        print_note(f"{name} goes without {', '.join(names)}: {reason}")
     carry_out(config, planned, dry_run, quiet)
 
 
@@ -80,7 +64,7 @@ evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs
 
 
 def _listed(flag: str, text: str) -> list[Any]:
-    """What a flag lists: in a JSON file, or numbers with commas between them."""
+    """Return a flag's list: of a JSON file, or numbers with commas between them."""
     try:
         content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
         if isinstance(content, list):

@@ -1,18 +1,14 @@
-"""``opencil list``: what there is."""
+"""``opencil list``: benchmarks, methods, datasets, backbones and metrics."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from fnmatch import filter as matching
-from functools import partial
 from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,137 +18,11 @@ from opencil.cli.guard import guarded
 from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
-if TYPE_CHECKING:
-    from opencil.cil.learner import Learner
-    from opencil.detectors.detector import Detector
-
 Line = dict[str, str]
-_FAMILY = "family"
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Which names are asked for, and whether in detail."""
-
-    pattern: str
-    detailed: bool
-    needs: frozenset[str] | None  #: they need nothing but these
-    years: range | None  #: they were published then
-
-    def __call__(self, entry: Entry[Any]) -> bool:
-        """Whether what is registered under a name that matches is asked for."""
-        if self.years is not None and (entry.paper is None or entry.paper.year not in self.years):
-            return False
-        if self.needs is None:
-            return True
-        detector: Detector = entry.make()
-        set_up = detector.reads_to_set_up if detector.needs_setup else frozenset()
-        return detector.reads | set_up <= self.needs
-
-
-def _benchmarks(asked: _Asked) -> Iterator[Line]:
-    from opencil.config import list_benchmarks, resolve
-
-    for name in matching(list_benchmarks(), asked.pattern):
-        b = resolve(flags={"benchmark": name}).benchmark
-        line = {"name": name, "ID data": b.id}
-        line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
-        sets = {"near OOD": b.near, "far OOD": b.far, "shifted ID": b.shifted}
-        yield line | {role: ", ".join(names) for role, names in sets.items()}
-
-
-def _registered(
-    registry: Registry[Any], asked: _Asked, details: Callable[[Any], Line] | None = None
-) -> Iterator[Line]:
-    """What a registry has: names, what they are, and when they were published, if any of them was.
-
-    In detail also where, the labels that they ship, and what ``details`` says. Where they are of families,
-    these stand one after the other.
-    """
-    entries = [entry for entry in map(registry.entry, registry.names(asked.pattern)) if asked(entry)]
-    published, labelled, plugged = (any(map(attrgetter(a), entries)) for a in ("paper", "named", "plugin"))
-    of_families = any(map(_family, entries))
-    for entry in sorted(entries, key=_place):
-        paper, line = entry.paper, {"name": entry.name}
-        if published and not asked.detailed:
-            line["year"] = str(paper.year) if paper else ""
-        line["what it is"] = entry.about
-        if labelled and asked.detailed:
-            line["labels"] = _labels(entry.named)
-        if of_families:
-            line[_FAMILY] = _family(entry) or "others"
-        if details and asked.detailed:
-            line |= details(registry.create(entry.name))
-        if published and asked.detailed:
-            line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
-        if plugged:
-            line["plugin"] = entry.plugin
-        yield line
-
-
-def _family(entry: Entry[Any]) -> str:
-    return str(getattr(entry.make, _FAMILY, ""))
-
-
-def _place(entry: Entry[Any]) -> tuple[bool, str, str]:
-    """Post-hoc detectors, which cost least, come first."""
-    return _family(entry) != "post-hoc", _family(entry), entry.name
-
-
-def _labels(named: Mapping[str, Mapping[str, Any]]) -> str:
-    """Labels that a method ships, and what they stand for."""
-    from opencil.validation import flat
-
-    told = (f"@{label}: {', '.join(f'{k} = {v}' for k, v in flat(v).items())}" for label, v in named.items())
-    return "; ".join(told)
-
-
-def _of_learner(learner: "Learner") -> Line:
-    """The default values of a CIL method; of its schedules, what is not every schedule's."""
-    from opencil.engine.schedule import Schedule
-    from opencil.validation import flat, plain
-
-    usual = plain(Schedule(epochs=1))
-    told = [
-        f"{key} = {value}"
-        for key, value in flat(plain(learner)).items()
-        if "." not in key or key.endswith((".epochs", ".lr")) or usual.get(key.rpartition(".")[2]) != value
-    ]
-    return {"values": ", ".join(told)}
-
-
-def _of_detector(detector: "Detector") -> Line:
-    """What a detector reads, to score and in its set-up, and the default values that are its own."""
-    from opencil.validation import plain
-
-    family = next(base for base in type(detector).__mro__[1:] if _FAMILY in vars(base))
-    shared = {f.name for f in fields(family)}  # by the whole family: said once, in the docs
-    values = ", ".join(f"{key} = {value}" for key, value in plain(detector).items() if key not in shared)
-    set_up = ", ".join(sorted(detector.reads_to_set_up)) if detector.needs_setup else "–"
-    reads = ", ".join(sorted(detector.reads))
-    return {"reads": reads, "set-up reads": set_up, "values": values or "–"}
-
-
-def _metrics(asked: _Asked) -> Iterator[Line]:
-    from opencil.evaluation.metric import metrics
-
-    known = metrics()
-    for metric in (known[name] for name in matching(known, asked.pattern)):
-        line = {"name": metric.name} | ({"column": metric.column} if asked.detailed else {})
-        line["definition"] = metric.definition
-        more = {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
-        yield line | more if asked.detailed else line
-
-
-#: What can be listed: lines of the names that are asked for.
-KINDS: dict[str, Callable[[_Asked], Iterator[Line]]] = {
-    "benchmarks": _benchmarks,
-    "cil": partial(_registered, LEARNERS, details=_of_learner),
-    "detectors": partial(_registered, DETECTORS, details=_of_detector),
-    "datasets": partial(_registered, DATASETS),
-    "backbones": partial(_registered, BACKBONES),
-    "metrics": _metrics,
-}
+_METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detectors": DETECTORS}
+_REGISTRIES = _METHODS | {"datasets": DATASETS, "backbones": BACKBONES}
+#: What can be listed.
+KINDS = ("benchmarks", *_REGISTRIES, "metrics")
 
 
 @guarded
@@ -161,100 +31,168 @@ def list_names(
         str, typer.Argument(metavar="WHAT", help=", ".join(KINDS), autocompletion=one_of(lambda: KINDS))
     ],
     pattern: Annotated[
-        str,
-        typer.Argument(
-            help="Shell pattern for names, or a group: paper, post-hoc, expansion …; one name tells all.",
-            metavar="PATTERN",
-        ),
+        str, typer.Argument(help="Shell pattern, group, as post-hoc, or one name.", metavar="PATTERN")
     ] = "*",
     needs: Annotated[
-        str | None,
-        typer.Option(help="Detectors that need nothing but these, as logits,features.", metavar="A,B"),
+        str | None, typer.Option(help="Detectors that read only these: logits,features.", metavar="A,B")
     ] = None,
     year: Annotated[
         str | None, typer.Option(help="Methods published then: 2022, 2020-2023 or 2023-.", metavar="YEAR")
     ] = None,
     markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="All there is of each, as Markdown: papers, labels, values."),
+        bool, typer.Option("--markdown", help="All there is of each, as Markdown: papers, labels, values.")
     ] = False,
 ) -> None:
     """List what there is; one name alone with its paper, labels and values."""
     if what not in KINDS:
         raise unknown("list", what, KINDS)
-    asked = _Asked(pattern, markdown, _needs(what, needs), _years(what, year))
-    lines = list(KINDS[what](asked))
+    if (needs and what != "detectors") or (year and what not in _METHODS):
+        raise BadInput(f"--needs is for detectors, --year for {' and '.join(_METHODS)}, not for {what}")
+    read, years = _needs(needs) if needs else None, _years(year) if year else None
+
+    def matches(entry: Entry[Any]) -> bool:
+        published = entry.paper.year if entry.paper else 0
+        return (years is None or published in years) and (read is None or _reads(entry) <= read)
+
+    lines = list(_lines(what, pattern, markdown, matches))
     if not lines:
-        filters = {"--needs": needs, "--year": year}
-        also = "".join(f" with {flag} {text}" for flag, text in filters.items() if text)
-        known = [line["name"] for line in KINDS[what](_Asked("*", False, None, None))]
-        known += (
-            {"cil": LEARNERS, "detectors": DETECTORS}[what].groups() if what in ("cil", "detectors") else []
-        )
-        name, label, _ = pattern.partition("@")
-        hint = "" if name in known else nearest(name, known)
-        if needs and not hint:
-            hint = ": --needs says all that there is, such as logits,features,layers"
-        if label and name in known:
-            hint = (
-                f": a label is the user's own name for values of {name}, or one that it ships; "
-                f"'opencil list {what} {name}' tells of both"
-            )
-        raise BadInput(f"none of the {what} matches {pattern!r}{also}{hint}")
+        filters = f" with --needs {needs}" * bool(needs) + f" with --year {year}" * bool(year)
+        groups = _METHODS[what].groups() if what in _METHODS else ()
+        known = [*(line["name"] for line in _lines(what, "*")), *groups]
+        hint = "" if pattern in known else nearest(pattern.partition("@")[0], known)
+        raise BadInput(f"none of the {what} matches {pattern!r}{filters}{hint}")
     if markdown:
-        cells = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
-        typer.echo(
-            "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
-        )
-        return
-    if [line["name"] for line in lines] == [pattern]:
-        (told,) = KINDS[what](replace(asked, detailed=True))
-        wide = max(map(len, told))
-        # Not cut into lines: a terminal does that, and a link stays one.
-        typer.echo("\n".join(f"{key:{wide}}  {value}" for key, value in told.items() if value))
-        return
-    Console().print(_drawn(lines))
-    typer.echo(f"\nopencil list {what} NAME tells all there is of one, --markdown of each")
+        for row in (list(lines[0]), ["---"] * len(lines[0]), *(line.values() for line in lines)):
+            typer.echo("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    elif [line["name"] for line in lines] == [pattern]:
+        (details,) = _lines(what, pattern, detailed=True)
+        width = max(map(len, details))
+        for key, value in details.items():
+            if value:  # on one line, so that a link stays in one piece
+                typer.echo(f"{key:{width}}  {value}")
+    else:
+        Console().print(_table(lines))
+        typer.echo(f"\nopencil list {what} NAME shows all there is of one, --markdown of each")
 
 
-def _drawn(lines: list[Line]) -> Table:
-    """Lines as a table for a terminal, family by family where they have one."""
-    shown = [column for column in lines[0] if column != _FAMILY]
+def _needs(text: str) -> set[str]:
+    """Return the needs in the text of ``--needs``."""
+    from opencil.detectors.detector import Reads
+
+    needs = names("--needs", text) or []
+    for name in needs:
+        if name not in get_args(Reads):
+            raise unknown("need", name, get_args(Reads))
+    return set(needs)
+
+
+def _years(text: str) -> range:
+    """Return the years in the text of ``--year``: ``2022``, ``2020-2023``, ``2023-`` or ``-2019``."""
+    first, dash, last = text.partition("-")
+    try:
+        return range(int(first or 0), int(last or (9999 if dash else first)) + 1)
+    except ValueError:
+        raise BadInput(f"--year {text!r} is not understood: 2022, 2020-2023, 2023- and -2019 are") from None
+
+
+def _reads(entry: Entry[Any]) -> frozenset[str]:
+    """Return all that a detector reads."""
+    detector = entry.make()
+    reads: frozenset[str] = detector.reads
+    return reads | detector.reads_to_set_up if detector.needs_setup else reads
+
+
+def _lines(
+    what: str, pattern: str, detailed: bool = False, matches: Callable[[Entry[Any]], bool] = lambda _: True
+) -> Iterator[Line]:
+    """Yield a line for each name that matches a pattern."""
+    if what == "benchmarks":
+        return _benchmarks(pattern)
+    if what == "metrics":
+        return _metrics(pattern, detailed)
+    registry = _REGISTRIES[what]
+    return _entries(list(filter(matches, map(registry.entry, registry.names(pattern)))), detailed)
+
+
+def _benchmarks(pattern: str) -> Iterator[Line]:
+    from opencil.config import list_benchmarks, resolve
+
+    for name in matching(list_benchmarks(), pattern):
+        b = resolve(flags={"benchmark": name}).benchmark
+        line = {"name": name, "ID data": b.id}
+        line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
+        sets = {"near OOD": b.near, "far OOD": b.far, "shifted ID": b.shifted}
+        yield line | {role: ", ".join(names) for role, names in sets.items()}
+
+
+def _metrics(pattern: str, detailed: bool) -> Iterator[Line]:
+    from opencil.evaluation.metric import metrics
+
+    for metric in (metrics()[name] for name in matching(metrics(), pattern)):
+        line = {"name": metric.name} | ({"column": metric.column} if detailed else {})
+        line["definition"] = metric.definition
+        more = {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
+        yield line | more if detailed else line
+
+
+def _entries(entries: list[Entry[Any]], detailed: bool) -> Iterator[Line]:
+    """Yield a line for each name of a registry, family by family; post-hoc detectors come first."""
+    from opencil.validation import flat
+
+    def family(entry: Entry[Any]) -> str:
+        return str(getattr(entry.make, "family", ""))
+
+    published, labelled = any(entry.paper for entry in entries), any(entry.named for entry in entries)
+    families, plugins = any(map(family, entries)), any(entry.plugin for entry in entries)
+    for entry in sorted(entries, key=lambda e: (family(e) != "post-hoc", family(e), e.name)):
+        paper, line = entry.paper, {"name": entry.name}
+        if published and not detailed:
+            line["year"] = str(paper.year) if paper else ""
+        line["what it is"] = entry.about
+        if labelled and detailed:
+            line["labels"] = "; ".join(f"@{label}: {_join(flat(v))}" for label, v in entry.named.items())
+        if families:
+            line["family"] = family(entry) or "others"
+        if families and detailed:
+            line |= _values(entry)
+        if published and detailed:
+            line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+        if plugins:
+            line["plugin"] = entry.plugin
+        yield line
+
+
+def _values(entry: Entry[Any]) -> Line:
+    """Return a method's default values; for a detector its reads, and no values of its whole family."""
+    from opencil.validation import flat, plain
+
+    method = entry.make()
+    if not hasattr(method, "reads"):
+        return {"values": _join(flat(plain(method)))}
+    base = next(base for base in type(method).__mro__[1:] if "family" in vars(base))
+    shared = {f.name for f in fields(base)}
+    own = {key: value for key, value in plain(method).items() if key not in shared}
+    return {
+        "reads": ", ".join(sorted(method.reads)),
+        "set-up reads": ", ".join(sorted(method.reads_to_set_up)) if method.needs_setup else "–",
+        "values": _join(own) or "–",
+    }
+
+
+def _join(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _table(lines: list[Line]) -> Table:
+    """Return lines as a table for a terminal, family by family where there are families."""
+    columns = [column for column in lines[0] if column != "family"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in shown:  # a name is of no use without its end, nor in two parts
+    for column in columns:  # a name is shown in one piece
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "year"))
-    for family, members in groupby(lines, lambda line: line.get(_FAMILY)):
+    for family, members in groupby(lines, lambda line: line.get("family")):
         if family:
             table.add_row(Text(family, style="bold italic"))
         for line in members:
-            table.add_row(*(escape(line[column]) for column in shown))
+            table.add_row(*(Text(line[column]) for column in columns))
         table.add_section()
     return table
-
-
-def _needs(what: str, text: str | None) -> frozenset[str] | None:
-    """What detectors may need, of a flag."""
-    from opencil.detectors.detector import Reads
-
-    if text is None:
-        return None
-    if what != "detectors":
-        raise BadInput(f"--needs {text} is not allowed: it is of detectors, not of {what}")
-    given = names("--needs", text) or []
-    for name in given:
-        if name not in get_args(Reads):
-            raise unknown("need", name, get_args(Reads))
-    return frozenset(given)
-
-
-def _years(what: str, text: str | None) -> range | None:
-    """The years of a flag: ``2022``, ``2020-2023``, ``2023-`` or ``-2019``."""
-    if text is None:
-        return None
-    if what not in ("detectors", "cil"):
-        raise BadInput(f"--year {text} is not allowed: {what} have no year, detectors and cil do")
-    match = re.fullmatch(r"(\d{4})?(-)?(\d{4})?", text)
-    if not match or not (match[1] or match[3]) or not (match[2] or match[1] == text):
-        raise BadInput(f"--year {text!r} is not understood: allowed are 2022, 2020-2023, 2023- and -2019")
-    first, last = match[1] or "0", match[3] or (match[1] if not match[2] else "9999")
-    return range(int(first), int(last) + 1)

@@ -1,4 +1,4 @@
-"""``opencil report``: what stored or published runs have come to, from their rows alone."""
+"""``opencil report``: tables, figures and a page of stored or published runs, from their rows alone."""
 
 import re
 from functools import partial
@@ -12,19 +12,15 @@ from rich.text import Text
 from opencil.cli import completion
 from opencil.cli.completion import one_of, some_of
 from opencil.cli.flags import names
-from opencil.cli.guard import guarded, problems
+from opencil.cli.guard import guarded
+from opencil.cli.screen import problems
 from opencil.errors import BadInput, OpenCILError, unknown
-from opencil.importing import importing
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures.drawing import Figure
     from opencil.report.layout import Table
+    from opencil.report.order import Top
     from opencil.report.tables import Kind
-    from opencil.report.top import Top
-    from opencil.study.study import Study
-
-
-_EVERY = 10.0  # seconds between two pages of --watch
 
 
 @guarded
@@ -95,7 +91,7 @@ def report(
         str | None,
         typer.Option(
             help="Detectors in figures.",
-            show_default="four that stand for the others",
+            show_default="msp,energy,regmix,ber",
             metavar="A,B",
             autocompletion=some_of(completion.detectors),
         ),
@@ -105,68 +101,54 @@ def report(
         typer.Option("--watch", help="Write the page again and again until all runs are done, or Ctrl-C."),
     ] = False,
     every: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds between two pages of --watch.", min=0.1, show_default="10", metavar="SECONDS"
-        ),
-    ] = None,
+        float, typer.Option(help="Seconds between two pages of --watch.", min=0.1, metavar="SECONDS")
+    ] = 10,
 ) -> None:
-    """Show what stored runs have come to: tables, beside the paper's figures, with statistics.
+    """Show the results of stored runs: tables, beside the paper's figures, with statistics.
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    with importing():
-        from opencil.plugins import missing, told
-        from opencil.report.figures.chosen import Choice
-        from opencil.report.top import ALL, Top
-        from opencil.report.writing import chosen_tables, write_page, write_report
-        from opencil.runs.reading import read_study
+    from opencil.plugins import describe_missing, missing_names
+    from opencil.report.figures.chosen import Choice
+    from opencil.report.order import ALL_SHOWN, Top
+    from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
+    from opencil.runs.reading import read_study
 
     folders = runs or [Path("runs")]
-    if figure_detectors is not None and not (watch or html or figures or out):
-        raise BadInput("--figure-detectors has no use without --html, --figures, --out or --watch")
-    if every is not None and not watch:
-        raise BadInput("--every has no use without --watch")
     ranked = statistics or baseline is not None
     kinds = _kinds(table) or ([] if compare or ranked else ["summary"])
-    if extra and not (out or "summary" in kinds):
-        raise BadInput("--extra has no use without the summary: add --table summary, or --out")
-    say = partial(typer.echo, err=form != "terminal")  # not among figures that go to another program
+    say = partial(typer.echo, err=form != "terminal")  # stdout may be the input of another program
     shown = _top(top)
     choice = Choice(tuple(names("--figure-detectors", figure_detectors) or ()), top=shown or Top())
     if watch:
-        from opencil.report.watching import watch as keep_writing
-
-        page = html or folders[0] / "report.html"
-        study = keep_writing(lambda: read_study(*folders), page, choice, every or _EVERY, say)
+        page, html = html or folders[0] / "report.html", None
+        study = watch_runs(lambda: read_study(*folders), page, choice, every, say)
         if study.rows.empty:
             return
     else:
         study = read_study(*folders)
     notes = [run["config"].get("plugins") for run in study.runs]
-    if lacking := {plugin: names for note in notes for plugin, names in missing(note).items()}:
-        problems.print(f"{told(lacking)}, to have them in their place", markup=False)
+    if missing := {plugin: names for note in notes for plugin, names in missing_names(note).items()}:
+        problems.print(describe_missing(missing), markup=False)
     if study.rows.empty:
-        one = len(study.runs) == 1
         raise BadInput(
-            f"{'the run has no' if one else f'none of the {len(study.runs)} runs has a'} finished step yet: "
-            "there is nothing to show" + "".join(f"\n  {problem}" for problem in study.problems)
+            f"none of {len(study.runs)} runs has a finished step yet: there is nothing to show"
+            + "".join(f"\n  {problem}" for problem in study.problems)
         )
-    html = None if watch else html
     choice.top.check(study.rows)
     drawn: list[Figure] = []
     if html or figures or out:
         from opencil.report.figures.drawing import figures as draw
 
         drawn = list(draw(study, choice))
-    short = ALL if form == "csv" else choice.top if form == "terminal" else shown or ALL
+    short = ALL_SHOWN if form == "csv" else choice.top if form == "terminal" else shown or ALL_SHOWN
     made = chosen_tables(
         study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra, top=short
     )
     if form == "terminal":
         show(Console(), made)
     else:
-        typer.echo("\n".join(one.text(form) for one in made), nl=False)
+        typer.echo("\n".join(table.text(form) for table in made), nl=False)
     if figures:
         for figure in drawn:
             figure.save(figures)
@@ -175,20 +157,16 @@ def report(
         write_page(study, html, drawn)
         say(f"report: {html}")
     if out:
-        write_report(study, out, drawn, baseline, extra, shown or ALL)
+        write_report(study, out, drawn, baseline, extra, shown or ALL_SHOWN)
         say(f"report: {out}")
     if study.problems:
-        raise left_out(study)
-
-
-def left_out(study: "Study") -> OpenCILError:
-    """The error, when all is shown that there is, for what could not be."""
-    return OpenCILError("\n  ".join(["damaged or lost, so left out of all that is shown:", *study.problems]))
+        problems_text = "\n  ".join(["damaged or lost, so left out of all that is shown:", *study.problems])
+        raise OpenCILError(problems_text)
 
 
 def _top(text: str | None) -> "Top | None":
-    """What a flag says of how many methods are shown, and which besides; None where it is not there."""
-    from opencil.report.top import Top
+    """Return how many methods are shown, and which besides, from the text of ``--top``."""
+    from opencil.report.order import Top
 
     if text is None:
         return None
@@ -204,27 +182,24 @@ def _top(text: str | None) -> "Top | None":
 
 
 def _kinds(text: str | None) -> "list[Kind]":
-    """The kinds of tables that a flag names."""
+    """Return the kinds of tables in the text of ``--table``."""
     from opencil.report.tables import KINDS
 
-    known = {str(kind): kind for kind in KINDS}
+    known: dict[str, Kind] = {kind: kind for kind in KINDS}
     wanted = list(KINDS) if text == "all" else names("--table", text) or []
-    for name in wanted:
-        if name not in known:
-            raise unknown("table", name, known)
-    return [known[name] for name in dict.fromkeys(wanted)]
+    if strange := [name for name in wanted if name not in known]:
+        raise unknown("table", strange[0], known)
+    return [known[name] for name in wanted]
 
 
 def show(screen: Console, tables: "list[Table]") -> None:
-    """Print tables; one that is too wide for a terminal is cut into several."""
+    """Print tables; a table that is too wide for a terminal is cut into several."""
     wide = Console(width=10_000)
 
     def fits(table: "Table") -> bool:  # a pipe or a file has no width to keep to
         return not screen.is_terminal or wide.measure(table.rich()).maximum <= screen.width
 
     for i, table in enumerate(tables):
-        if screen.color_system and not fits(table) and fits(table.styled()):
-            table = table.styled()
         screen.print(Text("\n" * (i > 0) + table.title, style="bold"))
         for j, part in enumerate(table.fitting(fits)):
             drawn = part.rich()

@@ -1,27 +1,28 @@
-"""``opencil run``."""
+"""``opencil run`` and ``opencil config``: carry out a config, or print it."""
 
-import sys
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from opencil.cli.flags import takes_config
-from opencil.cli.guard import interrupts, problems, say, tell
-from opencil.cli.opening import dry_run_table, opening
+from opencil.cli.guard import interrupts
 from opencil.cli.progress import progress
 from opencil.cli.report import show
+from opencil.cli.screen import borderless_table, print_error, print_line, print_note, problems
 from opencil.errors import OpenCILError
-from opencil.runs.starting import start_ahead
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
-    from opencil.runs.plan import RunSpec
+    from opencil.runs.outlook import Outlook
+    from opencil.runs.spec import RunSpec
 
+_FEW = 6  # names that a line has room for
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what is done; run and write nothing.")
 ]
@@ -30,37 +31,25 @@ Quiet = Annotated[
 ]
 Only = Annotated[
     str | None,
-    typer.Option(
-        help="One of M shares of the runs: 1/3, 2/3 and 3/3 on three machines do all, and none twice.",
-        metavar="N/M",
-        show_default="all",
-    ),
+    typer.Option(help="One of M shares of the runs: each run is in one.", metavar="N/M", show_default="all"),
 ]
 
 
-def _expect_workers(flags: dict[str, Any]) -> None:
-    """Start workers now, where there will be some, so that they import while this process does.
-
-    That is a guess from flags, as a config takes seconds to make: those that it has no use for are let go.
-    """
-    from opencil.data.decoding import workers_here
-
-    jobs = flags["jobs"] or "1"
-    count = workers_here() if jobs == "auto" else int(jobs) if jobs.isdecimal() else 1
-    here = flags["launcher"] in (None, "local") and flags["device"] in (None, "auto", "cpu")
-    if count > 1 and here and not flags["dry_run"] and "torch" not in sys.modules:
-        start_ahead(min(count, workers_here()))  # more than there are cores would keep each other waiting
+@takes_config
+def show_config(config: "Config") -> None:
+    """Print one YML with every value that 'opencil run' with the same flags will use."""
+    typer.echo(config.to_yaml(), nl=False)
 
 
-@partial(takes_config, first=_expect_workers)
+@takes_config
 def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Quiet = False) -> None:
-    """Train, evaluate and store whatever of a config is not done yet; then show the table.
+    """Train, evaluate and store what of a config is not done yet; then show the table.
 
-    Started again, it goes on where it stopped; a finished run answers at once.
+    Called again, it resumes where it stopped; a finished run answers at once.
     """
-    from opencil.runs.shares import planned_share
+    from opencil.runs.spec import plan_share
 
-    carry_out(config, planned_share(only), dry_run, quiet)
+    carry_out(config, plan_share(only), dry_run, quiet)
 
 
 def carry_out(
@@ -69,34 +58,35 @@ def carry_out(
     dry_run: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Do what a config's runs still lack, showing how it goes; then show what they have come to."""
-    from opencil.engine.ranks import follows
-    from opencil.plugins import outdated
+    """Carry out what a config's runs still lack, showing progress; then show the tables."""
+    from opencil.engine.ranks import is_first_rank
+    from opencil.plugins import describe_changed
+    from opencil.report.order import Top
     from opencil.report.tables import summaries
-    from opencil.report.top import Top, shortened
+    from opencil.report.writing import shorten_tables
     from opencil.runs.events import Failed, Lost
     from opencil.runs.failures import traceback_of_own_code
+    from opencil.runs.launch import execute
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
-    from opencil.runs.runner import execute
     from opencil.runs.tensorboard import training_curves
 
     failures: list[Failed] = []
 
     def troubled(event: Failed | Lost) -> None:
         if isinstance(event, Lost):
-            say(f"{event.reason}; run {event.run} is taken up by another")
+            print_note(f"{event.reason}; run {event.run} is taken up by another worker")
             return
         failures.append(event)
         if own := traceback_of_own_code(event.error):
             problems.print(own, markup=False, end="")
-        tell(f"run {event.run} stopped: {event.error}")
+        print_error(f"run {event.run} stopped: {event.error}")
 
-    if follows():  # rank 0 shows what all of them do, and tells of an interruption
+    if not is_first_rank():  # rank 0 shows what all of them do
         try:
             # Where there is nothing to run, rank 0 says so and leaves: it is not to be waited for.
             for _ in () if dry_run or not planned(config) else execute(config, planned):
-                interrupts.take_back()
+                pass
         except (KeyboardInterrupt, OpenCILError):
             if interrupts.seen:
                 raise SystemExit(interrupts.exit_code) from None
@@ -104,43 +94,94 @@ def carry_out(
         return
     screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
     if not ahead.runs:
-        say("there is nothing to run: the shares are more than the runs, and this one has none")
+        print_note("there is nothing to run: the shares are more than the runs, and this one has none")
         return
-    alike: dict[str, list[str]] = {}
-    grids = dict.fromkeys(
-        (run.spec.cil, run.spec.classes_per_step) for run in ahead.runs if run.spec.cil in config.cil
-    )
-    for method, k in grids:
-        for reason, detectors in config.left_out(method, k).items():
-            every_k = all(reason in config.left_out(method, one) for one in config.benchmark.classes_per_step)
-            which = method if every_k else f"{method} (k = {k})"
-            named = alike.setdefault(f"without {', '.join(detectors)}: {reason}", [])
-            named += [which] if which not in named else []
-    for goes_without, methods in alike.items():
-        say(f"{', '.join(methods)} {'goes' if len(methods) == 1 else 'go'} {goes_without}")
+    _print_skipped(config, [run.spec for run in ahead.runs if run.spec.cil in config.cil])
     if dry_run:
-        screen.print(opening(ahead, runs), dry_run_table(ahead), sep="\n", markup=False, highlight=False)
+        print_line(opening(ahead, runs))
+        screen.print(dry_run_table(ahead))
         return
     if not quiet:
-        say(opening(ahead, runs))
+        print_note(opening(ahead, runs))
     shown = progress(screen, len(ahead.runs), quiet, troubled)
-    # Whoever is interrupted leaves the runs at once, checkpointed, and not when Python gets round to it.
-    events = closing(execute(config, planned))
+    events = closing(execute(config, planned))  # an interrupt checkpoints the runs at once
     with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:
         for event in happening:
-            interrupts.take_back()
-            if interrupts.seen:  # and a run has failed of it, or nobody has noticed
+            if interrupts.seen:  # native code swallowed the exception, or a run failed of it
                 raise KeyboardInterrupt
             advance(event)
             write(event)
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:
-        show(screen, shortened(summaries(study), study.rows, Top()))
-    for sentence in [*outdated(study.runs), *study.problems]:
-        say(sentence)
+        show(screen, shorten_tables(summaries(study), study, Top()))
+    for sentence in [*describe_changed(study.runs), *study.problems]:
+        print_note(sentence)
     if failures:
         raise OpenCILError(
-            f"{len(failures)} of {len(ahead.runs)} runs failed; what they had finished is stored in {runs}"
+            f"{len(failures)} of {len(ahead.runs)} runs failed; finished work is stored in {runs}"
         )
     if not quiet:
-        screen.print(f"runs are stored in {runs}", markup=False, highlight=False)
+        print_line(f"runs are stored in {runs}")
+
+
+def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
+    """Print which methods go without which detectors, and why."""
+    skipped: dict[str, list[str]] = {}
+    for spec in specs:
+        for reason, detectors in config.left_out(spec.cil, spec.classes_per_step).items():
+            methods = skipped.setdefault(f"without {', '.join(detectors)}: {reason}", [])
+            methods += [spec.cil] if spec.cil not in methods else []
+    for without, methods in skipped.items():
+        print_note(f"{', '.join(methods)} {'goes' if len(methods) == 1 else 'go'} {without}")
+
+
+def opening(outlook: "Outlook", folder: str) -> str:
+    """Return which runs there are, how many are done, the device, the folder and an estimate of the time."""
+    from opencil.engine.ranks import world_size  # torch
+
+    count, specs = len(outlook.runs), [run.spec for run in outlook.runs]
+    done = {0: "", count: ", all done"}.get(outlook.done, f", {outlook.done} done")
+    cil = _several([spec.cil for spec in specs], "CIL methods")
+    k = _several([str(spec.classes_per_step) for spec in specs], "of them")
+    seeds = _several([str(spec.seeds.run) for spec in specs], "of them")
+    plural = "s" * (seeds != str(specs[0].seeds.run))
+    parts = [
+        f"{cil} on {specs[0].benchmark.name} (k = {k}; seed{plural} {seeds})",
+        _several([name for spec in specs for name in spec.detectors], "detectors"),
+        f"on {outlook.device}",
+        f"{outlook.at_once} runs at a time" * (outlook.at_once > 1),
+        f"on {world_size()} ranks together" * (world_size() > 1),
+        f"stored in {folder}",
+        f"about {duration(outlook.seconds)}, as like runs took" if outlook.seconds else "",
+    ]
+    return f"{count} run{'s' * (count > 1)}{done}: {'; '.join(filter(None, parts))}"
+
+
+def dry_run_table(outlook: "Outlook") -> Table:
+    """Return a table of the runs: what is done of each, and what would be done."""
+    table = borderless_table("run", "so far", "to do")
+    for run in outlook.runs:
+        steps, todo = "all steps" if run.steps is None else f"steps {run.trained + 1} to {run.steps}", []
+        if run.steps is None or run.trained < run.steps:
+            todo.append(f"{steps} with {_several(list(run.spec.detectors), 'detectors') or 'no detectors'}")
+        if run.lacking:
+            todo.append(f"{_several(list(run.lacking), 'detectors')} on trained steps")
+        took = f", about {duration(run.seconds)}" if run.seconds else ""
+        so_far = f"{run.trained} of {run.steps or '?'} steps" if run.trained else "nothing"
+        to_do = "nothing" if run.done else ("; ".join(todo) or "further metrics") + took
+        table.add_row(*map(Text, (str(run.spec), "done" if run.done else so_far, to_do)))
+    return table
+
+
+def _several(names: list[str], what: str) -> str:
+    """Return names, each once, or how many there are."""
+    names = list(dict.fromkeys(names))
+    return ", ".join(names) if len(names) <= _FEW else f"{len(names)} {what}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them, to two digits or so."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

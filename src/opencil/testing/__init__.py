@@ -1,19 +1,18 @@
-"""Checks that every method must pass, ours and a plugin's: what the contracts promise, as code.
+"""Check that methods, built in or from a plugin, keep the contracts that the benchmark relies on.
 
-A plugin's test suite needs two lines a method::
+A plugin's test suite needs one call for each method::
+
+    from opencil.testing import check_detector, check_learner
 
     def test_my_detector():
-        check_detector("my-detector")       # from opencil.testing
+        check_detector("my-detector")
 
     def test_my_cil_method():
         check_learner("my-method")
 
-    def test_my_backbone():
-        check_backbone("my-backbone")
-
-``check_dataset``, ``check_metric`` and ``check_benchmark`` do the same for the rest, and ``opencil check
-my_file.py`` runs those of all that a file registers. Each check is also callable by itself, by its name in
-``DETECTOR_CHECKS``, ``LEARNER_CHECKS``, …; a failure is an ``AssertionError`` whose sentence says what was
+``check_backbone``, ``check_dataset``, ``check_metric`` and ``check_benchmark`` do the same for the rest.
+``opencil check my_file.py`` runs the checks of everything that a file registers. ``DETECTOR_CHECKS``,
+``LEARNER_CHECKS``, … contain the single checks by name. A failure is an ``AssertionError`` that says what was
 promised and what happened instead.
 """
 

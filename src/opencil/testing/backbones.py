@@ -1,34 +1,21 @@
-"""The backbones' contract as checks."""
+"""Check the contract of backbones."""
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from opencil.engine.seeding import seeded
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
 from opencil.nets.create import Named, create_backbone
 from opencil.nets.model import Backbone
+from opencil.testing.contract import collect_checks, list_differences, nearly_equal, run_checks
 
-#: Side of the images that a backbone is tried on, unless another is said: CIFAR's.
+#: Default side of the images: CIFAR's.
 SIDE = 32
 
 
-def check_backbone(backbone: Named, side: int = SIDE) -> None:
-    """Run every check on a backbone: a registered name, or a mapping with its values as in a config."""
-    for check in BACKBONE_CHECKS.values():
-        try:
-            check(backbone, side)
-        except OpenCILError as error:
-            raise AssertionError(f"{_name(backbone)} refuses good images: {error}") from error
-
-
-def _name(backbone: Named) -> str:
-    return backbone if isinstance(backbone, str) else str(backbone.get("name"))
-
-
-def _made(backbone: Named, seed: int = 0) -> Backbone:
+def _create(backbone: Named, seed: int = 0) -> Backbone:
     with seeded(seed, "backbone"):
         return create_backbone(**({"name": backbone} if isinstance(backbone, str) else backbone)).eval()
 
@@ -38,139 +25,109 @@ def _images(side: int, count: int = 6) -> Tensor:
 
 
 @torch.no_grad()
-def _features(made: Backbone, images: Tensor) -> Tensor:
-    features: Tensor = made(images)
+def _features(network: Backbone, images: Tensor) -> Tensor:
+    features: Tensor = network(images)
     return features
 
 
 def check_result(backbone: Named, side: int = SIDE) -> None:
     """Images [B, 3, H, H] give finite float32 features [B, width]."""
-    made, images = _made(backbone), _images(side)
-    features = _features(made, images)
+    network, images = _create(backbone), _images(side)
+    features, expected = _features(network, images), [len(images), network.width]
     shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    assert shape == [len(images), made.width], (
-        f"{_name(backbone)} gives {shape} for {len(images)} images of {side} × {side} pixels: "
-        f"[{len(images)}, {made.width}] is promised, by its width"
-    )
-    assert features.dtype == torch.float32, f"{_name(backbone)} gives {features.dtype}: float32 is promised"
-    assert torch.isfinite(features).all(), f"{_name(backbone)} gives features that are not finite"
+    assert shape == expected, f"gives {shape} for {len(images)} images: {expected} is expected from its width"
+    assert features.dtype == torch.float32, f"gives {features.dtype}: float32 is expected"
+    assert torch.isfinite(features).all(), "gives features that are not finite"
 
 
 def check_alone(backbone: Named, side: int = SIDE) -> None:
-    """In evaluation an image's features do not depend on the images beside it, nor on chance."""
-    made, images = _made(backbone), _images(side)
-    whole = _features(made, images)
-    assert torch.equal(whole, _features(made, images)), (
-        f"{_name(backbone)} gives other features the second time, in eval mode"
-    )
-    alone = torch.cat([_features(made, image[None]) for image in images])
-    assert _near(alone, whole), (
-        f"{_name(backbone)} gives an image other features when it stands alone, in eval mode"
-    )
+    """In eval mode an image's features depend neither on the other images nor on random numbers."""
+    network, images = _create(backbone), _images(side)
+    whole = _features(network, images)
+    assert torch.equal(whole, _features(network, images)), "gives other features the second time"
+    alone = torch.cat([_features(network, image[None]) for image in images])
+    assert nearly_equal(alone, whole), "gives an image other features in a batch of its own, in eval mode"
 
 
 def check_seeded(backbone: Named, side: int = SIDE) -> None:
-    """The same seed of torch's global generator makes the same weights, another seed others."""
-    images = _images(side)
-    first, again, other = (_features(_made(backbone, seed), images) for seed in (0, 0, 1))
-    assert torch.equal(first, again), f"{_name(backbone)} is made with other weights by the same seed"
-    assert not torch.equal(first, other), (
-        f"{_name(backbone)} is made with the same weights by every seed: draw them with torch's generator"
-    )
+    """The seed of torch's global generator determines the initial weights."""
+    first, again, other = (_features(_create(backbone, seed), _images(side)) for seed in (0, 0, 1))
+    assert torch.equal(first, again), "has other initial weights with the same seed"
+    assert not torch.equal(first, other), "has the same initial weights with every seed"
 
 
 def check_stored(backbone: Named, side: int = SIDE) -> None:
-    """Its state dict is all that it is: a fresh one with it, and a copy, compute the same."""
-    made, fresh, images = _made(backbone), _made(backbone, 1), _images(side)
-    made.train()(images)
-    made.eval()
-    fresh.load_state_dict(made.state_dict(), strict=True)
-    for what, other in (("with its weights loaded", fresh), ("copied", copy.deepcopy(made))):
-        assert torch.equal(_features(other, images), _features(made, images)), (
-            f"{_name(backbone)} computes otherwise when it is {what}: all that it is must be parameters or "
-            "buffers"
+    """The state dict is complete: a new backbone with it, and a copy, compute the same."""
+    network, fresh, images = _create(backbone), _create(backbone, 1), _images(side)
+    network.train()(images)
+    network.eval()
+    fresh.load_state_dict(network.state_dict(), strict=True)
+    for what, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
+        assert torch.equal(_features(other, images), _features(network, images)), (
+            f"computes other features after it is {what}: all of its state must be parameters or buffers"
         )
 
 
 def check_trains(backbone: Named, side: int = SIDE) -> None:
-    """A loss on its features has finite gradients, in float32 and under bfloat16 autocast as on a GPU."""
-    for bfloat16 in (False, True):
-        made, images = _made(backbone).train(), _images(side)
+    """A loss on the features has finite gradients, in float32 and under bfloat16 autocast."""
+    for bfloat16, where in ((False, "in float32"), (True, "under bfloat16 autocast")):
+        network = _create(backbone).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            features = made(images)
+            features = network(_images(side))
         if features.requires_grad:
             features.float().square().mean().backward()
-        found = {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
-        where = "under bfloat16 autocast" if bfloat16 else "in float32"
-        assert found or made.frozen, f"{_name(backbone)} has no parameter that a loss reaches, {where}"
+        found = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        assert found or network.frozen, f"has no parameter with a gradient, {where}"
         bad = [name for name, gradient in found.items() if not torch.isfinite(gradient).all()]
-        assert not bad, f"{_name(backbone)} has gradients that are not finite, {where}: {', '.join(bad[:3])}"
+        assert not bad, f"has gradients that are not finite, {where}: {', '.join(bad[:3])}"
 
 
 def check_inputs_unchanged(backbone: Named, side: int = SIDE) -> None:
-    """The images, and in evaluation the weights and statistics, stay as they are."""
-    made, images = _made(backbone), _images(side)
-    before, kept = images.clone(), copy.deepcopy(made.state_dict())
-    _features(made, images)
-    assert torch.equal(images, before), f"{_name(backbone)} changes the images that it is given"
-    changed = [name for name, tensor in made.state_dict().items() if not torch.equal(tensor, kept[name])]
-    assert not changed, f"{_name(backbone)} changes {', '.join(changed[:3])} in eval mode"
+    """The images and, in eval mode, the weights and statistics stay unchanged."""
+    network, images = _create(backbone), _images(side)
+    before, state = images.clone(), copy.deepcopy(network.state_dict())
+    _features(network, images)
+    assert torch.equal(images, before), "changes the images"
+    changed = list_differences(network.state_dict(), state)
+    assert not changed, f"changes {changed} in eval mode"
 
 
 def check_maps(backbone: Named, side: int = SIDE) -> None:
-    """``maps`` gives one tensor [B, C, H, W] a stage, or says in a sentence that there are none."""
-    made, images = _made(backbone), _images(side)
+    """``maps`` gives one tensor [B, C, H, W] for each stage, or raises ``BadInput``."""
+    network, images = _create(backbone), _images(side)
     try:
         with torch.no_grad():
-            found = made.maps(images)
+            found = network.maps(images)
+            features, maps = network.features_and_maps(images)
     except BadInput:
         return
     shapes = [list(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in found]
-    assert shapes, f"{_name(backbone)}'s maps are an empty list: leave `maps` out where there are none"
-    assert all(len(shape) == 4 and shape[0] == len(images) for shape in shapes), (
-        f"{_name(backbone)}'s maps are {shapes} for {len(images)} images: [B, C, H, W] each is promised"
-    )
-    with torch.no_grad():
-        features, maps = made.features_and_maps(images)
-    same = (
-        len(maps) == len(found) and all(map(_near, maps, found)) and _near(features, _features(made, images))
-    )
-    assert same, f"{_name(backbone)}'s features_and_maps are not what it gives as features and as maps"
+    valid = bool(shapes) and all(len(shape) == 4 and shape[0] == len(images) for shape in shapes)
+    assert valid, f"gives maps {shapes} for {len(images)} images: [B, C, H, W] for each stage are expected"
+    equal = len(maps) == len(found) and all(map(nearly_equal, maps, found))
+    equal = equal and nearly_equal(features, _features(network, images))
+    assert equal, "gives other features or maps by features_and_maps than by itself and by maps"
 
 
 def check_split(backbone: Named, side: int = SIDE) -> None:
-    """``split`` gives two parts that compute the features one after the other, or says why it does not."""
-    made, images = _made(backbone), _images(side)
-    whole = _features(made, images)
+    """``split`` gives two parts that compute the features in turn, or raises ``BadInput``."""
+    network, images = _create(backbone), _images(side)
     try:
-        shared, last = made.split()
+        shared, last = network.split()
     except BadInput:
         return
     with torch.no_grad():
         found = _features(last, shared.maps(images)[-1])
-    assert _near(found, whole), (
-        f"{_name(backbone)}'s parts give other features than the whole: the last one should read the last "
-        "maps of the other"
+    assert nearly_equal(found, _features(network, images)), (
+        "has parts that give other features than the whole"
     )
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    """Whether they are the same but for rounding."""
-    least = 1e-5 * float(other.abs().max())
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=least)
 
 
 #: Every check of the backbones' contract, by name.
-BACKBONE_CHECKS: dict[str, Callable[[Named, int], None]] = {
-    check.__name__.removeprefix("check_"): check
-    for check in (
-        check_result,
-        check_alone,
-        check_seeded,
-        check_stored,
-        check_trains,
-        check_inputs_unchanged,
-        check_maps,
-        check_split,
-    )
-}
+BACKBONE_CHECKS = collect_checks(vars())
+
+
+def check_backbone(backbone: Named, side: int = SIDE) -> None:
+    """Run every check on a backbone: a registered name, or a mapping with its values as in a config."""
+    name = backbone if isinstance(backbone, str) else str(backbone.get("name"))
+    run_checks(BACKBONE_CHECKS, name, backbone, side)

@@ -1,62 +1,48 @@
-"""What a benchmark of one's own must keep: the checks of a config, short of reading its data."""
-
-from collections.abc import Callable
+"""Check the contract of benchmarks: their configs, without reading their data."""
 
 import torch
 
 from opencil.config import Config, parse_yaml, resolve
 from opencil.data.stream import StepSizes
-from opencil.errors import OpenCILError
 from opencil.nets.create import create_backbone
 from opencil.registry import DATASETS
-
-
-def check_benchmark(config: Config) -> None:
-    """Run every check on a resolved config; what its datasets hold is ``opencil data check``'s matter."""
-    for check in BENCHMARK_CHECKS.values():
-        try:
-            check(config)
-        except OpenCILError as error:
-            raise AssertionError(f"{config.benchmark.name}: {error}") from error
+from opencil.testing.contract import collect_checks, run_checks
 
 
 def check_printed(config: Config) -> None:
-    """The YML that ``opencil config`` prints of it gives the same config again."""
+    """The YML that ``opencil config`` prints gives the same config again."""
     again = resolve(parse_yaml(config.to_yaml(), "the printed YML"))
-    assert again == config, f"{config.benchmark.name} is another benchmark when its printed YML is read"
+    assert again == config, "is another benchmark when its printed YML is read"
 
 
 def check_backbone_fits(config: Config) -> None:
-    """Its backbone takes images of the size that its transform gives."""
-    benchmark = config.benchmark
-    side, named = benchmark.transform.crop, benchmark.backbone
+    """The backbone accepts images of the size that the transform gives."""
+    side, named = config.benchmark.transform.crop, config.benchmark.backbone
     backbone = create_backbone(**({"name": named} if isinstance(named, str) else named)).eval()
     try:
         with torch.no_grad():
-            features = backbone(torch.zeros(2, 3, side, side))
+            shape = list(backbone(torch.zeros(2, 3, side, side)).shape)
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise AssertionError(f"{named} cannot take images of {side} × {side} pixels: {error}") from error
-    assert list(features.shape) == [2, backbone.width], (
-        f"{named} gives {list(features.shape)} for 2 images of {side} × {side} pixels: "
-        f"[2, {backbone.width}] is promised"
-    )
+        raise AssertionError(f"has a backbone that fails on {side} × {side} pixels: {error}") from error
+    assert shape == [2, backbone.width], f"has a backbone with features {shape} for 2 images"
 
 
 def check_steps(config: Config) -> None:
-    """Where the number of classes is known, its steps take them all, in two steps or more."""
+    """The steps use all classes, where their number is known, and are at least two."""
     benchmark = config.benchmark
     if benchmark.id in benchmark.datasets:
         return
     classes = getattr(DATASETS.entry(benchmark.id).make, "classes", None)
     for k in benchmark.classes_per_step:
         assert classes is None or len(StepSizes.parse(k).of(classes)) > 1, (
-            f"classes_per_step = {k} makes one step of the {classes} classes of {benchmark.id!r}: nothing "
-            "would be learned incrementally"
+            f"has a single step with classes_per_step = {k}: {benchmark.id!r} has {classes} classes"
         )
 
 
 #: Every check of a benchmark, by name.
-BENCHMARK_CHECKS: dict[str, Callable[[Config], None]] = {
-    check.__name__.removeprefix("check_"): check
-    for check in (check_printed, check_backbone_fits, check_steps)
-}
+BENCHMARK_CHECKS = collect_checks(vars())
+
+
+def check_benchmark(config: Config) -> None:
+    """Run every check on a resolved config; ``opencil data check`` checks its datasets."""
+    run_checks(BENCHMARK_CHECKS, config.benchmark.name, config)

@@ -1,94 +1,70 @@
-"""The datasets' contract as checks."""
+"""Check the contract of datasets."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from opencil.data.images import Access, Dataset, Images, Split
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
 from opencil.registry import DATASETS
+from opencil.testing.contract import collect_checks, run_checks
 
-#: Side of the images that are asked for, unless another is said: CIFAR's.
+#: Default side of the requested images: CIFAR's.
 SIDE = 32
 
 
-def check_dataset(dataset: str | Dataset, root: Path | None = None, side: int = SIDE) -> None:
-    """Run every check on a dataset: a registered name, or one that has been made; ``root`` has its files."""
-    for check in DATASET_CHECKS.values():
-        try:
-            check(dataset, root, side)
-        except OpenCILError as error:
-            raise AssertionError(f"{_name(dataset)} cannot be read: {error}") from error
-
-
-def _name(dataset: str | Dataset) -> str:
-    return dataset if isinstance(dataset, str) else type(dataset).__name__
-
-
-def _served(dataset: str | Dataset, split: Split, root: Path | None, side: int) -> Images:
-    made: Dataset = DATASETS.create(dataset) if isinstance(dataset, str) else dataset
-    images = made.serve(_name(dataset), split, side, Access(root))
-    assert isinstance(images, Images), (
-        f"{_name(dataset)}'s {split} images are a {type(images).__name__}: opencil.ImageSet is needed"
-    )
+def _serve(dataset: str | Dataset, split: Split, root: Path | None, side: int) -> Images:
+    name = dataset if isinstance(dataset, str) else type(dataset).__name__
+    created: Dataset = DATASETS.create(dataset) if isinstance(dataset, str) else dataset
+    images = created.serve(name, split, side, Access(root))
+    assert isinstance(images, Images), f"serves a {type(images).__name__}: an opencil.ImageSet is expected"
     return images
 
 
 def check_images(dataset: str | Dataset, root: Path | None = None, side: int = SIDE) -> None:
-    """There are test images, RGB bytes of the size that is asked for, each with a label."""
-    images = _served(dataset, "test", root, side)
-    assert len(images), f"{_name(dataset)} has no test images"
+    """There are test images, RGB bytes of the requested size, each with a label."""
+    images = _serve(dataset, "test", root, side)
+    assert len(images), "has no test images"
     first = next(images.batches(torch.arange(min(2, len(images))), 2))
-    assert first.dtype == torch.uint8, f"{_name(dataset)} serves {first.dtype}: uint8 is promised"
-    assert int(images.labels.min()) >= 0, f"{_name(dataset)} has labels below 0"
-    with suppress(BadInput):  # it may have one size only, if it says so
-        images = _served(dataset, "test", root, side + 4)
+    assert first.dtype == torch.uint8, f"serves {first.dtype}: uint8 is expected"
+    assert int(images.labels.min()) >= 0, "has labels below 0"
+    with suppress(BadInput):  # a dataset may refuse all sizes but one
+        images = _serve(dataset, "test", root, side + 4)
         side += 4
-    assert images.side == side, (
-        f"{_name(dataset)} gives images of {images.side} pixels where {side} are asked for"
-    )
+    assert images.side == side, f"serves images of {images.side} pixels: {side} were requested"
 
 
 def check_repeatable(dataset: str | Dataset, root: Path | None = None, side: int = SIDE) -> None:
-    """The same images come each time, whatever torch's global generator is at, and leave it there."""
+    """The images are the same each time, and independent of torch's global generator."""
+    found = []
     with torch.random.fork_rng(devices=[]):
-        prints, labels = [], []
         for seed in (0, 1):
-            torch.manual_seed(seed)
-            before = torch.get_rng_state()
-            images = _served(dataset, "test", root, side)
-            prints.append(images.fingerprint)
-            labels.append(images.labels.tolist())
-            assert torch.equal(torch.get_rng_state(), before), (
-                f"{_name(dataset)} draws from torch's global generator: use one of its own, with a seed"
-            )
-    assert prints[0] == prints[1], f"{_name(dataset)} gives other images the second time"
-    assert labels[0] == labels[1], f"{_name(dataset)} gives other labels the second time"
+            before = torch.manual_seed(seed).get_state()
+            images = _serve(dataset, "test", root, side)
+            found.append((images.fingerprint, images.labels.tolist()))
+            assert torch.equal(torch.get_rng_state(), before), "draws from torch's global generator"
+    assert found[0] == found[1], "serves other images or labels the second time"
 
 
 def check_training(dataset: str | Dataset, root: Path | None = None, side: int = SIDE) -> None:
-    """Training images have labels 0 … C−1, each of them, and test images no others; or there are none."""
-    made = DATASETS.create(dataset) if isinstance(dataset, str) else dataset
+    """Training images have labels 0 … C−1 without gaps, and test images no others; or there are none."""
     try:
-        train = _served(dataset, "train", root, side)
-    except BadInput:  # a set that is only ever OOD
+        train = _serve(dataset, "train", root, side)
+    except BadInput:  # a dataset for OOD alone
         return
-    there = sorted(set(train.labels.tolist()))
-    assert there == list(range(len(there))), (
-        f"{_name(dataset)}'s training images have labels {there[:12]}: 0 to C−1 are needed, each of them"
-    )
-    assert made.classes in (None, len(there)), (
-        f"{_name(dataset)} says that it has {made.classes} classes, and its training images have {len(there)}"
-    )
-    strange = set(_served(dataset, "test", root, side).labels.tolist()) - set(there)
-    assert not strange, (
-        f"{_name(dataset)}'s test images have labels {sorted(strange)[:12]}, which no training image has"
-    )
+    labels = sorted(set(train.labels.tolist()))
+    assert labels == list(range(len(labels))), f"has training labels {labels[:12]}: there are gaps"
+    declared = (DATASETS.create(dataset) if isinstance(dataset, str) else dataset).classes
+    assert declared in (None, len(labels)), f"declares {declared} classes: training images have {len(labels)}"
+    strange = set(_serve(dataset, "test", root, side).labels.tolist()) - set(labels)
+    assert not strange, f"has test images with labels {sorted(strange)[:12]}, which no training image has"
 
 
 #: Every check of the datasets' contract, by name.
-DATASET_CHECKS: dict[str, Callable[[str | Dataset, Path | None, int], None]] = {
-    check.__name__.removeprefix("check_"): check for check in (check_images, check_repeatable, check_training)
-}
+DATASET_CHECKS = collect_checks(vars())
+
+
+def check_dataset(dataset: str | Dataset, root: Path | None = None, side: int = SIDE) -> None:
+    """Run every check on a dataset, given by name or as an object; ``root`` contains its files."""
+    run_checks(DATASET_CHECKS, dataset, dataset, root, side)

@@ -1,103 +1,80 @@
-"""The metrics' contract as checks."""
+"""Check the contract of metrics."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from opencil.engine.forward import Outputs
-from opencil.errors import OpenCILError
 from opencil.evaluation.metric import metrics
-from opencil.evaluation.protocol import Measurement, measure, measure_model
+from opencil.evaluation.protocol import measure, measure_model
 from opencil.registry import DETECTORS
+from opencil.testing.contract import collect_checks, run_checks
 
 _TASKS = torch.tensor([1, 1, 2, 2, 3, 3])
 
 
-def check_metric(metric: str) -> None:
-    """Run every check on a registered metric."""
-    for check in METRIC_CHECKS.values():
-        try:
-            check(metric)
-        except OpenCILError as error:
-            raise AssertionError(f"{metric} refuses good samples: {error}") from error
-
-
-@dataclass(frozen=True)
-class _Sets:
-    """Outputs of ID test images, of the same under a shift, and of OOD images."""
-
-    test: Outputs
-    shifted: Outputs
-    ood: Outputs
-
-
-def _sets(count: int = 60) -> _Sets:
+def _sets(count: int = 60) -> list[Outputs]:
+    """Return outputs of ID test images, of shifted ID images and of OOD images."""
     random, classes = torch.Generator().manual_seed(0), len(_TASKS)
-    labels = torch.arange(count) % classes
-
-    def outputs(sharpness: float, labels: Tensor | None) -> Outputs:
+    labels, sets = torch.arange(count) % classes, []
+    for sharpness in (3.0, 1.5, 0.0):
         logits = torch.randn(count, classes, generator=random)
-        if labels is not None:
-            logits[torch.arange(count), labels] += sharpness
-        return Outputs(logits.abs(), logits, labels)
-
-    return _Sets(outputs(3.0, labels), outputs(1.5, labels), outputs(0.0, None))
+        logits[torch.arange(count), labels] += sharpness
+        sets.append(Outputs(logits.abs(), logits, labels))
+    return [*sets[:2], replace(sets[2], labels=None)]
 
 
-def _measured(metric: str, sets: _Sets) -> dict[tuple[str, int], float]:
-    """Every value that a metric has, by set and task."""
-    shifted = {"shifted": sets.shifted}
+def _measure(metric: str, sets: list[Outputs]) -> dict[tuple[str, int], float]:
+    """Return every value of a metric, by set and task."""
+    test, shifted, ood = sets
     if metrics()[metric].of_model:
-        found: list[Measurement] = measure_model(sets.test, shifted, _TASKS, [metric])
+        found = measure_model(test, {"shifted": shifted}, _TASKS, [metric])
     else:
         detector = DETECTORS.create("msp")
-        found = measure(detector, None, sets.test, {"ood": sets.ood}, _TASKS, shifted, [metric])
+        found = measure(detector, None, test, {"ood": ood}, _TASKS, {"shifted": shifted}, [metric])
     return {(measured.ood, measured.task): measured.value for measured in found}
 
 
 def check_value(metric: str) -> None:
-    """On a model's outputs it has a value: a finite number, or finite numbers by task."""
-    assert _measured(metric, _sets()), (
-        f"{metric} has no value on outputs that have all it reads: it returns None, or nothing"
-    )
+    """On a model's outputs the value is a finite number, or a finite number for each task."""
+    assert _measure(metric, _sets()), "has no value on outputs with all that it reads"
 
 
 def check_few(metric: str) -> None:
-    """Where each set has a single image it has a number or, by None, no value."""
-    _measured(metric, _sets(1))
+    """On sets of a single image the value is a number or None."""
+    _measure(metric, _sets(1))
 
 
 def check_order(metric: str) -> None:
     """The order of the images makes no difference."""
-    sets, order = _sets(), torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
 
-    def moved(outputs: Outputs) -> Outputs:
+    def shuffle(outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else outputs.labels[order]
         return Outputs(outputs.features[order], outputs.logits[order], labels)
 
-    values = _measured(metric, sets)
-    other = _measured(metric, _Sets(moved(sets.test), moved(sets.shifted), moved(sets.ood)))
-    differing = [key for key, value in values.items() if abs(other.get(key, torch.inf) - value) > 1e-6]
-    assert not differing, f"{metric} has another value when the same images come in another order"
+    values, other = _measure(metric, _sets()), _measure(metric, list(map(shuffle, _sets())))
+    same = all(abs(other.get(key, torch.inf) - value) <= 1e-6 for key, value in values.items())
+    assert same, "has another value when the same images come in another order"
 
 
 def check_inputs_unchanged(metric: str) -> None:
-    """Measured twice it is the same, and what it reads stays as it is."""
+    """A second measurement gives the same value, and nothing that the metric reads changes."""
     sets = _sets()
-    before = copy.deepcopy([(o.logits, o.labels) for o in (sets.test, sets.shifted, sets.ood)])
-    first = _measured(metric, sets)
-    assert first == _measured(metric, sets), f"{metric} has another value the second time"
-    for outputs, (logits, labels) in zip((sets.test, sets.shifted, sets.ood), before, strict=True):
-        assert torch.equal(outputs.logits, logits), f"{metric} changes the logits that it reads"
-        same = labels is None or (outputs.labels is not None and torch.equal(outputs.labels, labels))
-        assert same, f"{metric} changes the labels that it reads"
+    before = copy.deepcopy(sets)
+    first = _measure(metric, sets)
+    assert first == _measure(metric, sets), "has another value the second time"
+    for outputs, old in zip(sets, before, strict=True):
+        assert torch.equal(outputs.logits, old.logits), "changes the logits that it reads"
+        if outputs.labels is not None and old.labels is not None:
+            assert torch.equal(outputs.labels, old.labels), "changes the labels that it reads"
 
 
 #: Every check of the metrics' contract, by name.
-METRIC_CHECKS: dict[str, Callable[[str], None]] = {
-    check.__name__.removeprefix("check_"): check
-    for check in (check_value, check_few, check_order, check_inputs_unchanged)
-}
+METRIC_CHECKS = collect_checks(vars())
+
+
+def check_metric(metric: str) -> None:
+    """Run every check on a registered metric."""
+    run_checks(METRIC_CHECKS, metric, metric)

@@ -1,7 +1,7 @@
-"""What a plugin registers, put to the checks of its kinds: a verdict each, with a reason in words."""
+"""Run the checks of all that a plugin registers, and collect a verdict for each."""
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,21 +10,22 @@ from typing import Any
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.errors import BadInput, OpenCILError
-from opencil.plugins import load_plugin, loaded, registered
+from opencil.plugins import load_plugin, loaded_plugin, registered_names
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
 from opencil.testing.backbones import BACKBONE_CHECKS, SIDE
 from opencil.testing.benchmarks import BENCHMARK_CHECKS
+from opencil.testing.contract import Checks
 from opencil.testing.datasets import DATASET_CHECKS
 from opencil.testing.detectors import DETECTOR_CHECKS
 from opencil.testing.learners import LEARNER_CHECKS
 from opencil.testing.metrics import METRIC_CHECKS
 
-_FRAMES = 3  # of the user's own file, the last ones
+_FRAMES = 3  # the last ones in the user's own file
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise about one thing; ``left_out`` says why it cannot be tried here."""
+    """A check of one subject; ``left_out`` says why it cannot run here."""
 
     subject: str  #: such as ``detector margin``
     name: str
@@ -36,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a check has ended: ``problem`` is empty where the promise is kept."""
+    """The result of a check; ``problem`` is empty if it passed."""
 
     check: Check
     problem: str = ""
@@ -44,72 +45,68 @@ class Verdict:
 
 
 def checks_of(plugin: str, root: Path | None = None, side: int = SIDE) -> list[Check]:
-    """The checks of all that a plugin registers; it is imported if it has not been."""
+    """Return the checks of all that a plugin registers; import the plugin if necessary."""
     load_plugin(plugin)
-    names = list(registered(plugin))
-    if not names:
-        raise BadInput(
-            f"plugin {plugin} registers nothing: decorate what it is about with opencil.register_detector, "
-            "register_learner, register_backbone, register_dataset or register_metric"
-        )
-    contracts: dict[str, tuple[dict[str, Callable[..., None]], dict[str, Any]]] = {
+    contracts: dict[str, tuple[Checks, dict[str, Any]]] = {
         LEARNERS.kind: (LEARNER_CHECKS, {}),
         DETECTORS.kind: (DETECTOR_CHECKS, {}),
         DATASETS.kind: (DATASET_CHECKS, {"root": root, "side": side}),
         BACKBONES.kind: (BACKBONE_CHECKS, {"side": side}),
         METRICS.kind: (METRIC_CHECKS, {}),
     }
-    made = []
-    for registry, name in names:
+    found: list[Check] = []
+    for registry, name in registered_names(plugin):
         checks, values = contracts[registry.kind]
         make, left_out = registry.entry(name).make, ""
         if isinstance(make, type) and issubclass(make, FileDataset) and root is None:
             left_out = "its images lie in files: give --data-root"
-        for check, call in checks.items():
-            bound, subject = partial(call, name, **values), f"{registry.kind} {name}"
-            made.append(Check(subject, check, bound, _promise(call), loaded(plugin).path, left_out))
-    return made
+        file, subject = loaded_plugin(plugin).path, f"{registry.kind} {name}"
+        found += [
+            Check(subject, check, partial(call, name, **values), _promise(call), file, left_out)
+            for check, call in checks.items()
+        ]
+    if not found:
+        raise BadInput(
+            f"plugin {plugin} registers nothing: decorate its classes with opencil.register_detector, "
+            "register_learner, register_backbone, register_dataset or register_metric"
+        )
+    return found
 
 
 def checks_of_benchmark(config: Config) -> list[Check]:
-    """The checks of a config's benchmark."""
-    subject = f"benchmark {config.benchmark.name}"
-    return [
-        Check(subject, name, partial(call, config), _promise(call)) for name, call in BENCHMARK_CHECKS.items()
-    ]
+    """Return the checks of a config's benchmark."""
+    subject, checks = f"benchmark {config.benchmark.name}", BENCHMARK_CHECKS.items()
+    return [Check(subject, name, partial(call, config), _promise(call)) for name, call in checks]
+
+
+def _promise(check: Callable[..., None]) -> str:
+    """Return the first line of a check's docstring."""
+    return (check.__doc__ or "").split("\n")[0].replace("``", "")
 
 
 def verdict(check: Check) -> Verdict:
-    """Try whether a promise is kept."""
+    """Run a check and return its verdict."""
     try:
         check.call()
-    except AssertionError as error:
-        # One of the user's own has no sentence.
-        return Verdict(check, str(error) or "AssertionError", _frames(error, check.file))
     except OpenCILError as error:
         return Verdict(check, f"it is refused: {error}", _frames(error, check.file))
+    except AssertionError as error:
+        return Verdict(check, str(error) or "AssertionError", _frames(error, check.file))
     except Exception as error:
         return Verdict(check, f"{type(error).__name__}: {error}", _frames(error, check.file))
     return Verdict(check)
 
 
-def _promise(check: Callable[..., None]) -> str:
-    return (check.__doc__ or "").split("\n")[0].replace("``", "")
-
-
 def _frames(error: BaseException, file: Path | None) -> list[str]:
-    """Where in a file an error, and what it was raised for, came from."""
+    """Return the places in a file that an error and its causes came from."""
+    chain, cause = [error], error.__cause__
+    while cause is not None:
+        chain.insert(0, cause)
+        cause = cause.__cause__
     found = [
         f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {frame.line}"
-        for one in _chain(error)
+        for one in chain
         for frame in traceback.extract_tb(one.__traceback__)
         if frame.filename == str(file)
     ]
     return list(dict.fromkeys(found))[-_FRAMES:]
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and its causes, the first cause first."""
-    if before := error.__cause__ or error.__context__:
-        yield from _chain(before)
-    yield error

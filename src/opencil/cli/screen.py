@@ -1,0 +1,45 @@
+"""Print notes, errors, lines with a mark, and tables."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+screen = Console(soft_wrap=True, highlight=False)
+#: Errors and notes go here.
+problems = Console(stderr=True, soft_wrap=True, highlight=False)
+_MARKS = {
+    "good": ("✓ ", "green"),
+    "note": ("! ", "yellow"),
+    "bad": ("✗ ", "red"),
+    "left out": ("– ", "yellow"),
+}
+
+
+def print_note(text: str) -> None:
+    """Print a sentence beside a command's results: whole words on a terminal, one line elsewhere."""
+    problems.print(text, markup=False, soft_wrap=not problems.is_terminal)
+
+
+def print_error(error: object) -> None:
+    """Print an error's sentence."""
+    problems.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=not problems.is_terminal)
+
+
+def print_line(text: str, mark: str = "", indent: int = 0, style: str = "") -> None:
+    """Print a line unchanged, with a mark if one is named: good, note, bad or left out."""
+    screen.print(Text.assemble(" " * indent, _MARKS.get(mark, ""), (text, style)))
+
+
+def borderless_table(*headings: str) -> Table:
+    """Return an empty table of columns side by side, which wrap where the screen ends."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Print a table; a pipe or a file has no width to keep to."""
+    console = Console()
+    (console if console.is_terminal else Console(width=10_000)).print(table)
