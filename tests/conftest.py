@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, registries left as they were, and one short finished run to copy."""
+"""Shared by all tests: one thread, restored registries, and a short finished run to copy."""
 
 import multiprocessing
 import os
@@ -23,7 +23,6 @@ from opencil.config import Config
 from opencil.engine import arithmetic
 from opencil.evaluation import metric
 from opencil.registry import REGISTRIES
-from tests import forks
 
 # Sums depend on how they are split over threads: one thread, here and in every process that a test starts.
 torch.set_num_threads(1)
@@ -31,8 +30,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Some warnings come once a process, which would make a failure depend on the tests that ran before.
 torch.set_warn_always(True)
 os.environ.pop("OPENCIL_DATA", None)
-# No test cuts the power, and every stored file would be waited for twice: a third of a short run's time.
-os.fsync = forks.no_flush
+# No test cuts the power, and flushing would take a third of a short run's time.
+os.fsync = lambda handle: None
 
 hypothesis_settings.register_profile("opencil", deadline=None)
 hypothesis_settings.load_profile("opencil")
@@ -40,16 +39,16 @@ hypothesis_settings.load_profile("opencil")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests come first in any order: as the last they would keep the other cores waiting."""
+    """Start the longest tests first: as the last they would keep the other cores waiting."""
     longest = ("tests/kernels/", "tests/packaging/test_readme.py", "tests/test_learning.py")
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
 
 
 @pytest.fixture(autouse=True)
 def _registries_stay() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Restore the registries after each test."""
     for registry in REGISTRIES:
-        registry.names()  # so that our own methods are among what is kept
+        registry.names()  # imports our own methods
     tables: list[dict[str, Any]] = [registry._entries for registry in REGISTRIES]
     tables += [metric._records, plugins._loaded]
     kept = [dict(table) for table in tables]
@@ -61,7 +60,7 @@ def _registries_stay() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def plugin() -> Callable[[str], ModuleType]:
-    """Load a file of tests/plugins by its path, as an installed plugin would be: it registers what it has."""
+    """Load a file of tests/plugins by its path, as an installed plugin would be."""
 
     def load(name: str) -> ModuleType:
         spec = spec_from_file_location(f"plugin_{name}", Path(__file__).parent / "plugins" / f"{name}.py")
@@ -76,7 +75,7 @@ def plugin() -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT interrupts, here and in children: a suite in the background inherits that it is ignored."""
+    """Let SIGINT interrupt this process and its children; a suite in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -84,7 +83,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU computes in bfloat16 where a GPU that has it would."""
+    """Let the CPU compute in bfloat16 where a GPU would."""
     monkeypatch.setattr(arithmetic, "has_bfloat16", lambda device: True)
 
 
@@ -94,7 +93,7 @@ DETECTORS_OF_TINY = ["energy", "msp", "relation"]
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Config]:
-    """A config of the embedded benchmark: two epochs a step, three detectors; ``tiny(runs, *settings)``."""
+    """Return a config of the embedded benchmark, with two epochs a step: ``tiny(runs, *settings)``."""
 
     def make(
         runs: Path,
@@ -125,13 +124,13 @@ def _finished_once(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def finished(_finished_once: Path, tmp_path: Path) -> Path:
-    """A folder of runs, the test's own, with ``tiny``'s run complete: digits/k2/icarl/seed0."""
+    """A copy of a folder in which ``tiny``'s run is complete: digits/k2/icarl/seed0."""
     return Path(shutil.copytree(_finished_once, tmp_path / "finished-runs"))
 
 
 @pytest.fixture
 def empty_wide_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands start in an empty folder, on a wide screen."""
+    """Start commands in an empty folder, on a wide screen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -140,14 +139,14 @@ def empty_wide_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., list[Any]]:
-    """Call a function on several ranks, processes as torchrun starts them; what each gives, in their order.
+    """Call a function on several ranks, as torchrun starts them, and return their results in order.
 
-    They are forked, so that they need not import anything. An exception is what a rank gives that raised it,
-    and None what one gives that did not live to its end. Only the first ``answers`` are waited for.
+    Ranks are forked, so that they need not import anything. The result of a rank that raised an exception is
+    the exception, and None of a rank that was killed. Only the first ``answers`` results are waited for.
     """
 
     def call(function: Callable[[], Any], size: int = 2, answers: int | None = None) -> list[Any]:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():  # the first backward pass starts threads for GPUs, which a fork loses
             pytest.skip("processes cannot be forked from one that has used a GPU")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -155,8 +154,9 @@ def on_ranks() -> Callable[..., list[Any]]:
         context = multiprocessing.get_context("fork")
 
         def run(rank: int, answer: Any) -> None:
-            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
-            os.environ |= {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+            os.environ |= {name: str(value) for name, value in variables.items()}
             try:
                 found = function()
             except BaseException as error:

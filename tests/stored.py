@@ -1,65 +1,58 @@
-"""The files of a store, and what of them is the same, bit for bit, in two runs of one config."""
+"""The files of stored runs: compare two stores bit for bit, and change or damage a file."""
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from opencil.evaluation.metric import KEPT, shares
-from opencil.runs import file_formats
-from opencil.runs.store import StepFolder
-from opencil.study.rows import Table, measured_metrics, noted, read_tables, write_rows
+from opencil.files import read_json, write_json
 
-_FAILED = "error.txt"
-_MEASURED = {"step.json", "environment.json"}
-#: What of these says when, how long and by which command; the seal is of all of it.
-_MEASURES = {"seconds", "peak_memory_mib", "time", "command", "seal"}
+#: Values in ``step.json`` and ``environment.json`` that differ between two runs of one config.
+_MEASURED = {"seconds", "time", "command", "sha256"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder by its path; why an attempt has failed is no part of what is stored."""
-    return {name: path.read_bytes() for name, path in _files(folder).items() if path.name != _FAILED}
+    """Return every stored file below a folder by its path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "error.txt")
+    }
 
 
-def results(folder: Path, *, history: bool = True) -> dict[str, object]:
-    """What must be the same in two runs of one config: all files, less what is measured.
-
-    Without ``history`` also less what tells in how many calls it was made: by what each detector's rows were,
-    and why an attempt has failed.
-    """
-    files, left_out = _files(folder).items(), _MEASURES if history else {*_MEASURES, "made"}
-    return {name: _less(left_out, path) for name, path in files if history or path.name != _FAILED}
+def results(folder: Path) -> dict[str, object]:
+    """Return all that must be the same in two runs of one config, in however many calls they were done."""
+    return {
+        name: _without_measured(json.loads(content)) if name.endswith(".json") else content
+        for name, content in contents(folder).items()
+    }
 
 
-def differences(found: dict[str, object], expected: dict[str, object], kept: bool = True) -> list[str]:
-    """Names of files that only one of two stores has, or that differ.
-
-    Without ``kept`` the cache of outputs may lack entries: a disk may have had no room for them.
-    """
-    names = found.keys() | {name for name in expected if kept or not name.startswith(".outputs/")}
-    return sorted(name for name in names if found.get(name, ...) != expected.get(name, ...))
+def _without_measured(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_measured(part) for key, part in value.items() if key not in _MEASURED}
+    return [_without_measured(part) for part in value] if isinstance(value, list) else value
 
 
-def without_bytes(run: Path) -> None:
-    """Make a run's steps what they were when they did not say how much they keep."""
-    for step in (StepFolder(path.parent) for path in run.glob("step*/step.json")):
-        table = Table(step.model_rows)
-        rows = read_tables([table], file_formats.damaged)
-        metrics = measured_metrics(table, file_formats.damaged)
-        write_rows(table.path, noted(shares(rows), metrics - set(KEPT), step.info()["weights_sha256"]))
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a stored JSON file and renew its checksum."""
+    content = read_json(path)
+    change(content)
+    write_json(path, content)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """All but locks, by their paths."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".held")
-    return {path.relative_to(folder).as_posix(): path for path in found}
+def edit_config(path: Path, old: str, new: str) -> None:
+    """Replace text in a run's stored config and renew its checksum."""
+    first, _, text = path.read_bytes().partition(b"\n")
+    assert old.encode() in text
+    text = text.replace(old.encode(), new.encode())
+    label = first.rpartition(b" ")[0]
+    path.write_bytes(label + b" " + hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
 
 
-def _less(left_out: set[str], path: Path) -> object:
-    def less(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: less(kept) for key, kept in value.items() if key not in left_out}
-        return value
-
-    try:
-        return less(json.loads(path.read_bytes())) if path.name in _MEASURED else path.read_bytes()
-    except (OSError, ValueError) as error:
-        return f"damaged: {error}"
+def flip(path: Path, position: int = -1) -> None:
+    """Flip a bit of one byte of a file, by default of the last."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)

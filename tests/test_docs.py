@@ -1,4 +1,4 @@
-"""Pages show what works: their Python blocks run, commands are understood, links lead somewhere."""
+"""Pages are right: their Python blocks run, commands are understood, links lead somewhere."""
 
 import re
 import runpy
@@ -18,7 +18,7 @@ from torch.distributed.run import parse_args
 from typer.testing import CliRunner
 
 from opencil.cli import app
-from opencil.runs.shares import planned_share
+from opencil.runs.spec import plan_share
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it stands, what it is, whether it can be run."""
+    """A fenced block of a page; it is left out after a line ``<!-- no-run -->``."""
 
     page: Path
     line: int
@@ -36,7 +36,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the reader's own file that it is, where its first line says so: ``# my.yml``."""
+        """Return the name of the file that the block shows, if its first line is a name: ``# my.yml``."""
         named = re.match(r"# (\w+\.(?:py|yml|toml))$", self.text.partition("\n")[0])
         return named[1] if named else None
 
@@ -61,19 +61,19 @@ def blocks() -> Iterator[Block]:
 
 
 def write_files(page: Path) -> None:
-    """Write the files that a page shows whole, as its reader has them."""
+    """Write the files that a page shows."""
     for block in blocks():
         if block.page == page and block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
 
 
-#: README's run elsewhere, as one session with its commands.
+#: Without README, whose blocks and commands are run by another test, as one session.
 PYTHON = [b for b in blocks() if b.language == "python" and b.runs and b.page.name != "README.md"]
 SHELL = [b for b in blocks() if b.language in ("bash", "sh", "shell", "console") and b.runs]
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command line, comments aside; continued lines are joined."""
+    """Yield the words of each command line without comments; continued lines are joined."""
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words:
@@ -95,30 +95,30 @@ def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pyte
     write_files(block.page)
     for words in commands(block):
         if words[0] in ("opencil", "torchrun"):
-            understood(words[words.index("opencil") + 1 :])
+            check_command(words[words.index("opencil") + 1 :])
         elif words[0] == "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
             assert [t for t in targets if not re.search(rf"^{re.escape(t)}:", makefile, re.M)] == []
 
 
-def understood(words: list[str]) -> None:
-    """Fail unless the command line means something; what would train is only resolved to its config."""
+def check_command(words: list[str]) -> None:
+    """Fail if the command line is wrong; ``opencil run`` is only resolved to its config."""
     saved = None
     if ">" in words:
         saved, words = words[words.index(">") + 1], words[: words.index(">")]
     for word in words:
         if word.endswith((".yml", ".yaml", ".py")) and not word.startswith("-") and not Path(word).exists():
-            Path(word).touch()  # the reader's own file, which the page does not show
+            Path(word).touch()  # a file that the page does not show
     name, *rest = words
     if name.startswith("-"):
         assert name in CliRunner().invoke(app, ["--help"]).stdout
         return
     group = typer.main.get_command(app)
     assert name in group.commands, f"there is no 'opencil {name}'"
-    if name == "run":  # the flags of run alone say nothing of its config
+    if name == "run":  # its own flags are not part of the config
         if "--only" in rest:
-            planned_share(rest.pop(rest.index("--only") + 1))
+            plan_share(rest.pop(rest.index("--only") + 1))
         name, rest = "config", [w for w in rest if w not in ("--only", "--dry-run", "--quiet", "-q")]
     elif name not in ("config", "list"):
         group.commands[name].make_context(name, rest)  # unknown flags are errors
@@ -135,8 +135,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-def test_machines_are_told_how_they_find_each_other() -> None:
-    """What torchrun does by itself needs a number for each of them."""
+def test_machines_of_torchrun_find_each_other() -> None:
+    """With another backend, each machine would need a number."""
     shown = [found for page in PAGES for found in re.findall(r"`(torchrun --nnodes[^`]*)`", page.read_text())]
     assert shown
     for command in shown:
@@ -144,7 +144,7 @@ def test_machines_are_told_how_they_find_each_other() -> None:
         assert asked.rdzv_backend == "c10d", command
 
 
-#: In place of what a job's script calls: a signal comes while bash waits, and the command ends just then.
+#: Stand-ins for the commands of a job's script: a signal arrives while bash waits, and the command ends then.
 STUBS = """
 mkfifo ends
 opencil() { read < ends; exit 75; }
@@ -157,13 +157,13 @@ SLURM_JOB_ID=5 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1 SLURM_NNODES=2
 
 
 @pytest.mark.parametrize("block", [b for b in blocks() if "#SBATCH" in b.text], ids=str)
-def test_a_job_that_was_stopped_queues_itself_again(block: Block, tmp_path: Path) -> None:
+def test_a_stopped_job_queues_itself_again(block: Block, tmp_path: Path) -> None:
     script = [shutil.which("bash") or "bash", "-c", STUBS + block.text]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1:] in (["requeue 7_1"], ["requeue 5"]), done
 
 
-def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
+def test_readme_begins_with_demo_and_test() -> None:
     first = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40]
     shown = [line.split("#")[0].split() for line in first]
     assert ["make", "demo"] in shown
@@ -171,6 +171,6 @@ def test_the_readme_shows_the_two_commands_on_its_first_screen() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
-def test_a_benchmark_finds_what_it_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmarks_can_be_imported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(path.parent)
-    assert runpy.run_path(str(path), run_name="imported")["__doc__"], "what it measures, and how it is called"
+    assert runpy.run_path(str(path), run_name="imported")["__doc__"], "what it measures, and its command"

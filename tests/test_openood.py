@@ -156,38 +156,38 @@ def test_a_benchmark_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("key", "given"),
     [
-        ({"postprocessor_name": None}, "an Evaluator needs a detector: postprocessor_name="),
-        ({"postprocessor_name": "enrgy"}, "did you mean 'energy'"),
-        ({"postprocessor": "energy"}, "postprocessor is a str: what opencil.create_detector makes"),
-        ({"postprocessor_name": "react"}, "Sequential gives logits alone, and react reads features and head"),
-        ({"dataloader_dict": None}, "benchmark 'mine'"),
-        ({"dataloader_dict": {"id": {}}}, "has no 'test'"),
-        ({"dataloader_dict": {"id": {"test": 1}, "ood": {"near": {}}}}, "'near' or 'far' should map names"),
-        ({"preprocessor": len}, "preprocessor is a builtin_function_or_method: an opencil.Transform"),
-        ({"head": "fc"}, "head 'fc' is not in Sequential"),
-        ({"net": None}, "None is no model"),
-        ({"net": len, "head": "fc"}, "it needs a net that is a torch module"),
+        ("postprocessor_name", {"postprocessor_name": None}),
+        ("energy", {"postprocessor_name": "enrgy"}),
+        ("postprocessor", {"postprocessor": "energy"}),
+        ("react", {"postprocessor_name": "react"}),
+        ("mine", {"dataloader_dict": None}),
+        ("test", {"dataloader_dict": {"id": {}}}),
+        ("near", {"dataloader_dict": {"id": {"test": 1}, "ood": {"near": {}}}}),
+        ("preprocessor", {"preprocessor": len}),
+        ("fc", {"head": "fc"}),
+        ("torch module", {"net": len, "head": "fc"}),
+        ("model", {"net": None}),
     ],
 )
-def test_what_cannot_be_used_is_refused(given: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_are_refused(key: str, given: dict[str, Any]) -> None:
     arguments = {"net": network(), "id_name": "mine", "dataloader_dict": sets(), "postprocessor_name": "msp"}
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(BadInput, match=key):
         Evaluator(**arguments | given)
 
 
-def test_what_a_call_needs_and_is_not_there() -> None:
+def test_missing_images_and_labels_are_refused() -> None:
     data = sets()
     del data["csid"], data["id"]["train"]
     evaluator = Evaluator(network(), "mine", dataloader_dict=data, postprocessor_name="klm")
-    with pytest.raises(BadInput, match="mine has no shifted ID images: full-spectrum figures need 'csid'"):
+    with pytest.raises(BadInput, match="csid"):
         evaluator.eval_ood(fsood=True)
-    with pytest.raises(BadInput, match=r"KLM is set up on training images: .* has no 'train'"):
+    with pytest.raises(BadInput, match="train"):
         evaluator.eval_ood()
-    with pytest.raises(BadInput, match="data_name 'ood' is unknown: allowed are csid, id"):
+    with pytest.raises(BadInput, match="data_name"):
         evaluator.eval_acc("ood")
     data["id"]["test"] = torch.zeros(3, 3, 8, 8)
     bare = Evaluator(network(), "mine", dataloader_dict=data, postprocessor_name="msp")
-    with pytest.raises(BadInput, match="images of id test have no labels: accuracy needs them"):
+    with pytest.raises(BadInput, match="labels"):
         bare.eval_acc()

@@ -37,15 +37,6 @@ def rows(runs: Path) -> pd.DataFrame:
     return opencil.read_rows(runs)
 
 
-def test_the_config_is_printed_and_read_again(tmp_path: Path) -> None:
-    resolved = config(tmp_path)
-    assert resolved.benchmark.near == ("digits-held-out",)
-    assert resolved.benchmark.shifted["dim"].severities == (3, 5)
-    from opencil.config import parse_yaml
-
-    assert opencil.resolve(parse_yaml(resolved.to_yaml(), "printed")) == resolved
-
-
 def test_steps_are_uneven(runs: Path, rows: pd.DataFrame) -> None:
     assert (runs / "open-world/k4+2/icarl/seed0").is_dir()
     assert set(rows["k"]) == {"4+2"}
@@ -94,19 +85,6 @@ def test_values_are_those_of_the_stored_model(runs: Path, rows: pd.DataFrame) ->
     assert found["noise", "ap_full"] == expected.ap
 
 
-def test_tables_and_page_show_the_shift_apart(runs: Path, rows: pd.DataFrame) -> None:
-    study = read_study(runs)
-    accuracy, plain, shifted = summaries(study)
-    assert "average shifted" in [column.name for column in accuracy.columns]
-    assert shifted.title.endswith("4+2 classes per step: OOD detection under covariate shift")
-    line = shifted.blocks[0].lines[0]
-    of_msp = rows[rows["detector"] == "msp"]
-    rejected = of_msp.loc[of_msp["metric"] == "fpr_shifted", "value"].mean()
-    assert line[3].value == pytest.approx(100 * rejected)
-    without = summaries(replace(study, rows=rows[rows["distance"] != "shifted"]))[1]
-    assert without.blocks == plain.blocks
-
-
 def test_a_metric_is_added_to_stored_runs_without_training(
     plugin: Callable[[str], ModuleType], runs: Path, rows: pd.DataFrame, tmp_path: Path
 ) -> None:
@@ -133,25 +111,3 @@ def test_a_metric_is_added_to_stored_runs_without_training(
     assert again.already
     table = summaries(read_study(runs))[1]
     assert "AURC↓" in [column.name for column in table.columns]
-
-
-def test_a_metric_from_outside(plugin: Callable[[str], ModuleType], runs: Path) -> None:
-    plugin("aurc")
-    run = opencil.open_run(runs / "open-world/k4+2/icarl/seed0")
-    table = opencil.evaluate(
-        run.model(3),
-        run.stream.test,
-        {"noise": run.data.ood["noise"].images},
-        transform=run.data.transform,
-        detectors=["msp"],
-        shifted=run.shifted,
-        metrics=["aurc"],
-    )
-    (found,) = table[table["metric"] == "aurc"].to_dict("records")
-    outputs = opencil.forward(run.model(3), run.stream.test, run.data.transform)
-    assert outputs.labels is not None
-    order = outputs.logits.softmax(dim=1).amax(dim=1).argsort(descending=True)
-    wrong = (outputs.logits.argmax(dim=1) != outputs.labels)[order].tolist()
-    naive = sum(sum(wrong[:n]) / n for n in range(1, len(wrong) + 1)) / len(wrong)
-    assert found["value"] == pytest.approx(naive)
-    assert set(table.loc[table["metric"] == "accuracy_shifted", "ood"]) == SHIFTED

@@ -83,18 +83,3 @@ def test_a_learner_from_outside_learns(
     _, (first, second) = run(tiny(tmp_path, *settings, cil=name, detector="msp"))
     assert first > 0.9
     assert second > 0.8
-
-
-def test_a_model_that_grows_is_stored_whole(plugin: Plugin, tiny: Tiny, tmp_path: Path) -> None:
-    """Its features are those of all backbones side by side; the older ones stay as they were, bit for bit."""
-    plugin("der_anew")
-    run(tiny(tmp_path, "cil.der-anew.epochs=1", cil="der-anew", detector="energy"))
-    stored = opencil.open_run(tmp_path / "digits/k2/der-anew/seed0")
-    models = [stored.model(number) for number in (1, 2, 3, 4)]
-    assert [model.head.in_features // 64 for model in models] == [1, 2, 3, 4]
-    for number, model in enumerate(models[:-1]):
-        then, kept, newest = (
-            part.state_dict() for part in (model.backbone, models[-1].older[number], models[-1].backbone)
-        )
-        assert all(torch.equal(kept[key], tensor) for key, tensor in then.items())
-        assert not all(torch.equal(newest[key], tensor) for key, tensor in then.items())

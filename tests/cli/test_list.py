@@ -60,46 +60,18 @@ def test_a_row_takes_two_lines_at_most_on_a_narrow_terminal(kind: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_names_stay_in_one_piece_on_a_narrow_terminal() -> None:
-    assert set(KINDS["metrics"]) <= set(rows(call("list", "metrics", COLUMNS="80").stdout))
-
-
-def test_one_name_is_told_with_all_there_is_of_it() -> None:
+def test_one_name_is_shown_with_all_there_is_of_it() -> None:
     text = call("list", "detectors", "ash", COLUMNS="40").stdout
-    told = {line[:12].strip(): line[14:] for line in text.splitlines()}
-    assert (told["name"], told["family"], told["reads"]) == ("ash", "post-hoc", "features, head")
-    assert "percentile = 65.0" in told["values"]
-    assert "@openood: variant = b" in told["labels"]
-    assert told["paper"].endswith(" 2023 https://arxiv.org/abs/2209.09858"), "whole, however narrow it is"
+    shown = {line[:12].strip(): line[14:] for line in text.splitlines()}
+    assert (shown["name"], shown["family"], shown["reads"]) == ("ash", "post-hoc", "features, head")
+    assert "percentile = 65.0" in shown["values"]
+    assert "@openood: variant = b" in shown["labels"]
+    assert shown["paper"].endswith(" 2023 https://arxiv.org/abs/2209.09858"), "whole, however narrow it is"
     icarl = call("list", "cil", "icarl").stdout
-    assert "values      first.epochs = 200, first.lr = 0.1, first.milestones = " in icarl
-    assert ", later.weight_decay = 0.0002, temperature = 2.0\n" in icarl, "without what every schedule has"
+    assert "values      first.epochs = 200, first.lr = 0.1, " in icarl
+    assert ", temperature = 2.0\n" in icarl
     assert "reads" in call("list", "metrics", "auc").stdout
     assert "arxiv" not in call("list", "detectors", "as?").stdout
-
-
-def test_list_says_what_things_are() -> None:
-    assert "logsumexp" in call("list", "detectors").stdout
-    benchmarks = call("list", "benchmarks").stdout
-    for word in ("80", "digits-held-out", "photo-patches, noise"):
-        assert word in benchmarks
-
-
-def test_list_takes_patterns() -> None:
-    text = call("list", "detectors", "m*").stdout
-    assert "msp" in text
-    assert "maxlogit" in text
-    assert "energy" not in text
-
-
-@pytest.mark.parametrize("label", ["chosen", "stated"])
-def test_a_label_is_told_from_a_name(label: str) -> None:
-    result = call("list", "detectors", f"knn@{label}")
-    assert (result.exit_code, result.stdout) == (2, "")
-    told = " ".join(result.stderr.split())
-    assert "a label is the user's own name for values of knn" in told
-    assert "'opencil list detectors knn'" in told
-    assert "did you mean 'ber'?" in call("list", "detectors", f"bre@{label}").stderr
 
 
 def listed(*words: str) -> list[str]:
@@ -109,30 +81,15 @@ def listed(*words: str) -> list[str]:
     return [line.split("|")[1].strip() for line in result.stdout.splitlines()[2:]]
 
 
-def test_detectors_stand_family_by_family() -> None:
-    text = call("list", "detectors").stdout
-    places = [text.index(word) for word in ("\npost-hoc  ", "\nenergy ", "\nfine-tuning  ", "\nber ")]
-    assert places == sorted(places)
-    assert listed("detectors", "[aem]*") == [
-        name
-        for family in ("post-hoc", "continual", "fine-tuning")
-        for name in listed("detectors", family)
-        if name[0] in "aem"
-    ]
-
-
-def test_groups_of_methods_are_listed_by_their_word() -> None:
+def test_groups_needs_and_years_choose() -> None:
     assert sorted(listed("detectors", "paper")) == opencil.list_detectors("paper")
     assert listed("cil", "paper") == ["bic", "icarl", "wa", "foster"]  # family by family
-    assert listed("cil", "expansion") == ["der", "foster", "memo"]
-
-
-def test_detectors_by_what_they_need() -> None:
-    logits = listed("detectors", "--needs", "logits")
-    assert {"msp", "gen", "klm"} <= set(logits)
-    assert not {"nnguide", "react", "odin", "ber"} & set(logits)
-    assert {"nnguide", *logits} <= set(listed("detectors", "--needs", "logits,features"))
     assert listed("detectors", "--needs", "images", "paper") == ["odin"], "tuners need labels too"
+    logits = set(listed("detectors", "--needs", "logits"))
+    assert "msp" in logits
+    assert not {"nnguide", "odin", "ber"} & logits
+    assert {"nnguide", *logits} <= set(listed("detectors", "--needs", "logits,features"))
+    assert listed("cil", "--year", "2022", "paper") == ["foster"]
 
 
 @pytest.mark.parametrize(
@@ -141,35 +98,24 @@ def test_detectors_by_what_they_need() -> None:
 )
 def test_methods_by_their_year(years: str, names: list[str]) -> None:
     assert listed("detectors", "paper", "--year", years) == names
-    assert listed("cil", "--year", "2022", "paper") == ["foster"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "hint"),
     [
         (["detectors", "--needs", "logit"], "did you mean 'logits'?"),
-        (["cil", "--needs", "logits"], "it is of detectors, not of cil"),
-        (["metrics", "--year", "2022"], "metrics have no year"),
-        (["detectors", "--year", "22"], "--year '22' is not understood"),
-        (["detectors", "--year", "-"], "--year '-' is not understood"),
-        (["detectors", "--year", "20172018"], "--year '20172018' is not understood"),
-        (["detectors", "fine-tunning"], "matches 'fine-tunning'; did you mean 'fine-tuning'?"),
-        (
-            ["detectors", "post-hoc", "--needs", "layers"],
-            "with --needs layers: --needs says all that there is",
-        ),
-        (["backbones", "resnet23"], "matches 'resnet23'; did you mean 'resnet32'?"),
-        (["detectors", "--year", "2031-"], "none of the detectors matches '*' with --year 2031-"),
+        (["cil", "--needs", "logits"], "--needs"),
+        (["metrics", "--year", "2022"], "--year"),
+        (["detectors", "--year", "old"], "--year 'old'"),
+        (["detectors", "fine-tunning"], "did you mean 'fine-tuning'?"),
+        (["detectors", "post-hoc", "--needs", "layers"], "--needs layers"),
+        (["backbones", "resnet23"], "did you mean 'resnet32'?"),
+        (["detectors", "--year", "2031-"], "--year 2031-"),
+        (["detectors", "bre@chosen"], "did you mean 'ber'?"),
+        (["datasets", "zz*"], "'zz*'"),
     ],
 )
-def test_filters_that_choose_nothing_are_2(words: list[str], told: str) -> None:
+def test_filters_that_choose_nothing_are_2(words: list[str], hint: str) -> None:
     result = call("list", *words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert told in result.stderr
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_list_of_nothing_is_2(kind: str) -> None:
-    result = call("list", kind, "zz*")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "'zz*'" in result.stderr
+    assert hint in result.stderr

@@ -1,22 +1,17 @@
 """``opencil report`` with pictures: the page, figures, and the page kept up to date while runs go on."""
 
-import json
-import re
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-import opencil
 from opencil.cli import app
-from opencil.config import Config
-from opencil.report import watching
-from opencil.runs.reading import read_study
-from tests import forks
+from opencil.report import writing
+from opencil.report.page import unpack
+from tests import processes
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}
@@ -29,14 +24,7 @@ def call(*words: object) -> Any:
 
 def content(path: Path) -> dict[str, Any]:
     """The data in a page."""
-    text = path.read_text(encoding="utf-8")
-    match = re.search(r'id="data">(.*?)</script', text, re.DOTALL)
-    assert match
-    found: dict[str, Any] = json.loads(match[1])
-    return found
-
-
-# --- page and figures ------------------------------------------------------------------------------
+    return unpack(path.read_text(encoding="utf-8"))
 
 
 def test_a_page(finished: Path, tmp_path: Path) -> None:
@@ -47,21 +35,12 @@ def test_a_page(finished: Path, tmp_path: Path) -> None:
     (group,), (run,) = data["groups"], data["runs"]
     assert [d["name"] for d in group["detectors"]] == ["msp", "energy", "relation"]
     assert (run["trained"], run["detectors"]) == (4, {"energy": 4, "msp": 4, "relation": 4})
-    seal, _, config = (finished / RUN / "config.yml").read_text().partition("\n")
-    assert seal.startswith("# <sha256"), "a seal is the file's, not the config's"
-    assert "\n".join(data["texts"][line] for line in run["config"]) == config
+    label, _, config = (finished / RUN / "config.yml").read_text().partition("\n")
+    assert label.startswith("# "), "the file's label is not the config's"
+    assert data["packed"]["configs"] == [config]
     assert {figure["name"] for figure in data["figures"]} == FIGURES
     assert data["differences"][0].startswith("The paper has no results on digits")
     assert data["refresh"] is None
-
-
-def test_figures_as_files(finished: Path, tmp_path: Path) -> None:
-    result = call(finished, "--figures", tmp_path / "f", "--figure-detectors", "relation")
-    assert result.exit_code == 0, result.stderr
-    assert f"{len(FIGURES)} figures: {tmp_path / 'f'}" in result.stdout
-    assert {path.name for path in (tmp_path / "f").iterdir()} == {
-        f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")
-    }
 
 
 def test_out_has_the_page_and_the_figures_too(finished: Path, tmp_path: Path) -> None:
@@ -72,23 +51,6 @@ def test_out_has_the_page_and_the_figures_too(finished: Path, tmp_path: Path) ->
     again = call(tmp_path / "out", "--html", tmp_path / "again.html")  # from the published rows alone
     assert again.exit_code == 0, again.stderr
     assert content(tmp_path / "again.html") == content(tmp_path / "out/index.html")
-
-
-@pytest.mark.parametrize(("flag", "said"), [("mps", "did you mean 'msp'"), (",", "names nothing")])
-def test_detectors_that_cannot_be_drawn(finished: Path, tmp_path: Path, flag: str, said: str) -> None:
-    result = call(finished, "--html", tmp_path / "page.html", "--figure-detectors", flag)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_a_choice_of_detectors_for_nothing_is_refused(finished: Path) -> None:
-    result = call(finished, "--figure-detectors", "msp")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--html" in result.stderr
-
-
-# --- watching --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,7 +70,7 @@ def test_watching_ends_when_all_is_done(half: Path, tmp_path: Path, monkeypatch:
         pages.append((seconds, content(half / "report.html")))
         shutil.move(tmp_path / "aside" / f"step0{len(pages) + 2}", half / RUN)
 
-    monkeypatch.setattr(watching.time, "sleep", sleep)
+    monkeypatch.setattr(writing.time, "sleep", sleep)
     result = call(half, "--watch", "--every", "3")
     assert result.exit_code == 0, result.stderr
     assert [(seconds, page["refresh"], page["runs"][0]["trained"]) for seconds, page in pages] == [
@@ -126,7 +88,7 @@ def test_watching_ends_when_all_is_done(half: Path, tmp_path: Path, monkeypatch:
 def test_what_cannot_be_read_is_read_again(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, ticks = half / RUN / "step02" / "accuracy.parquet", 0
+    table, ticks = half / RUN / "step02" / "model.parquet", 0
     whole = table.read_bytes()
 
     def sleep(seconds: float) -> None:
@@ -141,28 +103,14 @@ def test_what_cannot_be_read_is_read_again(
             for step in (3, 4):
                 shutil.move(tmp_path / "aside" / f"step0{step}", half / RUN)
 
-    monkeypatch.setattr(watching.time, "sleep", sleep)
+    monkeypatch.setattr(writing.time, "sleep", sleep)
     result = call(half, "--watch")
     assert (result.exit_code, result.stderr, ticks) == (0, "", 3)
     said = [line for line in result.stdout.splitlines() if "damaged or lost" in line]
     assert len(said) == 1  # once, though it was so twice
-    assert "digits/k2/icarl/seed0: step02/accuracy.parquet cannot be used" in said[0]
+    assert "digits/k2/icarl/seed0: step02/model.parquet" in said[0]
     last = content(half / "report.html")
     assert (last["refresh"], last["runs"][0]["trained"]) == (None, 4)
-
-
-def test_runs_that_are_gone_when_watching_ends(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = half.parent / "page.html"
-
-    def gone(seconds: float) -> None:
-        shutil.rmtree(half)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching.time, "sleep", gone)
-    result = call(half, "--watch", "--html", page)
-    assert result.exit_code == 0, result.stderr
-    assert "what could be read last" in result.stdout
-    assert (content(page)["refresh"], content(page)["runs"][0]["trained"]) == (None, 2)
 
 
 @pytest.mark.parametrize("broken", [("--figure-detectors", "mps"), ()])
@@ -172,59 +120,19 @@ def test_a_page_does_not_load_itself_for_ever(
     def wrong(seconds: float) -> None:
         raise KeyboardInterrupt if broken else OSError("no time")
 
-    monkeypatch.setattr(watching.time, "sleep", wrong)
+    monkeypatch.setattr(writing.time, "sleep", wrong)
     result = call(half, "--watch", *broken)
     assert result.exit_code == (2 if broken else 1)
     assert ("did you mean 'msp'" if broken else "no time") in result.stderr
     assert content(half / "report.html")["refresh"] is None
 
 
-def test_watching_can_be_ended(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching.time, "sleep", interrupted)
-    result = call(half, "--watch", "--html", tmp_path / "page.html")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert f"stopped watching: {tmp_path / 'page.html'}" in result.stdout
-    assert content(tmp_path / "page.html")["refresh"] is None
-
-
-def test_watching_from_the_very_beginning(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in ("step01", "step02"):
-        shutil.rmtree(half / RUN / step)
-
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching.time, "sleep", interrupted)
-    result = call(half, "--watch")
-    assert (result.exit_code, result.stderr) == (0, "")
-    page = content(half / "report.html")
-    assert page["groups"] == []
-    assert [(run["trained"], run["steps"]) for run in page["runs"]] == [(0, 4)]
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_watching_process(half: Path) -> None:
     words = ["report", str(half), "--watch", "--every", "600"]
-    with forks.command(*words) as process:
+    with processes.command(*words) as process:
         assert "2 of 4 steps trained" in process.stdout.readline()  # the page is there, and it waits
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert "stopped watching" in out
-
-
-def test_a_grid_is_known_as_soon_as_it_starts(tiny: Callable[..., Config], tmp_path: Path) -> None:
-    events = opencil.execute(tiny(tmp_path / "runs", seed=[0, 1, 2], detector=["msp", "energy"]))
-    next(events)
-    study = read_study(tmp_path / "runs")
-    assert [(run["seed"], run["trained"], run["steps"]) for run in study.runs] == [
-        (0, 0, 4),
-        (1, 0, 4),
-        (2, 0, 4),
-    ]
-    assert all(run["detectors"] == {"msp": 0, "energy": 0} for run in study.runs)
-    assert not study.finished
-    assert watching.progress(study) == "0 of 12 steps trained, 0 of 24 evaluations"

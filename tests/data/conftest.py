@@ -1,4 +1,4 @@
-"""Small image sets whose pixels tell the images apart."""
+"""Make small image sets with different pixels in each image."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from opencil.data.images import ImageSet
 
 @pytest.fixture(scope="session")
 def make_images() -> Callable[..., ImageSet]:
-    """A set with one random image for each label given."""
+    """Make a set with a random image for each label."""
 
     def make(labels: Sequence[int], side: int = 4, name: str = "toy") -> ImageSet:
         pixels = torch.Generator().manual_seed(len(labels))

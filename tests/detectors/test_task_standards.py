@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import opencil
 from opencil import BadInput, Outputs, create_detector
 from opencil.detectors.task_standards import TaskStandards
 
@@ -46,7 +45,7 @@ def test_scores_are_those_of_the_naive_reference(name: str) -> None:
     assert by_task.score(**given).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_what_one_task_has_more_of_goes_away() -> None:
+def test_by_task_removes_a_bias_of_one_task() -> None:
     """A head that favours the new classes, in every image alike, favours them no more by task."""
     (_, setup, labels), (_, logits, of_test) = samples(60, 0), samples(20, 1)
     setup, logits = setup + 20 * torch.eye(6)[labels], logits + 20 * torch.eye(6)[of_test]
@@ -87,34 +86,42 @@ def test_few_images_fall_back(
     assert found.mean[0] == found.mean[1]
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": None},
+        {"labels": None},
+        {"tasks": TASKS[:5]},
+        {"labels": torch.arange(60) % 6 + 1},
+        {"labels": torch.arange(60) % 6 - 5},
+        {"labels": torch.rand(60)},
+        {"labels": torch.rand(60) > 0.5},
+        {"tasks": ["a"]},
+        {"tasks": [0, 1, 1, 1, 1, 1]},
+        {"tasks": [1.5] * 6},
+        {"tasks": []},
+        {"tasks": [[1] * 6]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_invalid_labels_and_tasks_are_refused(change: dict[str, Any]) -> None:
+    _, logits, labels = samples(60, 0)
+    with pytest.raises(BadInput):
+        create_detector("energy", by_task=True).fit(
+            **{"logits": logits, "labels": labels, "tasks": TASKS} | change
+        )
+
+
+def test_scores_by_task_need_a_fit_and_logits() -> None:
     features, logits, labels = samples(60, 0)
-    made = create_detector("energy", by_task=True)
-    assert not made.ready
-    with pytest.raises(BadInput, match="Energy has not been set up"):
-        made.score(logits=logits)
-    with pytest.raises(BadInput, match="which task a class came with is not known: tasks="):
-        made.fit(logits=logits, labels=labels)
-    with pytest.raises(BadInput, match="Energy reads the labels: missing"):
-        made.fit(logits=logits, tasks=TASKS)
-    with pytest.raises(BadInput, match="tasks are of 5 classes: logits have 6 columns"):
-        made.fit(logits=logits, labels=labels, tasks=TASKS[:5])
-    with pytest.raises(BadInput, match="labels reach 6: tasks are of the classes 0 to 5"):
-        made.fit(logits=logits, labels=labels + 1, tasks=TASKS)
-    with pytest.raises(BadInput, match="labels reach down to -5: classes are counted from 0"):
-        made.fit(logits=logits, labels=labels - 5, tasks=TASKS)
-    for strange in (labels.float(), labels > 2):
-        with pytest.raises(BadInput, match=r"labels are torch\.\w+ \[60\]: whole numbers \[N\] are needed"):
-            made.fit(logits=logits, labels=strange, tasks=TASKS)
-    for wrong in (["a"], [0, 1, 1, 1, 1, 1], [1.5] * 6, [], [[1] * 6]):
-        with pytest.raises(BadInput, match=r"tasks = .* is not allowed: a whole number from 1 on"):
-            made.fit(logits=logits, labels=labels, tasks=wrong)  # type: ignore[arg-type]
-    made.fit(logits=logits.numpy(), labels=labels.numpy(), tasks=np.array(TASKS))
-    with pytest.raises(BadInput, match="logits have 5 columns: Energy was set up on 6"):
-        made.score(logits=logits[:, :5])
-    near = create_detector("knn", by_task=True)
+    energy, near = create_detector("energy", by_task=True), create_detector("knn", by_task=True)
+    with pytest.raises(BadInput):
+        energy.score(logits=logits)
+    energy.fit(logits=logits.numpy(), labels=labels.numpy(), tasks=np.array(TASKS))
+    with pytest.raises(BadInput):
+        energy.score(logits=logits[:, :5])
     near.fit(features, logits, labels, tasks=TASKS)
-    with pytest.raises(BadInput, match="KNN reads the logits: missing"):
+    with pytest.raises(BadInput):
         near.score(features)
 
 
@@ -128,40 +135,22 @@ def test_the_memory_may_be_others_than_the_set_up() -> None:
     assert by_task.score(features, logits).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_evaluate_takes_it_where_tasks_are_told() -> None:
-    _, logits, labels = samples(60, 0)
-    given: dict[str, Any] = {
-        "test": logits[:30, :, None, None],
-        "ood": {"noise": samples(20, 1)[0][:, :6, None, None]},
-        "setup": logits[30:, :, None, None],
-        "labels": labels[:30],
-        "setup_labels": labels[30:],
-        "detectors": {"by task": create_detector("maxlogit", by_task=True), "maxlogit": "maxlogit"},
-    }
-    table = opencil.evaluate(lambda images: images.flatten(1), **given, tasks=TASKS)
-    values = table[(table["metric"] == "auc") & (table["task"] == 0)].set_index("detector")["value"]
-    assert values["by task"] != values["maxlogit"]
-    given["detectors"] = create_detector("maxlogit", by_task=True)
-    with pytest.raises(BadInput, match="which task a class came with is not known"):
-        opencil.evaluate(lambda images: images.flatten(1), **given)
-
-
 def test_a_set_up_that_fails_leaves_none() -> None:
     """Half of the new one and half of the old would score, by standards of other classes."""
     logits, labels = torch.randn(60, 6), torch.arange(60) % 6
     made = create_detector("energy", by_task=True).fit(logits=logits, labels=labels, tasks=TASKS)
-    with pytest.raises(BadInput, match="labels reach 5: tasks are of the classes 0 to 3"):
+    with pytest.raises(BadInput):
         made.fit(logits=logits[:, :4], labels=labels, tasks=TASKS[:4])
-    with pytest.raises(BadInput, match="Energy has not been set up"):
+    with pytest.raises(BadInput):
         made.score(logits=logits[:, :4])
     knn = create_detector("knn", neighbours=3, by_task=True)
     given = Outputs(torch.randn(60, 4), logits, labels, tasks=torch.tensor(TASKS))
-    with pytest.raises(BadInput, match="labels reach 8: tasks are of the classes 0 to 5"):
+    with pytest.raises(BadInput):
         knn.fit(given, memory=replace(given, labels=labels + 3))
     assert not knn.learned, "else the next model would be scored by these features"
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_labels_of_any_whole_numbers_are_the_same_labels(dtype: torch.dtype) -> None:
     """Bytes, as CIFAR's files have them, would choose tasks as a mask does."""
     logits, labels = torch.randn(60, 6, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 6

@@ -1,4 +1,4 @@
-"""What ImageNet costs: the guide has what the script prints, and the arithmetic can be redone."""
+"""What ImageNet costs: the guide shows the output of the script, whose arithmetic is redone here."""
 
 import subprocess
 import sys
@@ -16,21 +16,21 @@ def printed() -> str:
 
 
 def column(printed: str, gpus: int, store: str, which: int) -> float:
-    """A number of the table: of its first column after the store, of its second, …"""
+    """Return the number of a line in a column after the store, counted from 0."""
     line = next(line for line in printed.splitlines() if line.startswith(f"{gpus:4}  {store}"))
     return float(line[57:].split()[which].replace(",", ""))
 
 
-def test_the_guide_has_what_the_script_prints(printed: str) -> None:
+def test_the_guide_shows_the_output(printed: str) -> None:
     assert f"```\n{printed}```" in (TOP / "docs" / "scaling.md").read_text()
 
 
 def test_hours_of_one_gpu_by_hand(printed: str) -> None:
     images = 170 * (1_281_167 + 9 * 20_000)
     tuned, evaluated = 20 * 1_281_167, 6 * 103_509 * 5.5
-    assert column(printed, 1, "pack", 0) == round(16_127 * 3 / 4)
+    assert column(printed, 1, "prepared", 0) == round(16_127 * 3 / 4)
     by_hand = images / (16_127 * 3 / 4) + (tuned + evaluated) / (3 * 16_127)
-    assert column(printed, 1, "pack", 1) == pytest.approx(by_hand / 3600, abs=0.051)
+    assert column(printed, 1, "prepared", 1) == pytest.approx(by_hand / 3600, abs=0.051)
     assert column(printed, 1, "files", 0) == 16 * 342
     by_hand = images / (16 * 342) + (tuned + evaluated) / (16 * 342)
     assert column(printed, 1, "files", 1) == pytest.approx(by_hand / 3600, abs=0.051)
@@ -38,7 +38,7 @@ def test_hours_of_one_gpu_by_hand(printed: str) -> None:
 
 def test_an_iteration_of_eight_gpus_by_hand(printed: str) -> None:
     seconds = 128 / 25_206 * 20 / 32 + 40 * 30e-6 + 2 * 7 / 8 * 11_689_512 * 4 / 300e9
-    assert column(printed, 8, "pack", 0) == round(128 / seconds)
+    assert column(printed, 8, "prepared", 0) == round(128 / seconds)
 
 
 def test_measured_rates_are_those_of_the_benchmarks(printed: str) -> None:

@@ -1,4 +1,4 @@
-"""Noise images with labels, and a small model: what the engine can be watched on."""
+"""Noise images with labels, and a small model."""
 
 from dataclasses import replace
 
@@ -28,5 +28,5 @@ def model() -> Model:
 
 @pytest.fixture
 def plain() -> Transform:
-    """No random choice: what a training sees are the images themselves."""
+    """A transform without random choices."""
     return Transform((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=8, flip=False)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencil.engine.seeding import derive, generator, seeded
+from opencil.engine.seeding import derive, seeded
 
 PARTS = st.lists(st.integers(0, 2**40) | st.text("abcxyz", min_size=1, max_size=5), min_size=1, max_size=4)
 
@@ -12,33 +12,12 @@ PARTS = st.lists(st.integers(0, 2**40) | st.text("abcxyz", min_size=1, max_size=
 @given(first=PARTS, second=PARTS)
 def test_distinct_parts_give_distinct_seeds(first: list[int | str], second: list[int | str]) -> None:
     assert (derive(*first) == derive(*second)) == (first == second)
-
-
-@given(parts=PARTS)
-def test_a_seed_is_one_that_torch_and_numpy_take(parts: list[int | str]) -> None:
-    assert 0 <= derive(*parts) < 2**63
-    assert derive(*parts) == derive(*parts)
+    assert 0 <= derive(*first) < 2**63, "torch and numpy take it"
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
     """Runs that resume in a new process depend on it; so do results published with a seed."""
     assert derive(0, "step", 1, "train") == 3482487954451388938
-
-
-def test_generators_are_reproducible_and_apart() -> None:
-    def drawn(*parts: int | str) -> list[int]:
-        return torch.randint(0, 2**31, (5,), generator=generator(*parts)).tolist()
-
-    assert drawn(1, "order", 2) == drawn(1, "order", 2)
-    assert (
-        len({tuple(drawn(*p)) for p in [(1, "order", 2), (1, "order", 3), (2, "order", 2), (1, "x", 2)]}) == 4
-    )
-
-
-def test_generators_leave_the_global_one_alone() -> None:
-    state = torch.random.get_rng_state()
-    torch.rand(3, generator=generator(5))
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_seeded_draws_the_same_and_restores_the_global_generator() -> None:
@@ -53,13 +32,3 @@ def test_seeded_draws_the_same_and_restores_the_global_generator() -> None:
     assert torch.equal(torch.rand(4), after)  # as if nothing had been drawn in between
     assert torch.equal(drawn(7, "head"), first)
     assert not torch.equal(drawn(8, "head"), first)
-
-
-def test_seeded_restores_after_an_error() -> None:
-    state = torch.random.get_rng_state()
-    try:
-        with seeded(1):
-            raise KeyError
-    except KeyError:
-        pass
-    assert torch.equal(torch.random.get_rng_state(), state)

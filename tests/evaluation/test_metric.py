@@ -1,4 +1,4 @@
-"""A metric as a record: what it says of itself, what it reads, and where it is measured."""
+"""Test the records of metrics: their descriptions, their inputs and their subjects."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from opencil.evaluation.metric import (
     standard_metrics,
 )
 from opencil.evaluation.protocol import measure, measure_model
-from opencil.evaluation.reading import READABLE, Samples, joined
 from opencil.registry import METRICS, registered_by
 
 LOGITS = torch.tensor([[4.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 1.0]])
@@ -66,7 +65,7 @@ def test_without_scores_it_is_of_the_model() -> None:
     assert metric_of("error").column == "Error↓"
 
 
-def test_what_is_not_known_is_not_measured() -> None:
+def test_metrics_with_unknown_inputs_have_no_value() -> None:
     @register_metric("by_task", label="By task", definition="score by task.")
     def by_task(id_scores: Tensor, id_tasks: Tensor) -> dict[int, float]:
         return {t: float(id_scores[id_tasks == t].mean()) for t in (1, 2)}
@@ -92,21 +91,13 @@ def test_what_is_not_known_is_not_measured() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
+def test_values_that_are_not_numbers_are_refused(value: Any) -> None:
     @register_metric("odd", label="Odd", definition="no number.")
     def odd(id_scores: Tensor) -> Any:
         return value
 
-    with pytest.raises(BadInput, match=r"metric 'odd' gives .*a finite number is needed, None where"):
+    with pytest.raises(BadInput, match="odd"):
         found("odd", "auc")
-
-
-def test_a_tensor_of_one_number_is_a_number() -> None:
-    @register_metric("first", label="First", definition="the first score.")
-    def first(id_scores: Tensor) -> Tensor:
-        return id_scores[:1]
-
-    assert found("first")["", "first", 0] == 4.0
 
 
 def test_shifted_images_by_hand() -> None:
@@ -136,37 +127,18 @@ def test_shifted_images_by_hand() -> None:
     }
 
 
-def test_one_set_joined_is_itself_and_none_are_nothing() -> None:
-    samples = Samples(LOGITS)
-    assert joined([samples]) is samples
-    assert joined([]) is None
-
-
-def test_without_shifted_images_there_are_no_rows_of_them() -> None:
-    measured = {m.metric for m in measure(opencil.create_detector("msp"), None, TEST, OOD, TASKS)}
-    assert {"auc", "auc_old", "oscr", "confidence"} < measured
-    assert not any(metric_of(name).reads_shifted for name in measured)
-
-
 def test_bad_registrations_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"reads 'id_score', which is unknown.*did you mean 'id_scores'"):
+    with pytest.raises(BadInput, match="id_scores"):
         register_metric("gap", label="Gap", definition="x.")(lambda id_score: 0.0)
     with pytest.raises(BadInput, match="already registered"):
         register_metric("auc", label="AUC", definition="x.")(lambda id_scores: 0.0)
-    with pytest.raises(BadInput, match="metric 'model_bytes' is taken"):
+    with pytest.raises(BadInput, match="model_bytes"):
         register_metric("model_bytes", label="MB", definition="x.")(lambda id_scores: 0.0)
-    with pytest.raises(BadInput, match=r"metric 'acu' is unknown.*did you mean 'auc'"):
+    with pytest.raises(BadInput, match="auc"):
         chosen_metrics(["acu"])
-    for odd in (3, ["auc"]):
-        with pytest.raises(BadInput, match=f"a {type(odd).__name__} among them: names of metrics are needed"):
-            chosen_metrics(["auc", odd])  # type: ignore[list-item]
 
 
-def test_one_metric_needs_no_list() -> None:
-    assert chosen_metrics("auc") == chosen_metrics(["auc"])
-
-
-def test_a_metric_that_its_plugin_no_longer_has_is_gone() -> None:
+def test_metrics_of_a_forgotten_plugin_are_removed() -> None:
     with registered_by("mine.py"):
         register_metric("gap", label="Gap", definition="x.")(lambda id_scores: 0.0)
     assert metrics()["gap"].label == "Gap"
@@ -174,15 +146,10 @@ def test_a_metric_that_its_plugin_no_longer_has_is_gone() -> None:
     assert "gap" not in metrics()
 
 
-def test_directions_are_facts_of_the_records() -> None:
-    lower = {name for name in standard_metrics() if metric_of(name).lower_is_better}
-    assert {name for name in standard_metrics() if name.startswith("fpr")} | {"ood_as_new"} == lower
-
-
-def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> None:
+def test_records_of_metrics_that_are_not_registered() -> None:
     nearest_mean = metric_of("accuracy_nearest_mean")
     assert nearest_mean.label == "Accuracy (nearest mean)"
-    assert "nearest mean gets right" in nearest_mean.sentence
+    assert "nearest mean" in nearest_mean.sentence
     stranger = metric_of("of-a-plugin")
     assert stranger.column == "of-a-plugin↑"
     assert stranger.reads == (), "it has no function"
@@ -190,30 +157,8 @@ def test_accuracies_of_other_predictions_and_strangers_are_described_too() -> No
     assert not stranger.standard
 
 
-def test_bytes_are_no_metrics_that_one_asks_for() -> None:
-    for name in ("model_bytes", "memory_bytes"):
-        assert name not in metrics()
-        with pytest.raises(BadInput, match=f"metric '{name}' is unknown"):
-            chosen_metrics([name])
-
-
 def test_shares_are_all_rows_but_those_of_bytes() -> None:
     names = ["accuracy", "model_bytes", "auc", "memory_bytes", "accuracy_nearest_mean", "of-a-plugin"]
     rows = pd.DataFrame({"metric": names, "value": range(6)})
     assert shares(rows)["value"].tolist() == [0, 2, 4, 5]
     assert shares(rows[:1]).equals(rows[:1])
-
-
-def test_which_metrics_need_a_shifted_set() -> None:
-    of_shift = {name for name, metric in metrics().items() if metric.reads_shifted and metric.standard}
-    assert of_shift == {"accuracy_shifted", "fpr_shifted", "auc_full", "fpr_full", "ap_full"}
-
-
-def test_what_is_printed_of_a_metric_is_what_it_says_of_itself() -> None:
-    printed = repr(metric_of("auc"))
-    assert "area under the ROC curve" in printed
-    assert " at 0x" not in printed, "its function's place in memory"
-
-
-def test_all_that_a_metric_can_read_is_explained() -> None:
-    assert all(text.endswith(".") for text in READABLE.values())

@@ -1,4 +1,4 @@
-"""Networks from elsewhere: what is called on them, and timm, ours in its place where it is not installed."""
+"""Adapters of other networks: the methods that they call, and timm, by a fake of it."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import opencil
 from opencil.errors import BadInput
-from opencil.nets.create import checked
+from opencil.nets.create import check_backbone
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -20,10 +20,8 @@ class Foreign(nn.Module):
 
     def __init__(self, num_classes: int = 10, width: int = 6) -> None:
         super().__init__()
-        self.num_features, self.stages = (
-            width,
-            nn.ModuleList([nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, width, 2, 2)]),
-        )
+        self.num_features = width
+        self.stages = nn.ModuleList([nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, width, 2, 2)])
         self.head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
     def forward_intermediates(self, x: Tensor, intermediates_only: bool = False) -> Any:
@@ -75,39 +73,21 @@ def test_a_network_of_timms_is_a_backbone(timm: list[Any]) -> None:
         backbone.split()
 
 
-def test_weights_are_the_networks_own(timm: list[Any], tmp_path: Any) -> None:
-    from safetensors.torch import save_file
-
-    path, source = str(tmp_path / "w.safetensors"), Foreign(num_classes=0)
-    save_file(source.state_dict(), path)
-    backbone = opencil.create_backbone("timm", model="foreign_tiny", weights=path, freeze=True)
-    assert torch.equal(backbone(IMAGES), source(IMAGES))
-    assert not list(backbone.parameters())
-
-
 @pytest.mark.usefixtures("timm")
-def test_what_timm_refuses_is_told() -> None:
-    with pytest.raises(BadInput, match=r"'foreign_tin' of {}: Unknown model.*did you mean 'foreign_tiny'"):
+def test_errors_of_timm_name_the_model() -> None:
+    with pytest.raises(BadInput, match=r"'foreign_tin' .*did you mean 'foreign_tiny'"):
         opencil.create_backbone("timm", model="foreign_tin")
-    with pytest.raises(BadInput, match=r"'foreign_tiny' of {'depth': 3}: .*unexpected"):
+    with pytest.raises(BadInput, match=r"'foreign_tiny' .*depth"):
         opencil.create_backbone("timm", model="foreign_tiny", depth=3)
-    with pytest.raises(BadInput, match=r"pretrained is not allowed: weights come from a file"):
+    with pytest.raises(BadInput, match=r"backbone\.pretrained"):
         opencil.create_backbone("timm", model="foreign_tiny", pretrained=True)
 
 
 def test_without_timm_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert checked({"name": "timm", "model": "vit_tiny_patch16_224"})  # a config can be read without it
+    assert check_backbone({"name": "timm", "model": "vit_tiny"}), "a config can be read without it"
     with pytest.raises(BadInput, match=r"pip install 'opencil\[timm\]'"):
         opencil.create_backbone("timm", model="vit_tiny_patch16_224")
-
-
-def test_the_real_timm() -> None:
-    pytest.importorskip("timm")
-    backbone = opencil.create_backbone("timm", model="vit_tiny_patch16_224", img_size=32, patch_size=8)
-    images = torch.randn(2, 3, 32, 32)
-    assert backbone(images).shape == (2, backbone.width) == (2, 192)
-    assert [tuple(m.shape) for m in backbone.maps(images)] == [(2, 192, 4, 4)] * 12
 
 
 def test_any_module_can_be_adapted() -> None:
@@ -116,7 +96,7 @@ def test_any_module_can_be_adapted() -> None:
     assert torch.equal(backbone(IMAGES), convolution(IMAGES).mean(dim=(2, 3)))
     flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 9))
     assert torch.equal(opencil.AdaptedBackbone(flat, width=9)(IMAGES), flat(IMAGES))
-    with pytest.raises(BadInput, match="Sequential does not say how many features"):
+    with pytest.raises(BadInput, match=r"Sequential .*width"):
         opencil.AdaptedBackbone(flat)
     with pytest.raises(BadInput, match="has no maps of its stages"):
         backbone.maps(IMAGES)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import opencil
 from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
-from opencil.nets.create import checked, pinned, without_weights
+from opencil.nets.create import check_backbone, pin_weights, without_weights
 
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -50,15 +50,12 @@ def test_a_class_is_made_of_its_arguments() -> None:
     backbone = opencil.create_backbone("own", width=5, bias=False)
     assert backbone(IMAGES).shape == (4, 5)
     assert backbone.layer.bias is None
-    with pytest.raises(BadInput, match=r"own\.widht = 5 is unknown: allowed here are bias, width"):
+    with pytest.raises(BadInput, match=r"own\.widht"):
         opencil.create_backbone("own", widht=5)
     with pytest.raises(BadInput, match=r"own\.width is missing"):
         opencil.create_backbone("own")
-
-
-def test_what_is_no_backbone_is_refused() -> None:
     opencil.register_backbone("foreign")(lambda: nn.Identity())
-    with pytest.raises(BadInput, match=r"'foreign' makes a Identity: an opencil\.Backbone with a width"):
+    with pytest.raises(BadInput, match="'foreign' is a Identity"):
         opencil.create_backbone("foreign")
 
 
@@ -74,61 +71,43 @@ def test_weights_come_from_a_file_of_a_backbone_or_of_a_model(stored: Path, whol
     assert all(p.requires_grad for p in found.parameters())
 
 
-def test_weights_that_do_not_fit_are_refused_with_what_is_wrong(stored: Path) -> None:
-    with pytest.raises(
-        BadInput, match=r"resnet8\.safetensors' does not fit ResNet: \d+ missing \(blocks\.3\."
-    ):
-        opencil.create_backbone("resnet32", weights=str(stored))
-    tensors = opencil.create_backbone("resnet8").state_dict()
-    tensors["stem.0.weight"] = torch.zeros(8, 3, 3, 3)
-    tensors["head.bias"] = torch.zeros(2)
-    save_file(tensors, stored)
-    with pytest.raises(BadInput) as raised:
-        opencil.create_backbone("resnet8", weights=str(stored))
-    shape = "1 of another shape (stem.0.weight is [8, 3, 3, 3] and should be [16, 3, 3, 3])"
-    assert str(raised.value).endswith(f"1 unexpected (head.bias); {shape}")
-
-
-def test_a_file_that_is_none_or_another_is_refused(stored: Path) -> None:
+def test_a_file_that_does_not_fit_is_refused(stored: Path) -> None:
+    weights = str(stored)
     digest = hashlib.sha256(stored.read_bytes()).hexdigest()
-    opencil.create_backbone("resnet8", weights=str(stored), sha256=digest)
-    with pytest.raises(BadInput, match="has changed: its sha256 is"):
-        opencil.create_backbone("resnet8", weights=str(stored), sha256="0" * 64)
+    opencil.create_backbone("resnet8", weights=weights, sha256=digest)
+    with pytest.raises(BadInput, match="sha256"):
+        opencil.create_backbone("resnet8", weights=weights, sha256="0" * 64)
+    with pytest.raises(BadInput, match=r"resnet8\.safetensors' does not fit: .*blocks\.3\."):
+        opencil.create_backbone("resnet32", weights=weights)
     stored.write_bytes(b"nothing")
-    with pytest.raises(BadInput, match="is no safetensors file"):
-        opencil.create_backbone("resnet8", weights=str(stored))
+    with pytest.raises(BadInput, match="no safetensors file"):
+        opencil.create_backbone("resnet8", weights=weights)
     stored.unlink()
-    with pytest.raises(BadInput, match="cannot be read: No such file"):
-        opencil.create_backbone("resnet8", weights=str(stored))
+    with pytest.raises(BadInput, match="cannot be read"):
+        opencil.create_backbone("resnet8", weights=weights)
 
 
 def test_as_a_config_names_it(stored: Path) -> None:
-    assert checked({"name": "resnet8", "weights": None, "freeze": False}) == "resnet8"
+    assert check_backbone({"name": "resnet8", "weights": None, "freeze": False}) == "resnet8"
     named: dict[str, Any] = {"name": "resnet8", "freeze": True, "weights": str(stored)}
-    full = pinned(checked(named))
+    full = pin_weights(check_backbone(named))
     assert full == named | {"sha256": hashlib.sha256(stored.read_bytes()).hexdigest()}
     assert without_weights(full) == {"name": "resnet8", "freeze": True}
-    assert pinned("resnet8") == without_weights("resnet8") == "resnet8"
+    assert pin_weights("resnet8") == without_weights("resnet8") == "resnet8"
 
 
-def test_a_frozen_backbone_stays_as_it_is_whatever_is_asked_of_the_model_around_it() -> None:
+def test_a_frozen_backbone_never_changes() -> None:
     with seeded(0):
         free, model = (opencil.Model(opencil.create_backbone("resnet8", freeze=f), 2) for f in (False, True))
-    names = set(model.state_dict())
-    assert names == set(free.state_dict())
-    grown = copy.deepcopy(model)
-    grown.grow(3)
-    for one in (model, grown):
-        before = {name: tensor.clone() for name, tensor in one.backbone.state_dict().items()}
-        one.requires_grad_(False).requires_grad_(True).train()
-        one.backbone.requires_grad_(True)
-        assert not any(module.training for module in one.backbone.modules())
-        assert one.head.training
-        trained = list(one.parameters())
-        assert {id(p) for p in trained} == {id(p) for p in one.head.parameters()}
-        loss = one(IMAGES).square().sum()
-        loss.backward()
-        torch.optim.SGD(trained, lr=0.1, weight_decay=0.1).step()
-        assert all(torch.equal(t, before[name]) for name, t in one.backbone.state_dict().items())
     model.load_state_dict(free.state_dict(), strict=True)
     assert torch.equal(model.eval()(IMAGES), free.eval()(IMAGES))
+    grown = copy.deepcopy(model)
+    grown.grow(3)
+    before = {name: tensor.clone() for name, tensor in grown.backbone.state_dict().items()}
+    grown.requires_grad_(False).requires_grad_(True).train()
+    assert not any(module.training for module in grown.backbone.modules())
+    trained = list(grown.parameters())
+    assert {id(p) for p in trained} == {id(p) for p in grown.head.parameters()}
+    grown(IMAGES).square().sum().backward()
+    torch.optim.SGD(trained, lr=0.1, weight_decay=0.1).step()
+    assert all(torch.equal(t, before[name]) for name, t in grown.backbone.state_dict().items())

@@ -1,8 +1,10 @@
-"""Which networks run in kernels of our own, and what these compute on a GPU."""
+"""Networks in our own kernels: which fit, and results on a GPU; and compiled backbones."""
 
 import copy
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.forward import evaluating
 from opencil.engine.iteration import Iteration
 from opencil.engine.schedule import Schedule
 from opencil.nets import fused, resnet
-from opencil.nets.model import Model, fused_backbones
+from opencil.nets import model as models
+from opencil.nets.model import Backbone, Model, fused_backbones
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a CUDA device")
 
@@ -33,85 +35,43 @@ def test_narrow_networks_have_kernels_and_wide_ones_have_none() -> None:
     assert resnet.resnet8().has_kernels_for(IMAGES)
     assert resnet.resnet32().has_kernels_for(IMAGES)
     assert not resnet.resnet18().has_kernels_for(IMAGES)
-
-
-def test_there_are_none_on_a_cpu() -> None:
-    assert not resnet.resnet8().has_kernels_for(IMAGES)
+    network = resnet.resnet8()
+    for images in (IMAGES[:0], IMAGES.double(), IMAGES.bfloat16(), IMAGES[:, :1]):
+        assert not network.has_kernels_for(images)
+    for name, value in (("works_on", lambda _: False), ("MOST_NUMBERS", 2 * 8 * 8 * 64 - 1)):
+        with mock.patch.object(fused, name, value):
+            assert not network.has_kernels_for(IMAGES)
 
 
 @pytest.mark.usefixtures("works")
 def test_a_network_that_is_not_as_it_was_made_is_torchs() -> None:
-    def fits(change: object) -> bool:
+    def fits(change: Callable[[Any, Any], object]) -> bool:
         network = resnet.resnet8()
-        change(network)  # type: ignore[operator]
+        change(network, network.blocks[0])
         return network.has_kernels_for(IMAGES)
 
-    def set_bias(network: nn.Module) -> None:
-        network.blocks[0].conv1 = nn.Conv2d(16, 16, 3, padding=1)
+    def convolution(**values: Any) -> Callable[[Any, Any], None]:
+        new = nn.Conv2d(
+            **{"in_channels": 16, "bias": False, "padding": 1} | values, out_channels=16, kernel_size=3
+        )
+        return lambda _, block: setattr(block, "conv1", new)
 
-    def set_momentum(network: nn.Module) -> None:
-        network.blocks[1].norm2.momentum = None
-
-    def replace(network: nn.Module, norm: nn.Module) -> None:
-        network.blocks[0].norm1 = norm
-        assert torch.isfinite(network(IMAGES)).all(), "torch computes it"
-
-    def pad_otherwise(network: nn.Module) -> None:
-        network.blocks[0].conv1.padding_mode = "circular"
-
-    def widen(network: nn.Module) -> None:
-        network.blocks[0].conv1 = nn.Conv2d(32, 16, 3, padding=1, bias=False)
-
-    assert fits(lambda network: None)
-    assert not fits(set_bias)
-    assert not fits(set_momentum)
-    assert not fits(pad_otherwise)
-    assert not fits(widen)
-    assert not fits(lambda network: replace(network, nn.GroupNorm(4, 16)))
-    assert not fits(lambda network: replace(network, nn.Identity()))
-    assert not fits(lambda network: setattr(network.blocks[0], "norm1", nn.SyncBatchNorm(16)))
-    assert not fits(lambda network: network.blocks[0].norm1.eval())
-    assert not fits(lambda network: network.blocks[0].conv1.weight.requires_grad_(False))
-    assert not fits(lambda network: network.blocks[0].register_forward_hook(print))
-    assert not fits(lambda network: network.blocks[0].norm1.register_forward_hook(print))
-    assert not fits(lambda network: network.blocks[0].norm1.register_full_backward_hook(print))
-    assert not fits(lambda network: network.stem[2].register_forward_hook(print))
-    assert not fits(lambda network: network.double())
-
-
-@pytest.mark.usefixtures("works")
-def test_what_images_they_take() -> None:
-    network = resnet.resnet8()
-    assert not network.has_kernels_for(IMAGES[:0])
-    assert not network.has_kernels_for(IMAGES.double())
-    assert not network.has_kernels_for(IMAGES.bfloat16()), "torch refuses them, but for autocast"
-    assert not network.has_kernels_for(IMAGES[:, :1])
-    with mock.patch.object(fused, "MOST_NUMBERS", 2 * 8 * 8 * 64 - 1):
-        assert not network.has_kernels_for(IMAGES)
-
-
-@pytest.mark.usefixtures("works")
-def test_in_evaluation_they_have_no_gradients_of_weights() -> None:
-    network = resnet.resnet8().eval()
-    assert not network.has_kernels_for(IMAGES)
-    with torch.no_grad():
-        assert network.has_kernels_for(IMAGES)
-    with evaluating(Model(network, 2)):  # as ODIN has it, for gradients of images
-        assert network.has_kernels_for(IMAGES)
-    assert all(p.requires_grad for p in network.parameters())
-    assert network.requires_grad_(False).has_kernels_for(IMAGES)
-
-
-@pytest.mark.usefixtures("works")
-def test_nothing_is_left_to_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    monkeypatch.setattr("opencil.nets.model._compiled", lambda: lambda *_: compiled.append("torch.compile"))
-    monkeypatch.setattr(fused, "activations", lambda *_: [torch.zeros(2, 64, 1, 1)])
-    with fused_backbones(True):
-        resnet.resnet8()(IMAGES)
-        assert not compiled
-        resnet.resnet18()(IMAGES)
-        assert compiled
+    assert fits(lambda _, block: None)
+    assert fits(convolution())
+    assert not fits(convolution(bias=True))
+    assert not fits(convolution(in_channels=32))
+    assert not fits(convolution(padding_mode="circular"))
+    assert not fits(lambda _, block: setattr(block.norm2, "momentum", None))
+    for norm in (nn.GroupNorm(4, 16), nn.Identity(), nn.SyncBatchNorm(16)):
+        assert not fits(lambda _, block, norm=norm: setattr(block, "norm1", norm))
+    assert not fits(lambda _, block: block.norm1.eval())
+    assert not fits(lambda _, block: block.conv1.weight.requires_grad_(False))
+    assert not fits(lambda _, block: block.register_forward_hook(print))
+    assert not fits(lambda _, block: block.norm1.register_full_backward_hook(print))
+    assert not fits(lambda network, _: network.stem[2].register_forward_hook(print))
+    assert not fits(lambda network, _: network.double())
+    assert not fits(lambda network, _: network.eval()), "no gradients of weights in evaluation"
+    assert fits(lambda network, _: network.eval().requires_grad_(False))
 
 
 def test_where_triton_does_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +97,7 @@ def test_where_triton_does_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatc
 def features_and_gradients(
     network: nn.Module, images: Tensor, arithmetic: Arithmetic, training: bool
 ) -> list[Tensor]:
-    """Features, gradients of images and weights, and what batch norm keeps."""
+    """Return features, gradients of images and weights, and batch norm statistics."""
     network = copy.deepcopy(network).train(training).requires_grad_(training)
     images = images.detach().to(next(network.parameters()).dtype).requires_grad_()
     with arithmetic.active():
@@ -180,51 +140,50 @@ def test_the_whole_network_is_as_near_to_float64_as_torchs(
     assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
 
 
-class InTwo(nn.Module):
-    """A network as its first stages and its last one, as MEMO has it."""
+def test_backbones_are_compiled_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Backbone] = []
 
-    def __init__(self, network: resnet.ResNet) -> None:
-        super().__init__()
-        self.shared, self.last = network.split()
+    def forward(backbone: Backbone, images: Tensor) -> Tensor:
+        compiled.append(backbone)
+        return backbone.forward(images)
 
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.last(self.shared.maps(images)[-1])
-        return features
-
-
-@on_a_gpu
-@pytest.mark.parametrize("training", [True, False])
-def test_the_parts_of_a_network_compute_what_the_whole_does(training: bool) -> None:
-    torch.manual_seed(0)
-    network = resnet.resnet32().cuda().to(memory_format=torch.channels_last)
-    images = torch.randn(128, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
-    assert InTwo(network).last.has_kernels_for(network.split()[0].maps(images)[-1])
-    whole, parts = (
-        features_and_gradients(module, images, Arithmetic("fp32"), training)
-        for module in (network, InTwo(network))
-    )
-    for one, other in zip(parts, whole, strict=True):
-        assert float((one - other).norm() / other.norm().clamp(min=1e-12)) < 1e-3
+    monkeypatch.setattr(models, "_compiled_forward", lambda: forward)
+    backbone = resnet.resnet8().eval()
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain = backbone(images)
+    assert not compiled
+    with fused_backbones(True):
+        assert torch.equal(backbone(images), plain)
+        with fused_backbones(False):
+            backbone(images)
+    assert compiled == [backbone]
+    backbone(images)
+    assert len(compiled) == 1
 
 
-@on_a_gpu
-def test_a_captured_step_has_the_bits_of_an_eager_one() -> None:
-    def trained(capture: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Model(resnet.resnet8(), 5).cuda().to(memory_format=torch.channels_last).train()
-        images, labels = torch.randn(8, 64, 3, 16, 16).cuda(), torch.randint(5, (8, 64)).cuda()
-
-        def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(model(images), labels)
-
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the compiler is used on a CUDA device")
+@pytest.mark.filterwarnings("default")  # of the compiler's own making
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 5e-2)])
+def test_compiled_and_plain_steps_agree_on_a_gpu(precision: str, tolerance: float) -> None:
+    device, random = torch.device("cuda"), torch.Generator().manual_seed(0)
+    images, labels = torch.randn(16, 3, 32, 32, generator=random), torch.arange(16) % 4
+    start = Model(resnet.resnet8(), 4).to(device)
+    ends = []
+    for compile in (False, True):
+        model = copy.deepcopy(start).train()
         iterate = Iteration(
-            model, loss, Schedule(epochs=1, lr=0.1), Arithmetic("bf16"), images.device, None, capture
+            model,
+            lambda x, y, model=model: nn.functional.cross_entropy(model(x), y),
+            Schedule(epochs=1, lr=0.01),
+            Arithmetic(precision, compile=compile),
+            device,
         )
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for i in range(8):
-                iterate(images[i].contiguous(memory_format=torch.channels_last), labels[i])
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(6):
+                iterate(images.to(device), labels.to(device))
         torch.cuda.synchronize()
-        return list(model.state_dict().values())
-
-    assert all(torch.equal(one, other) for one, other in zip(trained(True), trained(False), strict=True))
+        ends.append(model.state_dict())
+    for name, plain in ends[0].items():
+        torch.testing.assert_close(
+            ends[1][name].float(), plain.float(), rtol=tolerance, atol=tolerance / 10, msg=name
+        )

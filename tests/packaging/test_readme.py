@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,28 +13,19 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Language and text of the blocks that are run, in order; a comment above a block leaves it out.
 BLOCKS = re.findall(r"(?<!-->\n)^```(bash|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-#: All is as it is typed, but for what would take minutes: trainings whose length is not given have one epoch,
-#: the demo has one model and two detectors, and what is installed is installed already. What make demo has
-#: run is not run again by hand: a test below sees that it is the same. After ``opencil doctor``, commands are
-#: forked from one process that has the installed package.
+#: As typed, but for what would take minutes: trainings whose length is not given have one epoch, the demo has
+#: one model and two detectors, and all is installed already.
 QUICK = "--set 'cil.*.epochs=1' --set 'detector.*.schedule.epochs=1'"
 FEWER = f"{QUICK} --cil icarl --detector msp,ber"
-FORKED = f"-IS {shlex.quote(str(Path(__file__).with_name('forked.py')))} server"
 AS_TYPED = f"""
 set -euo pipefail
 trap 'echo "this failed: $BASH_COMMAND" >&2' ERR
-trap 'python {FORKED} end' EXIT
-forked() {{
-    [ -S server ] || python {FORKED.removeprefix("-IS ")}
-    python {FORKED} "$@"
-}}
 opencil() {{
     case "$*" in
-        doctor) command opencil "$@" ;;
-        *"--runs demo"* | "report demo"*) [ -d demo ] ;;
-        *--set* | "run my.yml"*) forked opencil "$@" ;;
-        "run "* | "config "*) forked opencil "$@" {QUICK} ;;
-        *) forked opencil "$@" ;;
+        *"--runs demo"* | "report demo"*) [ -d demo ] ;;  # make demo has done it
+        *--set* | "run my.yml"*) command opencil "$@" ;;
+        "run "* | "config "*) command opencil "$@" {QUICK} ;;
+        *) command opencil "$@" ;;
     esac
 }}
 python3() {{ command python3 "$@" --without-pip; }}
@@ -45,11 +35,11 @@ make() {{ [ "$1" = test ] || command make "$@" FLAGS="{FEWER}"; }}  # the tests 
 
 
 def typed(language: str, text: str) -> str:
-    """A block as lines of a shell; Python that begins with the name of a file is saved there."""
+    """Return a block as lines of a shell; Python that begins with the name of a file is saved there."""
     if language == "bash":
         return text
     file = re.match(r"# (\S+\.py)\n", text)
-    return f"{f'cat > {file[1]}' if file else 'forked python'} <<'END_OF_BLOCK'\n{text}END_OF_BLOCK\n"
+    return f"{f'cat > {file[1]}' if file else 'python'} <<'END_OF_BLOCK'\n{text}END_OF_BLOCK\n"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from opencil.published import published_results
-from opencil.report.compare import agreement, compare, comparison_tables
+from opencil.report.compare import agreement, compare
 from opencil.report.layout import Table
 from opencil.report.results import results
 from opencil.report.tables import tables
@@ -90,13 +90,6 @@ def test_the_papers_averages_come_back(paper_rows: pd.DataFrame) -> None:
     assert off.keys() == wrong
 
 
-def test_the_papers_accuracy_stands_on_top(paper_rows: pd.DataFrame) -> None:
-    table = next(t for t in tables("main", Study(paper_rows)) if track(t) == ("cifar100", 10))
-    assert [cell.text for cell in table.lines[0]] == [
-        "CIL accuracy", "60.08", "", "61.68", "", "65.88", "", "66.01", "",
-    ]  # fmt: skip
-
-
 def test_the_papers_marks_come_back(paper_rows: pd.DataFrame) -> None:
     """Best, second and third of iCaRL's two columns at k = 10, as the paper prints them."""
     table = next(t for t in tables("main", Study(paper_rows)) if track(t) == ("cifar100", 10))
@@ -119,21 +112,8 @@ def test_the_paper_agrees_with_itself(paper_rows: pd.DataFrame) -> None:
         assert split.loc[split["flagged"], "difference"].isna().all()
         for _, part in split.groupby(["cil", "metric", "place"]):
             agreed = agreement(part)
-            assert agreed.cells == 16 - part["flagged"].sum()
-            assert agreed.largest is not None
-            assert agreed.largest <= 0.05
-            assert agreed.same_best
-            assert agreed.correlation is not None
-            assert agreed.correlation > 0.99
+            assert agreed["cells"] == 16 - part["flagged"].sum()
+            assert agreed["max"] <= 0.05
+            assert agreed["best"]
+            assert agreed["rank"] > 0.99
     assert flagged == 40
-
-
-def test_contradictions_are_listed_with_what_they_should_be(paper_rows: pd.DataFrame) -> None:
-    made = comparison_tables(Study(paper_rows))
-    listed = {}
-    for table in made:
-        if "contradicts itself" in table.title:
-            for cil, detector, metric, _, recomputed, _ in table.lines:
-                place = (*track(table), cil.text, detector.text, LABELS[metric.text])
-                listed[place] = recomputed.value
-    assert listed == pytest.approx(CONTRADICTIONS)

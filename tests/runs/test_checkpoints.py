@@ -1,267 +1,156 @@
-"""A step that is killed in its middle goes on from its last checkpoint, and ends as if it had not been."""
+"""When a training is checkpointed, and checkpoints that cannot be used."""
 
 import errno
-import json
-import shutil
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
 import opencil
-from opencil.cil.learner import Learner, Task
 from opencil.config import Config
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.runs import checkpoints
-from opencil.runs.events import Event, Failed, Finished, Training
-from opencil.runs.file_formats import metadata, write_tensors
-from tests import forks
-from tests.siege.damage import flip
+from opencil.engine.loop import Progress
+from opencil.runs import checkpoints, store
+from opencil.runs.checkpoints import Checkpoints
+from opencil.runs.events import Event, Finished, Training
+from opencil.runs.store import RunFolder
+from tests.stored import flip, results
 
 Make = Callable[..., Config]
 RunAll = Callable[[Config], list[Event]]
-Results = Callable[[Path], dict[str, object]]
-
-RUN = "digits/k4/foster/seed0"
-SETTINGS = ["benchmark.classes_per_step=4", "cil.foster.epochs=3"]
-#: In epoch 2 of the second of step 2's stages.
-KILLED_IN_COMPRESSION = """
-for event in opencil.execute(config):
-    if isinstance(event, Training) and event.step == 2:
-        if (event.progress.stage, event.progress.epoch, event.progress.iteration) == ("compress", 2, 2):
-            die()
-"""
-KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED = """
-unlink = Path.unlink
-def unlink_but(path, missing_ok=False):
-    if path.name == "checkpoint.safetensors" and (path.parent / "step.json").exists():
-        die()
-    unlink(path, missing_ok)
-Path.unlink = unlink_but
-for event in opencil.execute(config):
-    pass
-"""
+ONE_STEP = ["benchmark.classes_per_step=8", "cil.*.epochs=3"]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tiny: Make, run_all: RunAll, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without a checkpoint."""
-    runs = tmp_path_factory.mktemp("uninterrupted")
-    config = tiny(runs, *SETTINGS, "place.checkpoint_seconds=1000000", cil="foster", detector="msp")
-    assert isinstance(run_all(config)[-1], Finished)
-    return runs
-
-
-def with_checkpoints(tiny: Make, runs: Path) -> Config:
-    """The same with a checkpoint after every epoch."""
-    return tiny(runs, *SETTINGS, "place.checkpoint_seconds=0", cil="foster", detector="msp")
+def progress(epoch: int, iteration: int = 2) -> Progress:
+    nothing = torch.zeros(())
+    return Progress("train", epoch, 9, iteration, 2, 0.1, nothing, nothing, dict)
 
 
 @pytest.fixture
-def config(tiny: Make, tmp_path: Path) -> Config:
-    return with_checkpoints(tiny, tmp_path / "runs")
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    return now
 
 
-@pytest.fixture(scope="module")
-def _killed_once(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = tmp_path_factory.mktemp("killed") / "runs"
-    with forks.code(with_checkpoints(tiny, runs), KILLED_IN_COMPRESSION) as process:
-        _, errors = process.communicate()
-    assert process.returncode == -9, errors
-    return runs
+def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float]) -> None:
+    stored: list[Any] = []
+    module = torch.nn.Linear(1, 1)
+    times = Checkpoints(60.0, lambda tensors, notes: stored.append((tensors["position"].tolist(), notes)))
+    for now, epoch in ((130.0, 1), (161.0, 2), (200.0, 3), (222.0, 4)):
+        clock[0] = now
+        times.note(module, progress(epoch, iteration=1), notes=[epoch])
+        times.note(module, progress(epoch), notes=[epoch])
+    assert stored == [([0, 2], [2]), ([0, 4], [4])]
 
 
-@pytest.fixture
-def killed(_killed_once: Path, config: Config) -> Path:
-    """The folder of ``config``'s run, which was killed in the middle of step 2."""
-    return Path(shutil.copytree(_killed_once, config.place.runs)) / RUN
-
-
-def test_a_killed_step_goes_on_from_its_checkpoint(
-    config: Config, killed: Path, uninterrupted: Path, run_all: RunAll, results: Results
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, ValueError])
+def test_an_interruption_stores_the_copy_of_the_latest_epoch(
+    clock: list[float], error: type[BaseException]
 ) -> None:
-    assert not list(killed.rglob("step01/checkpoint*")), "a stored step needs none"
-    assert load_file(killed / "step02" / "checkpoint.safetensors")["position"].tolist() == [1, 1]
-    events = run_all(config)
-    first = events[0]
-    assert isinstance(first, Training)
-    assert (first.step, first.progress.stage) == (2, "compress")
-    assert (first.progress.epoch, first.progress.iteration) == (2, 1)
-    assert isinstance(events[-1], Finished)
-    assert list(killed.rglob("checkpoint*")) == []
-    assert results(killed.parents[3]) == results(uninterrupted)
+    stored: list[Any] = []
+    module, notes = torch.nn.Linear(1, 1), ["before"]
+    times = Checkpoints(60.0, lambda tensors, notes: stored.append((tensors, notes)))
+    clock[0] += 1.0
+    with pytest.raises(error), times.stored_on_leaving():  # noqa: PT012
+        times.note(module, progress(1), notes=notes)
+        weight = module.weight.detach().clone()
+        module.weight.data.add_(1.0)
+        notes.append("after")
+        clock[0] += 0.5  # too soon for another copy
+        times.note(module, progress(2), notes=notes)
+        raise error
+    if error is ValueError:
+        assert stored == []
+    else:
+        ((tensors, kept),) = stored
+        assert tensors["position"].tolist() == [0, 1]
+        assert torch.equal(tensors["model.weight"], weight)
+        assert kept == ["before"]
 
 
-@pytest.mark.parametrize(
-    ("said", "counted"), [("5000.5", True), ("x", False), ("nan", False), ("-5000", False)]
-)
-def test_what_the_checkpoint_took_is_counted(
-    config: Config, killed: Path, run_all: RunAll, said: str, counted: bool
-) -> None:
-    path = killed / "step02" / "checkpoint.safetensors"
-    written = metadata(path)
-    assert written
-    assert float(written["seconds"]) > 0
-    write_tensors(path, load_file(path), written | {"seconds": said})
-    run_all(config)
-    took = json.loads((killed / "step02" / "step.json").read_text())["seconds"]["training"]
-    assert 0 < took - 5000.5 * counted < 1000
+def test_numbers_that_are_not_finite_are_not_stored(clock: list[float]) -> None:
+    stored: list[Any] = []
+    module = torch.nn.Linear(1, 1)
+    module.weight.data.fill_(torch.nan)
+    times = Checkpoints(1.0, lambda tensors, notes: stored.append(tensors))
+    with pytest.raises(KeyboardInterrupt), times.stored_on_leaving():  # noqa: PT012
+        clock[0] += 1.5
+        times.note(module, progress(1))
+        raise KeyboardInterrupt
+    assert stored == []
 
 
-def test_checkpoints_change_nothing_and_are_gone_at_the_end(
-    config: Config, uninterrupted: Path, results: Results
-) -> None:
-    runs, present = Path(config.place.runs), set()
-    for event in opencil.execute(config):
-        if isinstance(event, Training):
-            present |= {path.parent.name for path in runs.rglob("checkpoint.safetensors")}
-    assert present == {"step01", "step02"}
-    assert results(runs) == results(uninterrupted)
-
-
-@pytest.mark.parametrize("leave", [Generator.close, lambda events: events.throw(KeyboardInterrupt)])
-def test_whoever_leaves_in_the_middle_loses_less_than_an_epoch(
-    leave: Callable[[Generator[Event]], object],
-    uninterrupted: Path,
-    tiny: Make,
-    tmp_path: Path,
-    results: Results,
-    run_all: RunAll,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The last epoch's end is stored, though the time for a checkpoint has not come."""
-    monkeypatch.setattr(checkpoints, "KEPT_EVERY", 0.0)
-    config = tiny(tmp_path, *SETTINGS, "place.checkpoint_seconds=1000000", cil="foster", detector="msp")
-    middle, place = opencil.execute(config), ("compress", 2, 2)
-    for event in middle:
-        if isinstance(event, Training) and event.step == 2:
-            p = event.progress
-            if (p.stage, p.epoch, p.iteration) == place:
+def interrupt(config: Config, epoch: int) -> None:
+    """Close a run in an epoch of its only step."""
+    with closing(opencil.execute(config)) as events:
+        for event in events:
+            if isinstance(event, Training) and event.progress.epoch == epoch:
                 break
-    with suppress(KeyboardInterrupt):
-        leave(middle)
-    path = tmp_path / RUN / "step02" / "checkpoint.safetensors"
-    assert load_file(path)["position"].tolist() == [1, 1]
-    first = (events := run_all(config))[0]
-    assert isinstance(first, Training)
-    assert (first.step, first.progress.stage, first.progress.epoch) == (2, "compress", 2)
-    assert isinstance(events[-1], Finished)
-    assert results(tmp_path) == results(uninterrupted)
 
 
-def test_whoever_leaves_a_full_disk_leaves_it(
-    tiny: Make, tmp_path: Path, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "KEPT_EVERY", 0.0)
-    config = tiny(tmp_path, "benchmark.classes_per_step=8", detector="msp")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, short: Make, run_all: RunAll) -> dict[str, object]:
+    runs = tmp_path_factory.mktemp("whole")
+    run_all(short(runs, *ONE_STEP, detector="msp"))
+    return results(runs)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
 
-    events = opencil.execute(config)
-    while not next(events).progress.epoch_ends:  # type: ignore[attr-defined]
-        pass
-    with monkeypatch.context() as patched:
-        patched.setattr("opencil.runs.store.write_weights", full)
+def junk(path: Path, config: Config) -> None:
+    path.write_bytes(b"junk")
+
+
+def other_training(path: Path, config: Config) -> None:
+    step = RunFolder(path.parents[1]).step(1)
+    step.save_checkpoint({"a": torch.ones(1)}, {"made_of": "another training"})
+
+
+def other_tensors(path: Path, config: Config) -> None:
+    """Of the same training, as no version of the method writes them."""
+    made_of: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.StepFolder, "read_checkpoint", lambda self, made, head="": made_of.append(made))
+        next(events := opencil.execute(config))
         events.close()
-    assert isinstance(run_all(config)[-1], Finished)
+    tensors = {"position": torch.tensor([0, 1]), "model.other": torch.ones(1)}
+    RunFolder(path.parents[1]).step(1).save_checkpoint(tensors, {"made_of": made_of[0]})
 
 
-def test_none_is_taken_before_its_time(tiny: Make, tmp_path: Path) -> None:
-    settings = ["benchmark.classes_per_step=8", "cil.icarl.epochs=1"]
-    for _ in opencil.execute(tiny(tmp_path, *settings, detector="msp")):  # 60 seconds apart
-        assert list(tmp_path.rglob("checkpoint.safetensors")) == []
-
-
-def test_killed_between_storing_a_step_and_deleting_its_checkpoint(
-    config: Config,
-    uninterrupted: Path,
+@pytest.mark.parametrize("damage", [junk, lambda path, _: flip(path), other_training, other_tensors])
+def test_a_checkpoint_that_cannot_be_used_is_left_out(
+    tmp_path: Path,
+    short: Make,
     run_all: RunAll,
-    results: Results,
-) -> None:
-    with forks.code(config, KILLED_BEFORE_THE_CHECKPOINT_IS_DELETED) as process:
-        _, errors = process.communicate()
-    assert process.returncode == -9, errors
-    assert isinstance(run_all(config)[-1], Finished)
-    assert results(Path(config.place.runs)) == results(uninterrupted)
-
-
-@pytest.mark.parametrize("damage", ["junk", "a bit", "other tensors", "other weights", "another training's"])
-def test_a_damaged_checkpoint_is_named_and_the_step_begins_anew(
-    config: Config,
-    killed: Path,
-    uninterrupted: Path,
-    run_all: RunAll,
-    results: Results,
-    damage: str,
+    whole: dict[str, object],
+    damage: Callable[[Path, Config], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = killed / "step02" / "checkpoint.safetensors"
-    tensors = load_file(path)
-    if damage == "junk":
-        path.write_bytes(b"junk")
-    elif damage == "a bit":
-        flip(path, 8 * path.stat().st_size - 1)
-    elif damage == "other tensors":
-        save_file({"other": tensors["position"]}, path)
-    elif damage == "other weights":
-        save_file({name: t for name, t in tensors.items() if not name.startswith("model.student")}, path)
-    else:
-        write_tensors(path, tensors, (metadata(path) or {}) | {"made_of": "what it was"})
-    broken = path.read_bytes()
-    events = run_all(config)
-    assert isinstance(events[0], Training)
-    assert (events[0].step, events[0].progress.stage_number, events[0].progress.epoch) == (2, 0, 1)
-    assert str(path) in caplog.text
-    kept = path.with_name("checkpoint.safetensors.damaged")
-    assert kept.read_bytes() == broken
-    kept.unlink()
-    assert results(killed.parents[3]) == results(uninterrupted)
+    config = short(tmp_path, *ONE_STEP, "place.checkpoint_seconds=0", detector="msp")
+    interrupt(config, 2)
+    (path,) = tmp_path.rglob("checkpoint")
+    damage(path, config)
+    first, *_, last = run_all(config)
+    assert isinstance(first, Training)
+    assert (first.progress.epoch, first.progress.iteration) == (1, 1)
+    assert (str(path) in caplog.text) == (damage is not other_training)
+    assert isinstance(last, Finished)
+    assert results(tmp_path) == whole
+    assert not path.exists()
 
 
-def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(
-    tiny: Make, run_all: RunAll, results: Results, tmp_path: Path
+def test_an_interruption_on_a_full_disk_is_an_interruption(
+    tmp_path: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last update of epoch 2 spoils them while the loss is still a number, so nothing has failed yet."""
-    spoilt: list[bool] = []
+    monkeypatch.setattr(checkpoints, "COPY_EVERY", 0.0)
 
-    @opencil.register_learner("spoilt")
-    @dataclass(frozen=True)
-    class Spoilt(Learner):
-        """Cross-entropy, and where asked for a 0 whose gradient is not finite."""
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
 
-        schedule: Schedule = Schedule(epochs=3, lr=0.01)
-
-        def stages(self, task: Task) -> Iterator[Stage]:
-            def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-                nothing = 0 * task.model.head.weight.sum()
-                return F.cross_entropy(task.model(images), labels) + (nothing.sqrt() if spoilt else nothing)
-
-            yield Stage("train", task.model, loss, self.schedule, task.train_plus)
-
-    def config(name: str) -> Config:
-        settings = ["benchmark.classes_per_step=8", "benchmark.batch_size=10000", "cil.spoilt.epochs=3"]
-        return tiny(tmp_path / name, *settings, "place.checkpoint_seconds=0", cil="spoilt", detector="msp")
-
-    epochs = []
-    for event in opencil.execute(config("spoilt")):
-        if isinstance(event, Training):
-            epochs.append(event.progress.epoch)
-            spoilt.append(True)
-    assert isinstance(event, Failed)
-    assert epochs == [1, 2], "the loss shows it in epoch 3"
-    stored = load_file(tmp_path / "spoilt/digits/k8/spoilt/seed0/step01/checkpoint.safetensors")
-    assert stored["position"].tolist() == [0, 1]
-    assert all(torch.isfinite(tensor).all() for tensor in stored.values())
-    spoilt.clear()
-    again = run_all(config("spoilt"))
-    assert isinstance(again[0], Training)
-    assert again[0].progress.epoch == 2
-    assert isinstance(run_all(config("whole"))[-1], Finished)
-    assert results(tmp_path / "spoilt") == results(tmp_path / "whole")
+    config = short(tmp_path, *ONE_STEP, detector="msp")
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write_checked", full)
+        interrupt(config, 3)
+    assert not list(tmp_path.rglob("checkpoint"))
+    assert isinstance(run_all(config)[-1], Finished)

@@ -78,26 +78,16 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "evil").exists()
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    contents: dict[str, Any] = {
-        "two.pt": {"model": net(2).state_dict(), "ema": net(2).state_dict()},
-        "number.pt": 5,
-        "empty.pt": {},
-    }
-    for name, content in contents.items():
-        torch.save(content, tmp_path / name)
-    for name in ("broken.safetensors", "broken.pt", "nothing.pt"):
-        (tmp_path / name).write_bytes(b"" if name == "nothing.pt" else b"hello there")
-    for name, said in {
-        "two.pt": "holds a mapping of model, ema: one state_dict is needed",
-        "number.pt": "holds int: one state_dict is needed",
-        "empty.pt": "holds a mapping of nothing: one state_dict is needed",
-        "broken.safetensors": "is no file of weights",
-        "broken.pt": "is no file of weights: KeyError",
-        "nothing.pt": "is no file of weights: EOFError",
-    }.items():
-        with pytest.raises(BadInput, match=said):
-            read_weights_file(tmp_path / name)
+@pytest.mark.parametrize(
+    "content",
+    [{"model": {"a": torch.ones(1)}, "ema": {"a": torch.ones(1)}}, 5, {}, b"", b"hello there"],
+    ids=["two", "number", "empty", "nothing", "text"],
+)
+def test_files_that_cannot_be_used(content: Any, tmp_path: Path) -> None:
+    for path in (tmp_path / "a.pt", tmp_path / "a.safetensors"):
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        with pytest.raises(BadInput, match=str(path)):
+            read_weights_file(path)
 
 
 def test_weights_of_another_network(tmp_path: Path) -> None:
@@ -106,39 +96,28 @@ def test_weights_of_another_network(tmp_path: Path) -> None:
         ModelFiles(tmp_path, net)(step(1))
 
 
-@pytest.mark.parametrize(
-    ("factory", "said"),
-    [
-        (lambda: None, r"the factory takes nothing: make\(classes\) or"),
-        (lambda a, b, c: None, "the factory takes a, b, c"),
-        (lambda classes: "text", "the factory gives a str: a torch module is needed"),
-    ],
-)
-def test_factories_that_cannot_be(factory: Callable[..., Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("factory", [lambda: None, lambda a, b, c: None, lambda classes: "text"])
+def test_factories_that_cannot_be(factory: Callable[..., Any], tmp_path: Path) -> None:
     torch.save(net(2).state_dict(), tmp_path / "task1.pt")
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match="the factory"):
         ModelFiles(tmp_path, factory)(step(1))
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no folder"):
-        ModelFiles(tmp_path / "not-there", net)
-    with pytest.raises(BadInput, match=r"no files of weights in .*they end in \.safetensors"):
-        ModelFiles(tmp_path, net)
+    for folder in (tmp_path / "not-there", tmp_path):
+        with pytest.raises(BadInput, match=str(folder)):
+            ModelFiles(folder, net)
 
 
 def test_the_factory_is_found_in_its_file(tmp_path: Path) -> None:
     file = tmp_path / "my_file.py"
-    file.write_text(
-        "value = 3\ndef make(classes): return value\ndef made_otherwise(classes): return classes\n"
-    )
+    file.write_text("value = 3\ndef make(classes): return value\ndef other(classes): return classes\n")
     assert find_factory(f"{file}:make")(2) == find_factory(str(file))(2) == 3
-    assert find_factory(f"{file}:made_otherwise")(2) == 2
-    with pytest.raises(
-        BadInput, match=r"no function 'mke' in .*my_file.py: make\(classes\).*did you mean 'make'"
+    assert find_factory(f"{file}:other")(2) == 2
+    for place, key in (
+        (f"{file}:mke", "'make'"),
+        (f"{file}:value", "'value'"),
+        (f"{file}x:make", "my_file.py"),
     ):
-        find_factory(f"{file}:mke")
-    with pytest.raises(BadInput, match="no function 'value'"):
-        find_factory(f"{file}:value")
-    with pytest.raises(BadInput, match=r"cannot be read: .*did you mean 'my_file.py'"):
-        find_factory(f"{tmp_path}/my_fil.py:make")
+        with pytest.raises(BadInput, match=key):
+            find_factory(place)

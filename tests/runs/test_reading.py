@@ -1,4 +1,4 @@
-"""Folders of runs as a study: what is damaged or lost is left out, and named."""
+"""Folders of runs as a study: what is there, what is damaged or missing, and what is left out."""
 
 import os
 import shutil
@@ -8,114 +8,202 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from opencil import OpenCILError
-from opencil.cli import app
-from opencil.report.tables import KINDS, tables
+import opencil
+from opencil import BadInput, OpenCILError
+from opencil.config import Config
+from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study, study_so_far
-from opencil.study.study import Study, write_study
+from tests.stored import edit_config, edit_json
 
-RUN = Path("digits/k2/icarl/seed0")
-Damage = Callable[[Path], object]
-MSP = "step03/detectors/msp.parquet"
+Make = Callable[..., Config]
+RUN = Path("digits/k4/icarl/seed0")
+EVERY = {"msp": 2, "relation": 2, "ber": 2}
 
 
 def junk(path: Path) -> None:
     path.write_bytes(b"junk")
 
 
-def lost(path: Path) -> None:
-    path.unlink()
+def only(study: opencil.Study) -> Any:
+    (run,) = study.runs
+    return run
 
 
 @pytest.fixture
-def with_broken(finished: Path) -> Path:
-    """A run beside another whose config cannot be read."""
-    shutil.copytree(finished / RUN, finished / RUN.with_name("seed1"))
-    junk(finished / RUN.with_name("seed1") / "config.yml")
-    return finished
+def with_broken(done: Path) -> Path:
+    """A folder of runs, one whole and one whose config is damaged."""
+    broken = done / RUN.with_name("seed1")
+    shutil.copytree(done / RUN, broken)
+    junk(broken / "config.yml")
+    return done
 
 
-@pytest.mark.parametrize("damage", [junk, lost])
+# --- what is there ---------------------------------------------------------------------------------
+
+
+def test_a_finished_run(done_once: Path) -> None:
+    study = read_study(done_once)
+    pd.testing.assert_frame_equal(study.rows, opencil.read_rows(done_once))
+    run = only(study)
+    assert [run[key] for key in ("benchmark", "k", "cil", "seed")] == ["digits", 4, "icarl", 0]
+    assert (run["trained"], run["steps"], run["detectors"]) == (2, 2, EVERY)
+    assert [set(seconds) for seconds in run["seconds"]] == [{"training", "tuning", "evaluation"}] * 2
+    assert run["environment"]["opencil"] == opencil.__version__
+    assert not {"command", "run", "datasets"} & set(run["environment"]), "studies are published"
+    assert {(d["name"], d["role"], d["split"]): d["images"] for d in run["data"]} == {
+        ("digits", "ID", "train"): 965,
+        ("digits", "ID", "test"): 478,
+        ("noise", "far", "test"): 500,
+    }
+    assert study.finished
+    assert study.problems == []
+
+
+def test_bytes_are_those_of_models_and_exemplars(done_once: Path) -> None:
+    run, rows = opencil.open_run(done_once / RUN), read_study(done_once).rows
+    found = rows[rows["metric"].isin(["memory_bytes", "model_bytes"])].set_index(["metric", "step"])["value"]
+    for step in (1, 2):
+        tensors = run.model(step).state_dict().values()
+        assert found["model_bytes", step] == sum(t.numel() * t.element_size() for t in tensors)
+        assert found["memory_bytes", step] == 80 * 3 * 8 * 8
+
+
+def test_the_makers_of_rows(done: Path) -> None:
+    (made,) = only(read_study(done))["made"]
+    every = {name: [1, 2] for name in ("", *EVERY)}
+    assert made["steps"] == every
+    assert (made["source"], made["device"], made["precision"]) == (source_digest(), "cpu", "fp32")
+    edit_json(
+        done / RUN / "step02/step.json", lambda info: info["rows"]["msp"]["made"][0].update(source="another")
+    )
+    found = {made["source"]: made["steps"] for made in only(read_study(done))["made"]}
+    assert found == {source_digest(): every | {"msp": [1]}, "another": {"msp": [2]}}
+
+
+def test_an_unfinished_run(done: Path) -> None:
+    shutil.rmtree(done / RUN / "step02")
+    edit_json(done / RUN / "step01/step.json", lambda info: info["rows"].pop("msp"))
+    study = read_study(done)
+    run = only(study)
+    assert (run["trained"], run["steps"], run["detectors"]) == (1, 2, {"msp": 0, "relation": 1, "ber": 1})
+    assert not study.finished
+
+
+def test_a_run_that_has_only_begun(done: Path) -> None:
+    for step in (done / RUN).glob("step*"):
+        shutil.rmtree(step)
+    study = read_study(done)
+    run = only(study)
+    assert (run["trained"], run["steps"], run["detectors"]) == (0, 2, dict.fromkeys(EVERY, 0))
+    assert study.rows.empty
+    edit_config(done / RUN / "config.yml", "id: digits\n", "id: mine\n")
+    assert only(read_study(done))["steps"] is None, "the dataset is not known here"
+
+
+def test_a_run_that_failed(done: Path) -> None:
+    text = "Traceback (most recent call last):\n  File x\nRuntimeError: out of \x1b[31mluck\n"
+    (done / RUN / "error.txt").write_text(text, encoding="utf-8")
+    study = read_study(done)
+    assert only(study)["failed"] == "RuntimeError: out of [31mluck"
+    assert study.problems == []
+
+
+def test_several_folders(done: Path, tmp_path: Path, short: Make) -> None:
+    opencil.run(short(tmp_path / "other", seed=5, detector="msp"))
+    study = read_study(done, tmp_path / "other")
+    assert [run["seed"] for run in study.runs] == [0, 5]
+    assert len(study.rows) == len(read_study(done).rows) + len(read_study(tmp_path / "other").rows)
+    shutil.copytree(done / RUN, done / "copy")
+    with pytest.raises(BadInput, match="2 times"):
+        read_study(done)
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no runs below"):
+        read_study(tmp_path)
+    with pytest.raises(BadInput, match="no folder"):
+        read_study(tmp_path / "absent")
+
+
+def test_a_study_so_far_has_the_chosen_detectors(done: Path, tmp_path: Path) -> None:
+    study = study_so_far([done / RUN, tmp_path / "to come"], ["msp"])
+    assert set(study.rows["detector"]) == {"", "msp"}
+    assert only(study)["detectors"] == {"msp": 2}
+    assert study.finished
+
+
+# --- what is damaged or missing --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [junk, Path.unlink])
 @pytest.mark.parametrize(
     ("file", "trained", "detectors", "rows"),
     [
-        ("step02/step.json", 3, {"energy": 3, "msp": 3, "relation": 3}, lambda r: r["step"] != 2),
-        ("step04/step.json", 3, {"energy": 3, "msp": 3, "relation": 3}, lambda r: r["step"] != 4),
-        ("step02/accuracy.parquet", 4, {}, lambda r: (r["step"] != 2) | (r["detector"] != "")),
-        (
-            "step03/detectors/msp.parquet",
-            4,
-            {"msp": 3},
-            lambda r: (r["step"] != 3) | (r["detector"] != "msp"),
-        ),
-        ("environment.json", 4, {}, lambda r: r["step"] > 0),
-        ("data.json", 4, {}, lambda r: r["step"] > 0),
+        ("step01/step.json", 1, dict.fromkeys(EVERY, 1), "step != 1"),
+        ("step02/step.json", 1, dict.fromkeys(EVERY, 1), "step != 2"),
+        ("step02/model.parquet", 2, {}, "step != 2 or detector != ''"),
+        ("step01/detectors/msp.parquet", 2, {"msp": 1}, "step != 1 or detector != 'msp'"),
+        ("environment.json", 2, {}, "step > 0"),
     ],
 )
-def test_a_file_that_is_damaged_or_lost_is_left_out_and_named(
-    finished: Path,
-    damage: Damage,
+def test_a_damaged_or_missing_file_is_left_out_and_named(
+    done: Path,
+    damage: Callable[[Path], object],
     file: str,
     trained: int,
     detectors: dict[str, int],
-    rows: Callable[[pd.DataFrame], Any],
+    rows: str,
 ) -> None:
-    before = read_study(finished)
-    damage(finished / RUN / file)
-    study = read_study(finished)
-    (run,) = study.runs
-    assert run["trained"] == trained
-    assert run["detectors"] == {"energy": 4, "msp": 4, "relation": 4} | detectors
-    pd.testing.assert_frame_equal(study.rows, before.rows[rows(before.rows)].reset_index(drop=True))
-    if damage is lost and file in ("environment.json", "data.json", MSP):
-        assert "left_out" not in run, "it may not have been written yet"
+    before = read_study(done).rows
+    damage(done / RUN / file)
+    study = read_study(done)
+    run = only(study)
+    assert (run["trained"], run["detectors"]) == (trained, EVERY | detectors)
+    pd.testing.assert_frame_equal(study.rows, before.query(rows).reset_index(drop=True))
+    if damage is Path.unlink and file == "environment.json":
+        assert study.problems == [], "it may not have been written yet"
     else:
         assert list(run["left_out"]) == [file]
         (sentence,) = study.problems
         assert sentence.startswith(f"{RUN}: {file} ")
-        assert str(finished) not in sentence, "it is published: paths of this machine have no place in it"
-        made = [table for kind in KINDS for table in tables(kind, study)]
-        assert made
-        for table in made:
-            assert f"Damaged or lost, so left out: icarl seed 0 ({file})." in table.missing
-    if trained < 4 or detectors:
-        missing = tables("main", study)[0].missing[0]
-        assert missing.startswith("Not finished, so not counted: icarl seed 0, 3 of 4 steps (")
+        assert str(done) not in sentence, "studies are published without paths"
 
 
-def test_a_run_that_failed_is_named(finished: Path) -> None:
-    text = "Traceback (most recent call last):\n  File x\nRuntimeError: out of \x1b[31mluck\nand more\n"
-    (finished / RUN / "error.txt").write_text(text, encoding="utf-8")
-    study = read_study(finished)
-    assert study.runs[0]["failed"] == "RuntimeError: out of [31mluck"
-    assert study.problems == [], "nothing is left out"
-    assert tables("main", study)[0].missing == ["Failed: icarl seed 0 (RuntimeError: out of [31mluck)."]
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("environment.json", lambda content: content["datasets"][0].update(images="many")),
+        ("step01/step.json", lambda content: content.update(seconds={"training": []})),
+    ],
+)
+def test_values_of_another_type_leave_a_run_out(done: Path, file: str, change: Callable[[Any], None]) -> None:
+    edit_json(done / RUN / file, change)
+    with pytest.raises(OpenCILError, match="cannot be used") as raised:
+        read_study(done)
+    assert str(raised.value).isprintable()
 
 
-def test_a_run_that_cannot_be_read_leaves_the_others(with_broken: Path) -> None:
-    study = read_study(with_broken)
-    assert [run["seed"] for run in study.runs] == [0]
-    assert list(study.left_out) == ["digits/k2/icarl/seed1"]
-    assert study.problems[0].startswith("digits/k2/icarl/seed1: config.yml ")
-    assert tables("main", study)[0].missing == [
-        "Damaged or lost, so left out: digits/k2/icarl/seed1 (all of it)."
-    ]
-    assert study_so_far([with_broken / RUN, with_broken / RUN.with_name("seed1")], ["msp"]).problems
+@pytest.mark.parametrize("k", ["[two]", "[0]", "[]", "[true]"])
+def test_a_config_must_say_which_run_it_is_of(done: Path, k: str) -> None:
+    edit_config(done / RUN / "config.yml", "classes_per_step: [4]", f"classes_per_step: {k}")
+    with pytest.raises(OpenCILError, match="which run"):
+        read_study(done)
 
 
-def test_a_run_of_another_setting_is_no_matter_of_a_table(finished: Path) -> None:
-    study = read_study(finished)
-    for name, told in {"digits/k5/icarl/seed0": False, "digits/k2/wa/seed0": True, "somewhere": True}.items():
-        main = tables("main", Study(study.rows, study.runs, {name: "it is gone"}))
-        assert bool(main[0].missing) is told
-
-
-def test_a_folder_that_cannot_be_looked_into_is_named(
+def test_runs_that_cannot_be_read_leave_the_others(
     with_broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, scan = with_broken / RUN.with_name("seed1"), os.scandir
+    link, closed, scan = (
+        with_broken / RUN.with_name("seed2"),
+        with_broken / RUN.with_name("seed1"),
+        os.scandir,
+    )
+    link.symlink_to(with_broken / "unmounted")
+    study = read_study(with_broken)
+    assert [run["seed"] for run in study.runs] == [0]
+    assert set(study.left_out) == {"digits/k4/icarl/seed1", str(link)}
+    assert study_so_far([with_broken / RUN, closed], ["msp"]).problems
 
     def scandir(path: Any = ".") -> Any:
         if Path(os.fspath(path)) == closed:
@@ -123,55 +211,10 @@ def test_a_folder_that_cannot_be_looked_into_is_named(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    study = read_study(with_broken)
-    assert study.problems == ["digits/k2/icarl/seed1: it cannot be looked into (Permission denied)"]
-
-
-def test_a_link_that_leads_nowhere_is_named(with_broken: Path) -> None:
-    gone, link = with_broken / "unmounted", with_broken / RUN.with_name("seed2")
-    link.symlink_to(gone)
-    assert f"{link}: it is a link to {gone}, where nothing is" in read_study(with_broken).problems
+    assert "Permission denied" in read_study(with_broken).left_out["digits/k4/icarl/seed1"]
 
 
 def test_where_nothing_is_left_it_is_an_error(with_broken: Path) -> None:
     shutil.rmtree(with_broken / RUN)
-    with pytest.raises(OpenCILError, match=r"^digits/k2/icarl/seed1: .*config\.yml"):
+    with pytest.raises(OpenCILError, match=r"^digits/k4/icarl/seed1: .*config\.yml"):
         read_study(with_broken)
-
-
-def test_what_is_published_says_what_it_lacks(with_broken: Path, tmp_path: Path) -> None:
-    junk(with_broken / RUN / "step01/step.json")
-    (with_broken / RUN / "error.txt").write_text("ValueError: no\n", encoding="utf-8")
-    study = read_study(with_broken)
-    write_study(study, tmp_path / "results/one")
-    published = read_study(tmp_path / "results")
-    assert (published.runs, published.left_out) == (study.runs, study.left_out)
-    assert tables("main", published)[0].missing == tables("main", study)[0].missing
-    shutil.copytree(tmp_path / "results/one", tmp_path / "results/other")
-    (tmp_path / "results/other/rows.parquet").unlink()
-    beside = read_study(tmp_path / "results")
-    assert set(beside.left_out) - set(study.left_out) == {str(tmp_path / "results/other")}
-
-
-def test_an_asked_for_detector_is_not_behind_for_others_that_the_run_has(finished: Path) -> None:
-    study = study_so_far([finished / RUN], ["msp"])
-    assert all(not table.missing for kind in KINDS for table in tables(kind, study))
-
-
-@pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "latex"])
-def test_the_command_shows_the_rest_and_says_what_it_left_out(with_broken: Path, form: str) -> None:
-    junk(with_broken / RUN / "step03/detectors/msp.parquet")
-    result = CliRunner().invoke(app, ["report", str(with_broken), "--table", "all", "--format", form])
-    assert result.exit_code == 1
-    assert "Traceback" not in result.stderr
-    for sentence in ("digits/k2/icarl/seed1: ", "digits/k2/icarl/seed0: step03/detectors/msp.parquet "):
-        assert sentence in result.stderr
-    shown = " ".join(result.stdout.replace("\\", "").split())
-    assert "Damaged or lost, so left out: icarl seed 0 (step03/detectors/msp.parquet); digits/k2" in shown
-
-
-def test_the_command_that_made_a_run_stays_with_it(finished: Path) -> None:
-    assert "command" in (finished / RUN / "environment.json").read_text(encoding="utf-8")
-    (run,) = read_study(finished).runs
-    assert "command" not in run["environment"], "it names folders, and studies are published"
-    assert "torch" in run["environment"]

@@ -1,176 +1,397 @@
-"""A stored run opened again: the models, memories and detectors that its rows were computed with."""
+"""The run loop: its rows, what it skips, exact resume, and failures that leave the rest alone."""
 
-import copy
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
+import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 
 import opencil
-from opencil import BadInput, OpenCILError, open_run
-from opencil.config import Config, dump_yaml, read_yaml
+from opencil.cil.learner import Setting, Task
+from opencil.config import Config
+from opencil.data.memory import Memory
+from opencil.engine.forward import Outputs, forward
+from opencil.engine.loop import Progress
+from opencil.evaluation.protocol import Measurement, measure
+from opencil.nets.resnet import ResNet
+from opencil.runs import checkpoints, launch
+from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
+from opencil.runs.loading import load
+from opencil.runs.protocol import Protocol
+from opencil.runs.run import run as run_loop
+from opencil.runs.spec import plan
+from opencil.runs.state import Run
+from opencil.runs.store import RunFolder, StepFolder
+from tests.stored import contents, results
 
 Make = Callable[..., Config]
-RunAll = Callable[[Config], list[object]]
-SETTINGS = ("benchmark.classes_per_step=4", "detector.ber.schedule.epochs=1")
-BY_TASK = (
-    "detector.msp@task.by_task=true",
-    "detector.react@task.by_task=true",
-    "detector.react@task.setup=train+",
-    "detector.ber@task.by_task=true",
-    "detector.ber@nnguide.scored_by={name: nnguide, neighbours: 20}",
-    "detector.ber@nnguide.by_task=true",
-    "detector.ber@odin.scored_by=odin",
-    "detector.ber@odin.head_of=ber@other",
-)
-DETECTORS = ["msp", "react", "ber", "msp@task", "react@task", "ber@task", "ber@nnguide", "ber@odin"]
+RunAll = Callable[[Config], list[Event]]
+RUN = "digits/k4/icarl/seed0"
+THREE = ["cil.*.epochs=3", "detector.ber.schedule.epochs=3"]
+KEY = ["step", "detector", "ood", "task", "metric"]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives the sizes of all batches that a network in evaluation mode sees."""
+    sizes: list[int] = []
+    inner = ResNet.forward
+
+    def count(self: ResNet, images: Tensor) -> Tensor:
+        sizes.extend([len(images)] * (not self.training))
+        return inner(self, images)
+
+    monkeypatch.setattr(ResNet, "forward", count)
+    return sizes
+
+
+def interrupt(config: Config, at: Callable[[Event], bool]) -> Event:
+    """Close a run's generator after the first event that ``at`` accepts, and return that event."""
+    with closing(opencil.execute(config)) as events:
+        return next(event for event in events if at(event))
+
+
+def in_stage(name: str, step: int, epoch: int, iteration: int = 1) -> Callable[[Event], bool]:
+    """Return a condition: an iteration of a training's stage."""
+
+    def at(event: Event) -> bool:
+        if not isinstance(event, Training) or event.step != step or event.progress.stage != name:
+            return False
+        return (event.progress.epoch, event.progress.iteration) == (epoch, iteration)
+
+    return at
+
+
+def trained(events: Iterable[Event], step: int, stage: str) -> list[int]:
+    """Return the epochs of a stage in which events report iterations."""
+    found = [e.progress for e in events if isinstance(e, Training) and e.step == step]
+    return sorted({progress.epoch for progress in found if progress.stage == stage})
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+def plain_loop(config: Config) -> pd.DataFrame:
+    """Return the detector rows of a config's run, by a loop over the library's parts."""
+    data, b = load(config), config.benchmark
+    ((cil, values),) = config.cil.items()
+    (seed,) = config.seed.runs
+    stream = data.stream(b.classes_per_step[0])
+    learner = opencil.create_learner(cil, **values)
+    setting = Setting(
+        stream.train, stream.test, data.transform, b.backbone, b.batch_size, seed, seed, config.training
+    )
+    shifted = {name: images.with_labels_of(stream.test) for name, images in data.shifted.items()}
+    memory, model, rows = Memory(b.memory), None, []
+    (spec,) = plan(config)
+    for step in stream:
+        task = learner.begin(setting, step, memory, model)
+        for _ in learner.learn(task):
+            pass
+        model = setting.evaluated(task.model.eval())
+
+        def outputs(images: opencil.Images, indices: Tensor, model: opencil.Model = model) -> Outputs:
+            return forward(model, images, data.transform, indices)
+
+        task.computed = outputs(stream.train, task.train_plus)
+        memory = learner.remember(task)
+        test = outputs(stream.test, step.test)
+        ood = {
+            name: outputs(o.images, spec.ood_seen(name, len(o.images), step)) for name, o in data.ood.items()
+        }
+        moved = {name: outputs(images, step.test) for name, images in shifted.items()}
+        for name, values in config.detector.items():
+            detector = opencil.create_detector(name, **values)
+            indices = memory.indices if detector.set_up_on == "memory" else task.train_plus
+            setup = None if detector.ready else task.outputs(indices)
+            for m in measure(detector, setup, test, ood, torch.tensor(step.task_of_class), moved):
+                rows.append((step.number, name, m.ood, m.task, m.metric, m.value))
+    return pd.DataFrame(rows, columns=[*KEY, "value"])
+
+
+def test_detector_rows_are_those_of_a_plain_loop(tmp_path: Path, tiny: Make) -> None:
+    config = tiny(tmp_path, "benchmark.classes_per_step=4", "cil.*.epochs=1", detector=["msp", "knn", "vim"])
+    found = opencil.run(config).rows
+    expected = plain_loop(config).sort_values(KEY).reset_index(drop=True)
+    found = found[found["detector"] != ""][[*KEY, "value"]].sort_values(KEY).reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+def test_accuracy_rows_are_those_of_the_stored_models(done_once: Path) -> None:
+    run, rows = opencil.open_run(done_once / RUN), opencil.read_rows(done_once)
+    found = rows[rows["metric"] == "accuracy"].set_index(["step", "task"])["value"]
+    for step in run.stream:
+        outputs = opencil.forward(run.model(step.number), run.stream.test, run.data.transform, step.test)
+        right = outputs.logits.argmax(dim=1) == run.stream.test.labels[step.test]
+        assert found[step.number, 0] == pytest.approx(float(right.double().mean()), abs=1e-12)
+        for task in range(1, step.number + 1):
+            of_task = run.stream.test.labels[step.test] // 4 + 1 == task
+            assert found[step.number, task] == pytest.approx(float(right[of_task].double().mean()), abs=1e-12)
+
+
+def test_rows_do_not_depend_on_other_runs_and_detectors(
+    done_once: Path, tmp_path: Path, short: Make, run_all: RunAll
+) -> None:
+    run_all(short(tmp_path, detector="msp", seed=[1, 0]))
+    whole, fewer = results(done_once / RUN), results(tmp_path / RUN)
+    for name in ("model.safetensors", "memory.safetensors", "model.parquet", "detectors/msp.parquet"):
+        assert fewer[f"step02/{name}"] == whole[f"step02/{name}"]
+    other = results(tmp_path / "digits/k4/icarl/seed1")
+    assert other["step01/model.safetensors"] != whole["step01/model.safetensors"]
+
+
+def test_events_report_each_iteration_and_detector(tmp_path: Path, short: Make, run_all: RunAll) -> None:
+    events = run_all(short(tmp_path, "cil.*.epochs=2", detector=["msp", "relation"]))
+    for step in (1, 2):
+        found = [e.progress for e in events if isinstance(e, Training) and e.step == step]
+        every = [(epoch, i) for epoch in (1, 2) for i in range(1, found[0].iterations + 1)]
+        assert [(p.epoch, p.iteration) for p in found] == every
+    measured = [(e.step, e.detector) for e in events if isinstance(e, Evaluated)]
+    assert measured == [(step, name) for step in (1, 2) for name in ("msp", "relation")]
+    assert events[-1] == Finished(events[0].run, already=False)
+
+
+# --- nothing twice ---------------------------------------------------------------------------------
+
+
+def test_a_finished_run_needs_no_data(
+    done: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(done)
+    monkeypatch.setattr(launch, "load", lambda config: pytest.fail("data are loaded"))
+    (event,) = run_all(short(done))
+    assert event == Finished(event.run, already=True)
+    assert contents(done) == before
+
+
+def test_each_image_passes_the_trained_network_once(
+    tmp_path: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Herding, set-ups and test sets of all detectors share outputs; one step has no teacher."""
+    sizes = counted(monkeypatch)
+    config = short(tmp_path, "benchmark.classes_per_step=8", detector=["msp", "relation", "knn", "react"])
+    assert isinstance(run_all(config)[-1], Finished)
+    (step,) = opencil.benchmark("digits").stream(8)
+    assert sum(sizes) == len(step.train) + len(step.test) + 500
+
+
+def test_a_detector_that_is_added_later_trains_nothing(
+    done: Path, tmp_path: Path, short: Make, run_all: RunAll
+) -> None:
+    before = contents(done)
+    events = run_all(short(done, detector=["msp", "knn"]))
+    assert not [event for event in events if isinstance(event, Training)]
+    assert [(e.step, e.detector) for e in events if isinstance(e, Evaluated)] == [(1, "knn"), (2, "knn")]
+    after = contents(done)
+    changed = {name.rpartition("/")[2] for name in before if after[name] != before[name]}
+    assert changed <= {"step.json", "config.yml", "environment.json"}
+    run_all(short(tmp_path / "new", detector=["knn"]))
+    table = "step02/detectors/knn.parquet"
+    assert contents(tmp_path / "new" / RUN)[table] == after[f"{RUN}/{table}"]
+
+
+def test_a_metric_that_is_added_later_leaves_other_rows_unchanged(
+    done: Path, short: Make, run_all: RunAll, plugin: Callable[[str], ModuleType]
+) -> None:
+    plugin("aurc")
+    before = opencil.read_rows(done)
+    events = run_all(replace(short(done), metric=("aurc",)))
+    assert not [event for event in events if isinstance(event, Training)]
+    after = opencil.read_rows(done)
+    pd.testing.assert_frame_equal(after[after["metric"] != "aurc"].reset_index(drop=True), before)
+    assert set(after.loc[after["metric"] == "aurc", "detector"]) == {"msp", "relation", "ber"}
+    assert isinstance(run_all(replace(short(done), metric=("aurc",)))[0], Finished)
+
+
+@pytest.mark.parametrize("lost", ["step02", "step02/detectors/relation.parquet", "step01/model.parquet"])
+def test_only_what_is_missing_is_done(done: Path, short: Make, run_all: RunAll, lost: str) -> None:
+    before, path = results(done), done / RUN / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    events = run_all(short(done))
+    steps = {event.step for event in events if isinstance(event, Training | Evaluated)}
+    assert steps == ({2} if lost != "step01/model.parquet" else set())
+    assert isinstance(events[-1], Finished)
+    without_makers(found := results(done))
+    without_makers(before)
+    assert found == before
+
+
+def without_makers(stored: dict[str, object]) -> None:
+    """Leave out in how many calls rows were made."""
+    for info in (info for name, info in stored.items() if name.endswith("step.json")):
+        for note in info["rows"].values():  # type: ignore[index]
+            note.pop("made")
+
+
+# --- interruption ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are taken at the end of each epoch, however short."""
+    monkeypatch.setattr(checkpoints, "COPY_EVERY", 0.0)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny: Make, run_all: RunAll) -> Path:
-    runs = tmp_path_factory.mktemp("stored")
-    run_all(tiny(runs, *SETTINGS, *BY_TASK, detector=DETECTORS))
-    return runs / "digits" / "k4" / "icarl" / "seed0"
+def whole(tmp_path_factory: pytest.TempPathFactory, short: Make, run_all: RunAll) -> Callable[[str], Path]:
+    """Return a folder in which a method's run of three epochs is complete."""
+
+    @cache
+    def make(cil: str) -> Path:
+        runs = tmp_path_factory.mktemp(cil)
+        run_all(short(runs, *THREE, cil=cil, detector=["msp", "ber"]))
+        return runs
+
+    return make
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-def test_a_detector_gives_the_scores_behind_the_rows(run: Path, name: str) -> None:
-    opened, rows = open_run(run), opencil.read_rows(run)
-    step = opened.stream[1]
-    outputs = [
-        opencil.forward(opened.model(2), images, opened.data.transform, indices)
-        for images, indices in ((opened.stream.test, step.test), (opened.data.ood["noise"].images, None))
-    ]
-    detector = opened.detector(name, 2)
-    assert detector.ready
-    expected = opencil.ood_metrics(*(detector.score(o) for o in outputs)).auc
-    found = rows[(rows["detector"] == name) & (rows["ood"] == "noise") & (rows["metric"] == "auc")]
-    assert float(found.set_index("step")["value"][2]) == pytest.approx(expected)
-
-
-def test_by_task_scores_are_standardised_by_the_memory(run: Path) -> None:
-    """Whatever a detector is set up on; and only values that are not the default are written down."""
-    opened = open_run(run)
-    memory = opencil.forward(
-        opened.model(2), opened.stream.train, opened.data.transform, opened.memory(2).indices
-    )
-    assert memory.labels is not None
-    for name in ("msp@task", "react@task", "ber@task"):
-        detector = opened.detector(name, 2)
-        own = copy.copy(detector)
-        own.by_task = False
-        scores, found = own.score(memory), detector.score(memory)
-        for task in (0, 1):
-            of_task = scores[memory.labels // 4 == task]
-            predicted = memory.logits.argmax(dim=1) // 4 == task
-            assert predicted.any()
-            expected = (scores[predicted] - of_task.mean()) / of_task.std()
-            assert found[predicted].tolist() == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
-    stored = opened.folder.stored()["detector"]
-    assert stored["msp@task"] == {"by_task": True}
-    assert stored["msp"] == {}
-
-
-def test_labels_that_are_only_scored_otherwise_share_a_head(run: Path) -> None:
-    heads = {path.stem: path.read_bytes() for path in (run / "step02" / "heads").iterdir()}
-    assert set(heads) == {"ber", "ber@task", "ber@nnguide", "ber@odin"}
-    assert heads["ber"] == heads["ber@task"] == heads["ber@nnguide"]
-    assert heads["ber@odin"] != heads["ber"], "it was trained with the random numbers of another label"
-    rows = opencil.read_rows(run)
-    auc = rows[(rows["metric"] == "auc") & (rows["step"] == 2)].set_index(["detector", "ood"])["value"]
-    assert auc["ber"].ne(auc["ber@nnguide"]).any()
-
-
-def test_memories_hold_old_classes(run: Path) -> None:
-    opened = open_run(run)
-    labels = opened.stream.train.labels
-    assert not len(opened.memory(0).indices)
-    assert set(labels[opened.memory(1).indices].tolist()) == {0, 1, 2, 3}
-    old = labels[opened.train_plus(opened.stream[1])] < 4
-    assert int(old.sum()) == len(opened.memory(1).indices)
-
-
-def test_what_is_not_there(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no run in"):
-        open_run(tmp_path)
-    opened = open_run(run)
-    assert repr(opened) == f"Run(digits/k4/icarl/seed0: 2 of 2 steps trained, in {run})"
-    with pytest.raises(
-        BadInput, match="'gen' is not one of the run's: those are msp, react, ber, msp@task, "
-    ):
-        opened.detector("gen", 1)
-    for number in (-1, 0, 3):
-        with pytest.raises(BadInput, match=rf"has no step {number}: stored are 1, 2"):
-            opened.model(number)
-    with pytest.raises(BadInput, match="has no step 3"):
-        opened.memory(3)
-    opened.folder.step(1).head("ber").unlink()
-    with pytest.raises(BadInput, match="ber has no head at step 1"):
-        opened.detector("ber", 1)
-
-
-def test_a_value_that_is_new_counts_as_its_default(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
-    """A run of before the value existed goes on; under another value of it, it does not."""
-    config = tiny(tmp_path, *SETTINGS, detector=["ber"])
-    run_all(config)
-    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
-    record = read_yaml(path)
-    del record["training"]["compile"], record["detector"]["ber"]["init"]
-    path.write_text(dump_yaml(record))
-    assert len(run_all(config)) == 1
-    with pytest.raises(OpenCILError, match=r"detector.ber.init: 'copy' in the stored run, 'fresh' now"):
-        run_all(tiny(tmp_path, *SETTINGS, "detector.ber.init=fresh", detector=["ber"]))
-
-
-def test_a_run_of_when_the_set_up_was_the_benchmarks(tmp_path: Path, tiny: Make, run_all: RunAll) -> None:
-    """Its value counts for the detectors that have one now; tuners were always trained on train+."""
-    config = tiny(tmp_path, *SETTINGS, "detector.*.setup=memory", detector=["msp", "relation", "ber"])
-    run_all(config)
-    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
-    record = read_yaml(path)
-    record["benchmark"]["setup"] = record["detector"]["relation"].pop("setup")
-    path.write_text(dump_yaml(record))
-    assert len(run_all(config)) == 1
-    opened = open_run(path.parent)
-    assert opened.spec.detectors["relation"]["setup"] == "memory"
-    assert "setup" not in opened.spec.detectors["msp"] | opened.spec.detectors["ber"]
-    with pytest.raises(OpenCILError, match=r"relation.setup: 'memory' in the stored run, 'train\+' now"):
-        run_all(tiny(tmp_path, *SETTINGS, "detector.*.setup=train+", detector=["relation", "ber"]))
-    del record["benchmark"]["setup"]
-    path.write_text(dump_yaml(record))
-    with pytest.raises(OpenCILError, match=r"relation.setup: 'train\+' in the stored run, 'memory' now"):
-        run_all(config)  # where nothing was said, it was train+
-
-
-def test_values_that_a_stored_run_does_not_have_are_what_they_were(
-    tmp_path: Path, tiny: Make, run_all: RunAll
+@pytest.mark.usefixtures("every_epoch")
+@pytest.mark.parametrize(
+    ("cil", "at", "seconds", "stage", "epochs"),
+    [
+        ("icarl", in_stage("train", 2, 3), 0, "train", [3]),
+        ("icarl", in_stage("train", 2, 2), 1000, "train", [2, 3]),
+        ("bic", in_stage("correct", 2, 2), 1000, "correct", [3]),
+        ("icarl", in_stage("tune ber", 2, 3), 1000, "tune ber", [3]),
+        ("icarl", lambda event: isinstance(event, Evaluated), 0, "tune ber", []),
+    ],
+    ids=["in a training", "on leaving", "in a second stage", "in a tuning", "between detectors"],
+)
+def test_an_interrupted_run_is_resumed_to_the_same_bits(
+    tmp_path: Path,
+    short: Make,
+    run_all: RunAll,
+    whole: Callable[[str], Path],
+    cil: str,
+    at: Callable[[Event], bool],
+    seconds: int,
+    stage: str,
+    epochs: list[int],
 ) -> None:
-    """The transform's by default; detectors' as they were ``formerly``, where the default is another."""
-    settings = (SETTINGS[0], "detector.t2fnorm.schedule.epochs=1", "detector.t2fnorm.scored=scaled")
-    config = tiny(tmp_path, *settings, detector=["t2fnorm"])
+    config = short(tmp_path, *THREE, f"place.checkpoint_seconds={seconds}", cil=cil, detector=["msp", "ber"])
+    event = interrupt(config, at)
+    assert isinstance(event, Training | Evaluated)
+    again = run_all(config)
+    assert trained(again, event.step, stage) == epochs
+    assert not trained(again, event.step - 1, "train")
+    found, expected = results(tmp_path), results(whole(cil))
+    assert found == expected, [name for name in expected if found.get(name) != expected[name]]
+
+
+def test_a_checkpoint_that_a_kill_left_beside_its_step_is_removed(
+    tmp_path: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = short(tmp_path, "place.checkpoint_seconds=0")
+    with monkeypatch.context() as patched:
+        patched.setattr(StepFolder, "remove_checkpoint", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_all(config)
+    assert list(tmp_path.rglob("*checkpoint"))
     run_all(config)
-    path = tmp_path / "digits" / "k4" / "icarl" / "seed0" / "config.yml"
-    record = read_yaml(path)
-    del record["benchmark"]["transform"]["brightness"], record["detector"]["t2fnorm"]["scored"]
-    path.write_text(dump_yaml(record))
-    assert len(run_all(config)) == 1, "the same run"
-    assert open_run(path.parent).spec.detectors["t2fnorm"]["scored"] == "scaled"
-    raw = tiny(tmp_path, *settings, "detector.t2fnorm.scored=raw", detector=["t2fnorm"])
-    with pytest.raises(OpenCILError, match=r"t2fnorm.scored: 'scaled' in the stored run, 'raw' now"):
-        run_all(raw)
-    record["detector"]["npos"] = {"sigma": 0.1}
-    path.write_text(dump_yaml(record))
-    then = open_run(path.parent).spec.detectors["npos"]
-    assert then == {"sigma": 0.1, "distances": "features", "outliers_by": "head"}
-    record["detector"]["npos"] = {"sigma": 0.1, "outliers_by": "head"}
-    path.write_text(dump_yaml(record))
-    assert "distances" not in open_run(path.parent).spec.detectors["npos"], "what came with it is there"
-    brighter = tiny(tmp_path, *settings, "benchmark.transform.brightness=0.2", detector=["t2fnorm"])
-    with pytest.raises(OpenCILError, match=r"transform.brightness: 0.0 in the stored run, 0.2 now"):
-        run_all(brighter)
+    assert not list(tmp_path.rglob("*checkpoint"))
 
 
-def test_other_images_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opencil.ImageSet, "fingerprint", "of other pixels")
-    with pytest.raises(OpenCILError, match="other images"):
-        open_run(run)
+# --- protocols -------------------------------------------------------------------------------------
+
+
+class EveryThird(Protocol):
+    """Measure the model in training after every third iteration as well."""
+
+    def during(self, run: Run, task: Task, progress: Progress) -> Iterable[Measurement]:
+        if progress.iteration % 3 == 0:
+            number = 100 * progress.epoch + progress.iteration
+            weights = next(task.model.parameters()).detach()
+            yield Measurement("", f"online_{number}", float(weights.double().sum()))
+
+
+@pytest.mark.usefixtures("every_epoch")
+@pytest.mark.parametrize("seconds", [0.0, 1000.0], ids=["stored at once", "stored on leaving"])
+def test_a_protocol_that_measures_during_the_training_has_its_rows_also_after_a_resume(
+    tmp_path: Path, short: Make, seconds: float
+) -> None:
+    config = short(tmp_path, "cil.*.epochs=2", "benchmark.classes_per_step=8", detector="msp")
+    ((spec,), data) = plan(config), load(config)
+
+    def online(name: str, events: int | None = None) -> dict[str, float]:
+        folder = RunFolder(tmp_path / name)
+        with (
+            folder.opened(spec, {}),
+            closing(run_loop(spec, data, folder, EveryThird(), seconds)) as happening,
+        ):
+            for _, _ in zip(happening, range(events or 10**6), strict=False):
+                pass
+        if events:
+            return {}
+        rows = opencil.read_rows(folder.path)
+        rows = rows[rows["metric"].str.startswith("online")]
+        assert not rows["metric"].duplicated().any()
+        assert set(rows["detector"]) == {""}
+        return dict(zip(rows["metric"], rows["value"], strict=True))
+
+    whole = online("whole")
+    assert {"online_103", "online_203"} <= set(whole)
+    iterations = len(load(config).train) // config.benchmark.batch_size + 1
+    online("resumed", iterations + 4)
+    assert (tmp_path / "resumed/step01/checkpoint").exists()
+    assert online("resumed") == whole
+
+
+# --- failures --------------------------------------------------------------------------------------
+
+
+def test_a_detector_that_fails_leaves_the_others(tmp_path: Path, short: Make, run_all: RunAll) -> None:
+    config = short(tmp_path, "detector.nnguide.neighbours=1000", detector=["nnguide", "msp", "relation"])
+    config = replace(config, detector=config.detector | {"nnguide": {"neighbours": 1000, "setup": "train+"}})
+    events = run_all(config)
+    assert isinstance(events[-1], Failed)
+    assert "nnguide has no rows: step 1" in str(events[-1].error)
+    rows = opencil.read_rows(tmp_path)
+    assert set(rows["detector"]) == {"", "msp", "relation"}
+    assert set(rows.loc[rows["detector"] == "relation", "step"]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["cil.icarl.later.lr=1e30"], ["benchmark.batch_size=10000", "cil.icarl.later.lr=1e38"]],
+    ids=["loss", "weights"],
+)
+def test_a_training_that_diverges_fails_alone_and_again(
+    tmp_path: Path, short: Make, run_all: RunAll, settings: list[str]
+) -> None:
+    every = ["benchmark.classes_per_step=[4, 8]", "place.checkpoint_seconds=0"]
+    config = short(tmp_path, *settings, *every, detector="msp")
+    for _ in ("at first", "from what that left"):
+        ended = {str(e.run): e for e in run_all(config) if isinstance(e, Finished | Failed)}
+        failed = ended[RUN]
+        assert isinstance(failed, Failed)
+        assert "step 2: the" in str(failed.error)
+        assert isinstance(ended["digits/k8/icarl/seed0"], Finished), "it has no later step"
+        assert (tmp_path / RUN / "error.txt").read_text(encoding="utf-8") == f"{failed.error}\n"
+        assert not (tmp_path / RUN / "step02/step.json").exists()
+    assert set(opencil.read_rows(tmp_path / RUN)["step"]) == {1}
+
+
+def test_other_images_are_refused(
+    done: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory is indices into the images of before."""
+    config = short(done, detector=["msp", "gen"])
+    data = load(config)
+    pixels = data.train.images.clone()  # type: ignore[attr-defined]
+    pixels[0, 0, 0, 0] ^= 1
+    other = replace(data, train=replace(data.train, images=pixels))  # type: ignore[type-var]
+    monkeypatch.setattr(launch, "load", lambda _: other)
+    (failed,) = run_all(config)
+    assert isinstance(failed, Failed)
+    assert "was trained on other images" in str(failed.error)
+    monkeypatch.undo()
+    assert isinstance(run_all(config)[-1], Finished)

@@ -1,39 +1,62 @@
-"""Rows in files: what is written is read, numbers and texts of k in one table too."""
+"""Rows in files: numbers and texts of k in one table, and tables that cannot be used."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from opencil.runs import file_formats as files
+from opencil.files import Damaged, DiskError
 from opencil.study.records import USABLE
-from opencil.study.rows import COLUMNS, Table, read_tables, settings_of, write_rows
-
-
-def row(k: int | str, value: float) -> tuple[object, ...]:
-    return ("b", k, "icarl", 0, 1, "msp", "noise", "far", 0, "auc", value)
+from opencil.study.rows import COLUMNS, read_tables, settings_of, write_rows
 
 
 def table(*ks: int | str) -> pd.DataFrame:
-    return pd.DataFrame([row(k, i / 8) for i, k in enumerate(ks)], columns=COLUMNS)
+    rows = [("b", k, "icarl", 0, 1, "msp", "noise", "far", 0, "auc", i / 8) for i, k in enumerate(ks)]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def test_equal_steps_are_numbers(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a", table(10, 20))
-    rows = read_tables([Table(tmp_path / "a")], files.damaged)
-    assert rows["k"].dtype == "int64"
-    assert rows["k"].tolist() == [10, 20]
-
-
-def test_uneven_steps_are_texts_beside_numbers(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a", table(10))
+def test_numbers_and_texts_of_k(tmp_path: Path) -> None:
+    checksum = write_rows(tmp_path / "a", table(10, 20))
     write_rows(tmp_path / "b", table("50+10"))
-    rows = read_tables([Table(tmp_path / "a"), Table(tmp_path / "b")], files.damaged)
-    assert rows["k"].tolist() == [10, "50+10"]
-    assert (rows["k"] == 10).tolist() == [True, False]
-    assert (rows["k"] == "50+10").tolist() == [False, True]
-    write_rows(tmp_path / "both", rows)  # as a published study has them
-    pd.testing.assert_frame_equal(read_tables([Table(tmp_path / "both")], files.damaged), rows)
+    rows = read_tables([(tmp_path / "a", checksum)])
+    assert rows["k"].dtype == "int64"
+    rows = read_tables([(tmp_path / "a", checksum), (tmp_path / "b", None)])
+    assert rows["k"].tolist() == [10, 20, "50+10"]
+    write_rows(tmp_path / "both", rows)  # as in a published study
+    pd.testing.assert_frame_equal(read_tables([(tmp_path / "both", None)]), rows)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.drop(columns="task"),
+        lambda rows: rows.assign(value="high"),
+        lambda rows: rows.assign(cil=None),
+        lambda rows: pd.DataFrame({"a": [1]}),
+    ],
+)
+def test_other_tables_are_refused(tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    change(table(10)).to_parquet(path := tmp_path / "a.parquet", index=False)
+    with pytest.raises(Damaged, match=str(path)):
+        read_tables([(path, None)])
+
+
+def test_damaged_and_missing_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    checksum = write_rows(path, table(10))
+    for content in (b"", b"junk", b"PAR1junkPAR1"):
+        path.write_bytes(content)
+        for known in (checksum, None):
+            with pytest.raises(Damaged):
+                read_tables([(path, known)])
+
+    def fail(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(DiskError):
+        read_tables([(path, None)])
 
 
 def test_settings_sort_naturally() -> None:
@@ -44,5 +67,5 @@ def test_settings_sort_naturally() -> None:
 @pytest.mark.parametrize(
     ("k", "usable"), [(10, True), ("50+10", True), ("10", False), ("x", False), (0, False)]
 )
-def test_a_record_names_its_steps_in_one_form(k: object, usable: bool) -> None:
+def test_a_record_has_its_steps_in_one_form(k: object, usable: bool) -> None:
     assert USABLE["k"](k) is usable

@@ -1,5 +1,6 @@
-"""The checks of the backbones' contract: ours pass them, and each check catches what it is for."""
+"""The checks of the backbones' contract: ours pass them, and each check finds backbones that break it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,135 +17,80 @@ def test_ours_keep_the_contract(check: str) -> None:
 
 
 class Right(opencil.Backbone):
-    """Nothing wrong: one convolution."""
+    """A correct backbone: one convolution."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         self.width = width
         self.layer = nn.Conv2d(3, width, 3)
         self.norm = nn.BatchNorm2d(width)
+        self.seen = 0.0
 
     def forward(self, images: Tensor) -> Tensor:
         return self.norm(self.layer(images)).relu().mean(dim=(2, 3))
 
 
-def test_one_of_ones_own_keeps_the_contract_under_any_values() -> None:
+def test_a_custom_backbone_keeps_the_contract() -> None:
     opencil.register_backbone("right")(Right)
     check_backbone("right")
     check_backbone({"name": "right", "width": 3, "freeze": True}, side=12)
 
 
-class Wide(Right):
-    """Says another width than it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.width = 5
+def forwards(compute: Callable[[Any, Tensor, Tensor], Tensor]) -> dict[str, Any]:
+    """Return a ``forward`` that computes something of the images and of the correct features."""
+    return {"forward": lambda self, images: compute(self, images, Right.forward(self, images))}
 
 
-class Mixes(Right):
-    """Takes the mean of a batch off."""
+def initialised(change: Callable[[Any], object]) -> dict[str, Any]:
+    def init(self: Any) -> None:
+        Right.__init__(self)
+        change(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        features = super().forward(images)
-        return features - features.mean(dim=0)
-
-
-class Dice(Right):
-    """Draws in evaluation too."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images) + torch.rand(1)
+    return {"__init__": init}
 
 
-class Same(Right):
-    """Has the same weights whatever the seed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.constant_(self.layer.weight, 0.1)
-        nn.init.constant_(self.layer.bias, 0.1)
+def constant(self: Any) -> None:
+    for parameter in self.layer.parameters():
+        nn.init.constant_(parameter, 0.1)
 
 
-class Hidden(Right):
-    """Learns something that is no buffer."""
-
-    seen = 0.0
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.seen += float(self.training)
-        return super().forward(images) + self.seen
+def count_trainings(self: Any, images: Tensor, features: Tensor) -> Tensor:
+    self.seen += float(self.training)
+    return features + self.seen
 
 
-class Detached(Right):
-    """Stops every gradient."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images).detach()
-
-
-class Spoils(Right):
-    """Changes the images."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.mul_(0.5))
-
-
-class Flat(Right):
-    """Has maps without height and width."""
-
-    def maps(self, images: Tensor) -> list[Tensor]:
-        return [self(images)]
-
-
-class Apart(Right):
-    """Has other features beside its maps than alone."""
-
-    def maps(self, images: Tensor) -> list[Tensor]:
-        return [self.norm(self.layer(images)).relu()]
-
-    def features_and_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return 2 * self(images), self.maps(images)
-
-
-class Torn(Apart):
-    """Has a last part that reads something else than the maps of the first."""
-
-    def split(self) -> tuple[opencil.Backbone, opencil.Backbone]:
-        last = opencil.AdaptedBackbone(nn.Conv2d(self.width, self.width, 1), self.width)
-        return Apart(), last
-
-
-WRONG: dict[type[Right], tuple[str, str]] = {
-    Wide: ("result", r"gives \[6, 4\] for 6 images of 32 × 32 pixels: \[6, 5\] is promised"),
-    Mixes: ("alone", "other features when it stands alone"),
-    Dice: ("alone", "other features the second time"),
-    Same: ("seeded", "the same weights by every seed"),
-    Hidden: ("stored", "computes otherwise when it is with its weights loaded"),
-    Detached: ("trains", "no parameter that a loss reaches, in float32"),
-    Spoils: ("inputs_unchanged", "changes the images"),
-    Flat: ("maps", r"maps are \[\[6, 4\]\] for 6 images"),
-    Apart: ("maps", "features_and_maps are not what it gives"),
-    Torn: ("split", "parts give other features than the whole"),
+MAPS = {"maps": lambda self, images: [self.norm(self.layer(images)).relu()]}
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    r"\[6, 5\]": ("result", initialised(lambda self: setattr(self, "width", 5))),
+    "batch of its own": ("alone", forwards(lambda self, x, f: f - f.mean(dim=0))),
+    "second time": ("alone", forwards(lambda self, x, f: f + torch.rand(1))),
+    "every seed": ("seeded", initialised(constant)),
+    "state dict": ("stored", forwards(count_trainings)),
+    "gradient": ("trains", forwards(lambda self, x, f: f.detach())),
+    "changes the images": ("inputs_unchanged", forwards(lambda self, x, f: f + 0 * x.mul_(0.5).sum())),
+    r"\[\[6, 4\]\]": ("maps", {"maps": lambda self, images: [self(images)]}),
+    "features_and_maps": (
+        "maps",
+        MAPS | {"features_and_maps": lambda self, images: (2 * self(images), self.maps(images))},
+    ),
+    "parts": ("split", MAPS | {"split": lambda self: (self, opencil.AdaptedBackbone(nn.Conv2d(4, 4, 1), 4))}),
 }
 
 
-@pytest.mark.parametrize("cls", WRONG)
-def test_a_check_catches_what_it_is_for(cls: type[Right]) -> None:
-    opencil.register_backbone("wrong")(cls)
-    check, sentence = WRONG[cls]
-    with pytest.raises(AssertionError, match=f"wrong.* {sentence}"):
+@pytest.mark.parametrize("key", WRONG)
+def test_a_check_finds_a_backbone_that_breaks_it(key: str) -> None:
+    check, members = WRONG[key]
+    opencil.register_backbone("wrong")(type("Wrong", (Right,), {"__doc__": "A backbone.", **members}))
+    with pytest.raises(AssertionError, match=key):
         BACKBONE_CHECKS[check]("wrong", 32)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="wrong"):
         check_backbone("wrong")
 
 
-def test_what_is_no_backbone_is_told() -> None:
+def test_a_module_that_is_no_backbone_is_refused() -> None:
     def plain() -> Any:
         return nn.Linear(2, 2)
 
     opencil.register_backbone("plain")(plain)
-    with pytest.raises(
-        AssertionError, match=r"plain refuses good images: .* makes a Linear: an opencil\.Back"
-    ):
+    with pytest.raises(AssertionError, match="plain"):
         check_backbone("plain")

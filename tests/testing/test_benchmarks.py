@@ -1,4 +1,4 @@
-"""The checks of a benchmark: ours pass them, and each check catches what it is for."""
+"""The checks of a benchmark: ours pass them, and each check finds configs that break it."""
 
 import pytest
 import torch
@@ -14,18 +14,16 @@ def test_ours_keep_the_contract(check: str) -> None:
         BENCHMARK_CHECKS[check](opencil.resolve({"benchmark": name}))
 
 
-def test_a_single_step_is_told() -> None:
+def test_a_single_step_fails() -> None:
     config = opencil.resolve({"benchmark": {"name": "digits", "classes_per_step": 8}})
-    with pytest.raises(
-        AssertionError, match="classes_per_step = 8 makes one step of the 8 classes of 'digits'"
-    ):
+    with pytest.raises(AssertionError, match="classes_per_step = 8"):
         check_benchmark(config)
 
 
-def test_a_backbone_that_does_not_fit_is_told() -> None:
+def test_a_backbone_for_another_image_size_fails() -> None:
     @opencil.register_backbone("thirty-two")
     class ThirtyTwo(opencil.Backbone):
-        """Takes images of 32 × 32 alone."""
+        """A backbone for images of 32 × 32 alone."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -36,5 +34,5 @@ def test_a_backbone_that_does_not_fit_is_told() -> None:
             return features
 
     config = opencil.resolve({"benchmark": {"name": "digits", "backbone": "thirty-two"}})
-    with pytest.raises(AssertionError, match="thirty-two cannot take images of 8 × 8 pixels: mat1 and mat2"):
+    with pytest.raises(AssertionError, match="8 × 8 pixels"):
         check_benchmark(config)

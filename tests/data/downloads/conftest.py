@@ -1,4 +1,4 @@
-"""Small folders of downloads, written in the layouts that people have; and the real ones, where they are."""
+"""Write small folders of downloads in all layouts, and unpack the real datasets if they are present."""
 
 import gzip
 import os
@@ -11,16 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
-
-from opencil.locks import Lock
 
 Picture = Callable[..., Path]
 Tree = Callable[[Path, Mapping[str, int]], Path]
 
 
 @pytest.fixture(autouse=True)
-def _no_cache_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_user_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENCIL_CACHE", raising=False)
 
 
@@ -30,7 +29,7 @@ def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def picture() -> Picture:
-    """Write an image file of random pixels: ``picture(path, seed, height, width)``; PNG keeps them all."""
+    """Write an image file of random pixels: ``picture(path, seed, height, width)``; PNG is lossless."""
 
     def write(path: Path, seed: int = 0, height: int = 8, width: int = 8) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +41,7 @@ def picture() -> Picture:
 
 @pytest.fixture(scope="session")
 def tree(picture: Picture) -> Tree:
-    """Write a folder per class with so many images: ``tree(folder, {"cat": 2, "dog": 3})``."""
+    """Write a folder per class with a number of images: ``tree(folder, {"cat": 2, "dog": 3})``."""
 
     def write(folder: Path, classes: Mapping[str, int]) -> Path:
         seed = 0
@@ -58,7 +57,7 @@ def tree(picture: Picture) -> Tree:
 
 @pytest.fixture(scope="session")
 def cifar() -> Callable[..., Path]:
-    """Write CIFAR-100's folder with a few random images per split; gives the folder of downloads."""
+    """Write CIFAR-100's folder with a few random images per split; return the folder of downloads."""
 
     def write(root: Path, train: int = 6, test: int = 4, classes: int = 2, protocol: int = 2) -> Path:
         folder = root / "cifar-100-python"
@@ -77,7 +76,7 @@ def cifar() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def mnist() -> Callable[..., Path]:
-    """Write MNIST's test files with a few random images; gives the folder of downloads."""
+    """Write MNIST's test files with a few random images; return the folder of downloads."""
 
     def write(root: Path, count: int = 5, compress: bool = True) -> Path:
         raw = root / "MNIST" / "raw"
@@ -98,21 +97,19 @@ def mnist() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of the real data, where it is."""
-    given = os.environ.get("OPENCIL_SHARED")
-    folder = Path(given) if given else Path(__file__).resolve().parents[3].parent / "shared"
+    """Return the folder of the real data, or skip the test."""
+    chosen = os.environ.get("OPENCIL_SHARED")
+    folder = Path(chosen) if chosen else Path(__file__).resolve().parents[3].parent / "shared"
     if not (folder / "tools" / "unpack-data").is_file():
-        pytest.skip(
-            "the real data are not here: no ../shared/tools/unpack-data, and $OPENCIL_SHARED is unset"
-        )
+        pytest.skip("no ../shared/tools/unpack-data, and $OPENCIL_SHARED is not set")
     return folder
 
 
 @pytest.fixture(scope="session")
 def real(shared: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
-    """Unpack parts of the real data: ``real("mnist", "tin")`` gives the folder of downloads.
+    """Unpack parts of the real data: ``real("mnist", "tin")`` returns the folder of downloads.
 
-    Processes that share the tests share the folder, and each part is unpacked once.
+    Test processes share the folder, and each part is unpacked once.
     """
     own = tmp_path_factory.getbasetemp()
     common = own if worker_id == "master" else own.parent
@@ -120,7 +117,7 @@ def real(shared: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str)
     done.mkdir(exist_ok=True)
 
     def unpack(*parts: str) -> Path:
-        with Lock(done / ".held", timeout=600):
+        with FileLock(done / "lock", timeout=600):
             missing = [part for part in parts if not (done / part).exists()]
             if missing:
                 tool = shared / "tools" / "unpack-data"

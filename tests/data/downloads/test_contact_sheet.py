@@ -1,29 +1,28 @@
-"""The contact sheet: which images are on it, and where."""
+"""The contact sheet: the images on it and their places."""
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencil.data.contact_sheet import chosen, contact_sheet
+from opencil.data.contact_sheet import choose_images, contact_sheet
 from opencil.data.images import ImageSet
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 50))
 def test_every_class_has_its_share(labels: list[int], count: int) -> None:
-    picks = chosen(labels, count)
+    picks = choose_images(labels, count)
     assert len(picks) == len(set(picks)) <= count
     classes = set(labels)
-    shown = {labels[i] for i in picks}
-    assert shown == classes if len(classes) <= count else len(shown) == count
+    present = {labels[i] for i in picks}
+    assert present == classes if len(classes) <= count else len(present) == count
     assert [labels[i] for i in picks] == sorted(labels[i] for i in picks)
 
 
-def test_the_sheet_shows_the_images_enlarged_in_rows() -> None:
+def test_the_sheet_has_the_images_enlarged_in_rows() -> None:
     pixels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
-    images = ImageSet(
-        "toy", pixels, torch.arange(12) % 4, ("ant", "bee", "a-name-too-long-for-its-cell", "dog")
-    )
+    names = ("ant", "bee", "a-name-too-long-for-its-cell", "dog")
+    images = ImageSet("toy", pixels, torch.arange(12) % 4, names)
     sheet = np.asarray(contact_sheet(images, "toy, test images", count=12, columns=6))
     assert sheet.shape[1] == 6 * (96 + 10) + 10
     order = sorted(range(12), key=lambda i: (i % 4, i))
@@ -33,7 +32,6 @@ def test_the_sheet_shows_the_images_enlarged_in_rows() -> None:
         np.testing.assert_array_equal(cell[1::3, 1::3], pixels[order[position]].permute(1, 2, 0).numpy())
 
 
-def test_large_images_are_made_smaller_and_labels_may_lack_names() -> None:
+def test_large_images_are_reduced_and_labels_need_no_names() -> None:
     images = ImageSet("toy", torch.zeros(2, 3, 200, 200, dtype=torch.uint8), torch.tensor([0, 7]))
-    sheet = contact_sheet(images, "toy", count=5)
-    assert sheet.width == 2 * (160 + 10) + 10
+    assert contact_sheet(images, "toy", count=5).width == 2 * (160 + 10) + 10

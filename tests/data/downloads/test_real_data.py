@@ -1,4 +1,4 @@
-"""The readers on the real datasets, and the two tracks from end to end."""
+"""Readers on the real datasets, and the two tracks from end to end."""
 
 import hashlib
 import json
@@ -7,29 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
 from opencil.config import resolve
 from opencil.data.catalogue import TIN
-from opencil.data.readers.lists import read_list
-from opencil.data.readers.selection import shipped_list
+from opencil.data.readers.lists import read_list, read_shipped_list
 from opencil.runs.loading import load
 
 Real = Callable[..., Path]
 CIFAR_TRACK = ("cifar100", "cifar10", "mnist", "svhn", "texture", "places365", "tin")
-
-
-def test_the_cifar100_track_is_whole_and_places365_differs(real: Real) -> None:
-    root = real(*CIFAR_TRACK)
-    words = ["data", "check", str(root), "--benchmark", "cifar100"]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "all 8 can be used" in result.stdout
-    differing = [line for line in result.stdout.splitlines() if " of " in line and line.startswith("differs")]
-    assert differing[1:] == ["differs: places365 (test) has 10,000 of 33,773 images; usable"]
 
 
 def test_the_benchmark_loads_with_the_papers_counts(real: Real) -> None:
@@ -43,13 +29,6 @@ def test_the_benchmark_loads_with_the_papers_counts(real: Real) -> None:
         "svhn": (26_032, "far"),
         "places365": (10_000, "far"),
     }
-    stream = data.stream(10)
-    assert len(stream) == 10
-    assert len(stream[0].train) == 5_000
-    mean = (
-        data.train.batches(torch.arange(0, 50_000, 10), 5_000).__next__().double().mean(dim=(0, 2, 3)) / 255
-    )
-    torch.testing.assert_close(mean, torch.tensor([0.5071, 0.4867, 0.4408]).double(), atol=0.005, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +45,6 @@ def test_the_benchmark_loads_with_the_papers_counts(real: Real) -> None:
 def test_pixels_have_the_recorded_checksum(
     real: Real, shared: Path, part: str, name: str, split: str
 ) -> None:
-    """The shared data record a SHA-256 of all pixels [N, H, W, C] beside them."""
     root = real(part)
     folder = part if (shared / "data" / part).is_dir() else f"{name}-{split}"
     expected = json.loads((shared / "data" / folder / "meta.json").read_text())["sha256"]
@@ -78,21 +56,22 @@ def test_pixels_have_the_recorded_checksum(
 def test_the_shipped_selection_is_openoods(real: Real, tmp_path: Path) -> None:
     root = real("tin")
     lines = read_list(root / "benchmark_imglist" / "cifar100" / "test_tin.txt")
-    assert [Path(line.path).name for line in lines] == shipped_list("tin.txt")
+    assert [Path(line.path).name for line in lines] == read_shipped_list("tin.txt")
     plain = tmp_path / "tiny-imagenet-200"
     plain.mkdir()
     (plain / "val").symlink_to(root / "images_classic" / "tin" / "val")
     on_disk = TIN().locate("tin", "test", tmp_path)
     assert on_disk.layout == "folder, shipped list"
     listed = TIN().locate("tin", "test", root).source
-    assert [p.name for p in on_disk.source.files] == [p.name for p in listed.files]
+    for i in (0, 3000, 7497):
+        assert Path(on_disk.source.name(i)).name == Path(listed.name(i)).name
     np.testing.assert_array_equal(on_disk.source.pixels(5000, 32), listed.pixels(5000, 32))
 
 
 def test_the_imagenet1k_track_runs_from_end_to_end(
     real: Real, mnist: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Mechanically: smaller images, streamed, a tiny network, one epoch a step, two detectors."""
+    """Run on small images, streamed, with a tiny network, one epoch a step, and two detectors."""
     root = tmp_path / "downloads"
     root.mkdir()
     (root / "imagenet-mini").symlink_to(real("imagenet-mini") / "imagenet-mini")

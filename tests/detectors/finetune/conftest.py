@@ -1,4 +1,4 @@
-"""A small model that remembers what it was asked, and images of two old and two new classes for it."""
+"""Provide a small model that records its inputs, and images of two old and two new classes."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TRANSFORM = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), crop=SIDE, flip=False)
 
 
 class Toy(nn.Module):
-    """Features relu(A·x + a) and logits W·f + b; ``asked`` are the images of each forward pass."""
+    """Features relu(A·x + a) and logits W·f + b; ``asked`` has the images of each forward pass."""
 
     def __init__(self, classes: int = CLASSES, width: int = WIDTH, side: int = SIDE) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def normalised() -> Callable[..., Tensor]:
     def make(count: int, seed: int = 0) -> Tensor:
         numbers = torch.Generator().manual_seed(seed)
         pixels = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=numbers)
-        return TRANSFORM.normalised(pixels)
+        return TRANSFORM.normalise(pixels)
 
     return make
 
@@ -77,7 +77,7 @@ def make_batch(toy: Toy, normalised: Callable[..., Tensor]) -> Callable[..., Bat
         return Batch(
             parts[0],
             parts[1] if memory else None,
-            tuple(tensor[0] for tensor in tuner.prepared(source, parts, tuple(t[1:2] for t in drawn))),
+            tuple(tensor[0] for tensor in tuner.prepare(source, parts, tuple(t[1:2] for t in drawn))),
             source,
             torch.Generator().manual_seed(2),
         )

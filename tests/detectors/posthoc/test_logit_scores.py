@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from opencil.errors import BadInput
 from opencil.registry import DETECTORS
 
 Row = list[float]
@@ -73,33 +72,3 @@ def test_scores_equal_the_naive_reference(name: str, rows: list[Row]) -> None:
 def test_energy_has_a_temperature(rows: list[Row], temperature: float) -> None:
     expected = [naive_energy(row, temperature) for row in rows]
     assert scored("energy", rows, temperature=temperature) == pytest.approx(expected, rel=1e-5, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "score"),
-    [
-        ("msp", 0.75),
-        ("maxlogit", math.log(3)),
-        ("energy", math.log(4)),
-        ("entropy", 0.75 * math.log(0.75) + 0.25 * math.log(0.25)),
-        ("logitgap", math.log(3)),
-    ],
-)
-def test_scores_by_hand(name: str, score: float) -> None:
-    assert scored(name, [[0.0, math.log(3)]]) == pytest.approx([score], rel=1e-6)
-
-
-def test_energy_at_temperature_2_by_hand() -> None:
-    assert scored("energy", [[0.0, 2 * math.log(3)]], temperature=2.0) == pytest.approx([2 * math.log(4)])
-
-
-@pytest.mark.parametrize("name", REFERENCES)
-def test_a_larger_winner_scores_higher(name: str) -> None:
-    scores = scored(name, [[0.0, 0.0, winner] for winner in (0.0, 1.0, 2.0, 5.0)])
-    assert scores == sorted(set(scores))
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
-    with pytest.raises(BadInput, match=rf"energy\.temperature = {temperature} is not allowed"):
-        DETECTORS.create("energy", temperature=temperature)

@@ -15,10 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler, normalize
 from torch import Tensor, nn
 
-import opencil
 from opencil import BadInput, Outputs, create_detector
-from opencil.detectors import chunks
-from opencil.registry import DETECTORS
 
 Array = np.ndarray[Any, Any]
 CLASSES, WIDTH = 6, 16
@@ -79,13 +76,6 @@ def test_knn(setup: Outputs, test: Outputs, neighbours: int) -> None:
     close(create_detector("knn", neighbours=neighbours).fit(setup).score(test), -(far[:, -1] ** 2))
 
 
-def test_knn_of_a_feature_without_direction_and_of_too_few(setup: Outputs) -> None:
-    detector = create_detector("knn").fit(setup.features)
-    assert detector.score(torch.zeros(1, WIDTH)).tolist() == [-2.0]
-    with pytest.raises(BadInput, match="KNN needs at least 10 samples to be set up on: 9 are not enough"):
-        create_detector("knn").fit(setup.features[:9])
-
-
 def gaussian(features: Array, labels: Array) -> tuple[list[Array], Array]:
     """Means of the classes, and the precision of features around them."""
     means = [features[labels == c].mean(axis=0) for c in np.unique(labels)]
@@ -99,18 +89,6 @@ def distance(x: Array, mean: Array, precision: Array) -> float:
     return float((x - mean) @ precision @ (x - mean))
 
 
-def test_what_does_not_vary_within_classes_counts_in_neither_distance() -> None:
-    """Two images a class that differ along the first axis alone; classes differ along the second too."""
-    features = torch.tensor([[0.0, 0, 0], [1, 0, 0], [4, 3, 0], [5, 3, 0]])
-    relative = create_detector("relative-mahalanobis").fit(features, labels=torch.tensor([0, 0, 1, 1]))
-    near, far = relative.score(torch.tensor([[0.5, 0, 0], [0.5, 900, 0]]))
-    torch.testing.assert_close(near, far)
-    mean, spread = 2.5, (2.5**2 + 1.5**2 + 1.5**2 + 2.5**2) / 4
-    assert near.item() == pytest.approx((0.5 - mean) ** 2 / spread), "at its class's mean along that axis"
-    one_each = create_detector("relative-mahalanobis").fit(features[::2], labels=torch.tensor([0, 1]))
-    assert one_each.score(1000 * torch.rand(5, 3)).tolist() == [0] * 5
-
-
 @pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
 def test_mahalanobis(setup: Outputs, test: Outputs, name: str) -> None:
     features = wide(setup.features)
@@ -121,21 +99,6 @@ def test_mahalanobis(setup: Outputs, test: Outputs, name: str) -> None:
         own = min(distance(x, mean, precision) for mean in means)
         expected.append((distance(x, background[0], flat) if name.startswith("relative") else 0) - own)
     close(create_detector(name).fit(setup.features, labels=setup.labels).score(test.features), expected)
-
-
-@pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
-def test_what_features_repeat_counts_once(setup: Outputs, test: Outputs, name: str) -> None:
-    """A scaled copy of four features, and one that is always 3: distances are as without them."""
-
-    def more(outputs: Outputs) -> Tensor:
-        f = outputs.features
-        return torch.cat([f, 0.5 * f[:, :4], torch.full((len(f), 1), 3.0)], dim=1)
-
-    def scores(setup_features: Tensor, features: Tensor) -> Tensor:
-        return create_detector(name).fit(setup_features, labels=setup.labels).score(features)
-
-    plain = scores(setup.features, test.features)
-    torch.testing.assert_close(scores(more(setup), more(test)), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_she(setup: Outputs, test: Outputs) -> None:
@@ -159,7 +122,7 @@ def test_she(setup: Outputs, test: Outputs) -> None:
 @pytest.mark.parametrize("variance", [0.5, 0.9, 1.0])
 @pytest.mark.parametrize("max_logit", [False, True])
 def test_neco(setup: Outputs, test: Outputs, variance: float, max_logit: bool) -> None:
-    """Of features one of which is the same in all set-up images, and of a sample near their mean too."""
+    """One feature is constant in the set-up, and one sample is near the mean."""
     known = setup.features.clone()
     known[:, 3] = 2.0
     features, logits = (
@@ -178,13 +141,6 @@ def test_neco(setup: Outputs, test: Outputs, variance: float, max_logit: bool) -
     close(detector.score(features, logits), expected)
 
 
-def test_neco_of_a_sample_at_the_mean() -> None:
-    """No length, of which no part lies outside the axes."""
-    around = torch.tensor([[1.0, 2.0, 3.0], [3.0, 6.0, 1.0]])
-    detector, mean = create_detector("neco").fit(around, around), around.mean(dim=0)[None]
-    assert detector.score(mean, mean).tolist() == [1.0]
-
-
 def test_pnml(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
     x, unit = normalize(wide(setup.features)), normalize(wide(test.features))
     inverse = np.linalg.pinv(x) @ np.linalg.pinv(x).T
@@ -196,8 +152,8 @@ def test_pnml(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
     close(create_detector("pnml").fit(setup.features).score(test.features, classify=head), expected)
 
 
-def test_pnml_of_what_the_setup_does_not_span(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
-    """Three features are 0 in the set-up: what a sample has of them counts against it."""
+def test_pnml_outside_the_span_of_the_set_up(setup: Outputs, test: Outputs, head: nn.Linear) -> None:
+    """Three features are 0 in the set-up: their length in a sample lowers its score."""
     dead = torch.arange(WIDTH) < 3
     x, unit = normalize(wide(setup.features * ~dead)), normalize(wide(test.features))
     inverse = np.linalg.pinv(x) @ np.linalg.pinv(x).T
@@ -213,17 +169,6 @@ def test_pnml_of_what_the_setup_does_not_span(setup: Outputs, test: Outputs, hea
     close(detector.score(test.features), expected)
 
 
-def test_pnml_of_a_feature_without_direction_is_as_of_one_outside(setup: Outputs, head: nn.Linear) -> None:
-    p = softmax(wide(head.bias))
-    expected = -np.log(np.sum(1 / (2 - p))) / np.log(CLASSES)  # κ = 1
-    close(create_detector("pnml").fit(setup.features).score(torch.zeros(1, WIDTH), classify=head), [expected])
-
-
-def test_pnml_of_a_single_class_is_0(setup: Outputs) -> None:
-    detector = create_detector("pnml").fit(setup.features, classify=lambda f: f[:, :1])
-    assert detector.score(setup.features).tolist() == [0.0] * len(setup)
-
-
 @pytest.mark.parametrize("share", [0.05, 0.09, 0.3, 1.0])
 def test_lts(test: Outputs, share: float) -> None:
     expected = []
@@ -233,11 +178,6 @@ def test_lts(test: Outputs, share: float) -> None:
         expected.append(logsumexp((positive.sum() / largest.sum()) ** 2 * z))
     for scale in (1.0, 0.001):  # the share that some features have of all is that of smaller ones
         close(create_detector("lts", share=share).score(scale * (test.features - 0.2), test.logits), expected)
-
-
-def test_lts_leaves_logits_of_features_of_0_as_they_are(test: Outputs) -> None:
-    score = create_detector("lts").score(torch.zeros_like(test.features), test.logits)
-    torch.testing.assert_close(score, test.logits.logsumexp(dim=1))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -269,38 +209,6 @@ def test_tempscale(setup: Outputs, test: Outputs) -> None:
     assert 0.2 < best < 9
     detector = create_detector("tempscale").fit(logits=setup.logits, labels=torch.tensor(labels))
     close(detector.score(logits=test.logits), log_odds(wide(test.logits), best))
-
-
-@pytest.mark.parametrize(("wrong", "temperature"), [(False, 0.1), (True, 10.0)])
-def test_tempscale_looks_between_a_tenth_and_ten(wrong: bool, temperature: float) -> None:
-    """Where every image is right the lowest is the best, where every one is wrong the highest."""
-    logits = torch.eye(3)
-    detector = create_detector("tempscale").fit(logits=logits, labels=(torch.arange(3) + wrong) % 3)
-    close(detector.score(logits=logits), log_odds(wide(logits), temperature))
-
-
-def test_tempscale_is_a_tenth_however_sure_the_setup_is() -> None:
-    logits = torch.eye(4)
-    detector = create_detector("tempscale").fit(logits=50 * logits, labels=torch.arange(4))
-    close(detector.score(logits=logits), log_odds(wide(logits), 0.1))
-
-
-def test_tempscale_of_logits_that_say_nothing_is_the_least_sure() -> None:
-    detector = create_detector("tempscale").fit(logits=torch.zeros(4, 3), labels=torch.tensor([0, 1, 2, 0]))
-    sure = torch.tensor([[5.0, 0.0, 0.0]])
-    close(detector.score(logits=sure), log_odds(wide(sure), 10))
-
-
-def test_tempscale_orders_what_is_sure() -> None:
-    """At T = 0.1, logits that are 12 apart are 120 apart: 1 − p is less than float32 has."""
-    detector = create_detector("tempscale").fit(logits=5 * torch.eye(4), labels=torch.arange(4))
-    logits = torch.tensor([11.0, 12.0, 30.0])[:, None] * torch.eye(4)[0]
-    close(detector.score(logits=logits), log_odds(wide(logits), 0.1))
-
-
-def test_tempscale_of_a_single_class_is_0() -> None:
-    detector = create_detector("tempscale").fit(logits=torch.ones(3, 1), labels=torch.zeros(3).long())
-    assert detector.score(logits=torch.tensor([[2.0], [-3.0]])).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("tail", "alpha"), [(20, 3), (5, 10)])
@@ -347,23 +255,15 @@ def test_openmax(setup: Outputs, test: Outputs, tail: int, alpha: int) -> None:
     close(detector.score(logits=test.logits), expected)
 
 
-def test_openmax_takes_nothing_from_a_class_without_images(setup: Outputs, test: Outputs) -> None:
-    assert setup.labels is not None
-    rest = setup.labels != 5
-    logits = test.logits + 100 * nn.functional.one_hot(torch.tensor(5), CLASSES)
-    detector = create_detector("openmax", alpha=1).fit(logits=setup.logits[rest], labels=setup.labels[rest])
-    close(detector.score(logits=logits), logsumexp(wide(logits), axis=1))
-
-
-def test_openmaxs_distribution_is_the_likeliest() -> None:
+def test_openmax_fits_by_maximum_likelihood() -> None:
     from scipy.stats import weibull_min
 
-    from opencil.detectors.posthoc.openmax import _weibull
+    from opencil.detectors.posthoc.openmax import _fit_weibull
 
     values = weibull_min.rvs(3.0, scale=2.0, size=(5, 50), random_state=0)
     values[3, 10:] = np.nan
     values[4] = 7.0
-    shapes, scales = _weibull(torch.tensor(values).log())
+    shapes, scales = _fit_weibull(torch.tensor(values).log())
     assert shapes[4].log().item() == pytest.approx(20.0), "a step, as steep as they get"
     assert scales[4].exp().item() == pytest.approx(7.0)
     for row, shape, scale in zip(values[:4], shapes[:4].tolist(), scales[:4].exp().tolist(), strict=True):
@@ -430,92 +330,10 @@ def test_tpl(setup: Outputs, test: Outputs, tasks: Tensor, left_out: int) -> Non
     close(create_detector("tpl").fit(known).score(test), naive_tpl(known, test, wide(tasks)))
 
 
-def test_tpl_of_a_single_image(setup: Outputs, test: Outputs) -> None:
-    """It lies at its class's mean, in the one task that there is."""
-    known = Outputs(*(t[:1] for t in (setup.features, setup.logits, setup.labels)), tasks=TASKS)
-    assert create_detector("tpl").fit(known).score(test).isfinite().all()
-
-
 def test_tpl_without_tasks_has_one_and_refuses_those_of_other_classes(setup: Outputs, test: Outputs) -> None:
     ones = Outputs(setup.features, setup.logits, setup.labels, tasks=torch.ones(CLASSES, dtype=torch.int64))
     plain = create_detector("tpl").fit(setup.features, setup.logits, setup.labels)
     assert torch.equal(plain.score(test), create_detector("tpl").fit(ones).score(test))
     assert not torch.equal(plain.score(test), create_detector("tpl").fit(setup).score(test))
-    with pytest.raises(BadInput, match="tasks are of 3 classes: there are logits of 6"):
+    with pytest.raises(BadInput):
         create_detector("tpl").fit(Outputs(setup.features, setup.logits, setup.labels, tasks=TASKS[:3]))
-
-
-#: Post-hoc detectors that read tensors alone.
-PLAIN = [
-    name
-    for name in [*opencil.list_detectors("post-hoc"), "tpl"]
-    if not {"images", "layers"} & (DETECTORS.create(name).reads | DETECTORS.create(name).reads_to_set_up)
-]
-
-
-def odd_setups(head: nn.Linear) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Features, logits and labels that a step of a run may end in."""
-    random = torch.Generator().manual_seed(5)
-    few, many = torch.rand(CLASSES, WIDTH, generator=random), torch.rand(240, WIDTH, generator=random)
-    same, labels = many[:1].expand(240, -1), torch.arange(240) % CLASSES
-    wrong = (head(many).argmax(dim=1) + 1) % CLASSES
-    return {
-        "one image a class": (few, head(few), torch.arange(CLASSES)),
-        "features that are all the same": (same, head(same), labels),
-        "features of 0": (torch.zeros_like(many), head(torch.zeros_like(many)), labels),
-        "one direction": (many[:, :1] * many[:1], head(many[:, :1] * many[:1]), labels),
-        "a single class": (many, head(many), torch.full((240,), 3)),
-        "nothing predicted rightly": (many, head(many), wrong),
-        "dead features": (many * (torch.arange(WIDTH) < 3), head(many), labels),
-        "large values": (1e6 * many, 1e4 * head(many), labels),
-    }
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_odd_setups_give_finite_scores(name: str, head: nn.Linear, test: Outputs) -> None:
-    few = {"neighbours": 3} if "neighbours" in opencil.validation.names_of(DETECTORS.entry(name).make) else {}
-    for what, (features, logits, labels) in odd_setups(head).items():
-        detector = create_detector(name, **few)
-        detector.fit(Outputs(features, logits, labels, head, tasks=TASKS))
-        for rows in (slice(None), slice(1)):  # refused where one is not finite
-            scores = detector.score(test.features[rows], test.logits[rows], classify=head)
-            assert len(scores) == len(test.logits[rows]), what
-
-
-@pytest.mark.parametrize("name", ["she", "tempscale", "openmax", "tpl"])
-def test_labels_without_a_logit_are_refused(name: str, setup: Outputs) -> None:
-    assert setup.labels is not None
-    labels = setup.labels.clone()
-    labels[3] = CLASSES
-    with pytest.raises(BadInput, match="labels reach 6: there are logits of classes 0 to 5"):
-        create_detector(name).fit(setup.features, setup.logits, labels)
-    with pytest.raises(BadInput, match=r"labels are torch\.float32 \[120\]: whole numbers \[N\] are needed"):
-        create_detector(name).fit(setup.features, setup.logits, labels.float())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["knn", "mahalanobis", "relative-mahalanobis", "she", "neco", "pnml", "tempscale", "openmax", "tpl"],
-)
-def test_chunks_change_nothing(
-    name: str, setup: Outputs, test: Outputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = create_detector(name).fit(setup).score(test)
-    monkeypatch.setattr(chunks, "BUDGET", 1)  # a row at a time
-    torch.testing.assert_close(create_detector(name).fit(setup).score(test), whole, rtol=1e-5, atol=1e-5)
-
-
-def test_openmax_has_finite_scores_of_samples_far_nearer_than_its_tail() -> None:
-    """Weibull's F is 0 below its tail, however far: F of −∞, not of a logarithm that there is not."""
-
-    def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
-        labels = torch.arange(count) % CLASSES
-        noise = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
-        return 1e4 * (3 * torch.eye(CLASSES)[labels] + noise), labels
-
-    logits, labels = drawn(200, 0)
-    detector = create_detector("openmax", alpha=1).fit(logits=logits, labels=labels)
-    means = torch.stack(
-        [logits[(labels == c) & (logits.argmax(dim=1) == c)].mean(dim=0) for c in range(CLASSES)]
-    )
-    torch.testing.assert_close(detector.score(logits=means), means.logsumexp(dim=1))

@@ -1,16 +1,14 @@
 """Every post-hoc score against a reference in float64, sample by sample, straight from its formula."""
 
 import math
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from opencil import BadInput, Inputs, Outputs, Transform, create_detector, forward
+from opencil import Inputs, Outputs, Transform, create_detector
 from opencil.detectors import chunks
-from opencil.detectors.posthoc.nnguide import NNGuide
 from opencil.engine.seeding import generator
 
 
@@ -57,11 +55,7 @@ def test_gen(classes: int, largest: int, spread: float) -> None:
     close(create_detector("gen", largest=largest).score(out), [reference(z) for z in rows(out.logits)])
 
 
-def test_gen_of_a_single_class_is_zero() -> None:
-    assert create_detector("gen").score(logits=torch.tensor([[3.0], [-2.0]])).tolist() == [0.0, 0.0]
-
-
-def test_gen_does_not_round_a_sure_prediction_to_certainty() -> None:
+def test_gen_of_a_confident_prediction() -> None:
     # p = 1 − 1e-9 is 1 in float32, yet (1 − p)^0.1 is 0.13.
     score = create_detector("gen").score(logits=torch.tensor([[math.log(1e9), 0.0]]))
     assert score.item() == pytest.approx(-2 * (1e-9) ** 0.1, rel=1e-4)
@@ -86,23 +80,6 @@ def test_react(percentile: float) -> None:
         create_detector("react", percentile=percentile).fit(setup.features).score(out.features, classify=head)
     )
     close(found, [reference(f) for f in rows(out.features)])
-
-
-def test_react_takes_the_head_once_with_the_setup() -> None:
-    setup, out, head = random_outputs(50, 6, seed=1), random_outputs(20, 6, seed=2), nn.Linear(16, 6)
-    early = create_detector("react").fit(setup.features, classify=head).score(out.features)
-    late = create_detector("react").fit(setup.features).score(out.features, classify=head)
-    assert torch.equal(early, late)
-
-
-def test_react_percentile_of_more_values_than_torch_quantile_takes() -> None:
-    values = torch.arange(2**24 + 2**18, dtype=torch.float32).view(-1, 2**9) % 1000
-    detector = create_detector("react").fit(values)
-    expected = np.percentile(values.numpy(), 90)
-    high = torch.full((1, 2**9), 1e6)
-    assert detector.score(high, classify=lambda f: f[:, :1]).item() == pytest.approx(
-        float(expected), rel=1e-6
-    )
 
 
 @pytest.mark.parametrize("spread", [1.0, 4.0, 60.0])
@@ -154,11 +131,6 @@ def test_relation(power: float, threshold: float) -> None:
     close(found, expected)
 
 
-def test_relation_ignores_features_that_point_away() -> None:
-    detector = create_detector("relation").fit(torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 0.0]]))
-    assert detector.score(torch.tensor([[-1.0, 0.0]]), torch.tensor([[9.0, 0.0]])).tolist() == [0.0]
-
-
 @pytest.mark.parametrize(("count", "share", "smallest", "bank"), [(300, 0.01, 128, 128), (300, 0.5, 20, 150)])
 def test_nnguide(count: int, share: float, smallest: int, bank: int) -> None:
     setup, out = random_outputs(count, 6, seed=1), random_outputs(20, 6, seed=2)
@@ -177,35 +149,6 @@ def test_nnguide(count: int, share: float, smallest: int, bank: int) -> None:
     found = detector.fit(setup.features, setup.logits).score(out.features, out.logits)
     pairs = zip(rows(out.features), rows(out.logits), strict=True)
     close(found, [reference(f, z) for f, z in pairs])
-
-
-def test_nnguide_works_on_plain_tensors_as_the_readme_says() -> None:
-    setup, out = random_outputs(200, 6, seed=1), random_outputs(20, 6, seed=2)
-    labels = torch.arange(200) % 6
-    scores = (
-        create_detector("nnguide").fit(setup.features, setup.logits, labels).score(out.features, out.logits)
-    )
-    assert scores.shape == (20,)
-
-
-def test_nnguide_needs_as_many_samples_as_neighbours() -> None:
-    few = random_outputs(99, 6)
-    with pytest.raises(
-        BadInput, match="NNGuide needs at least 100 samples to be set up on: 99 are not enough"
-    ):
-        create_detector("nnguide").fit(few)
-
-
-def test_nnguide_uses_all_samples_where_they_are_fewer_than_the_smallest_bank() -> None:
-    setup, out = random_outputs(101, 6, seed=1), random_outputs(9, 6, seed=2)
-    few = create_detector("nnguide", seed=1).fit(setup).score(out)
-    torch.testing.assert_close(few, create_detector("nnguide", share=1.0, seed=2).fit(setup).score(out))
-
-
-def test_nnguide_draws_by_its_own_seed() -> None:
-    setup, out = random_outputs(1000, 6, seed=1), random_outputs(20, 6, seed=2)
-    one, other = (NNGuide(seed=s).fit(setup).score(out) for s in (0, 1))
-    assert not torch.equal(one, other)
 
 
 class Bent(nn.Module):
@@ -251,52 +194,9 @@ def test_odin(temperature: float, epsilon: float) -> None:
     assert not np.allclose(found.numpy(), odin.score(inputs=Inputs(model, images)).numpy(), rtol=1e-7)
 
 
-def test_odin_leaves_the_network_as_it_is() -> None:
-    torch.manual_seed(0)
-    model, images = Bent(), torch.randn(9, 3, 2, 2)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.train()  # batch-norm would drift if it were left so
-    with torch.no_grad():
-        create_detector("odin").score(forward(model, images))
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_odin_scores_a_network_whose_parameters_are_frozen() -> None:
-    torch.manual_seed(0)
-    model, images = Bent(), torch.randn(9, 3, 2, 2)
-    free = create_detector("odin").score(inputs=Inputs(model, images))
-    assert torch.equal(
-        free, create_detector("odin").score(inputs=Inputs(model.requires_grad_(False), images))
-    )
-
-
 @pytest.mark.parametrize("name", ["klm", "knn", "nnguide", "relation"])
 def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, out = random_outputs(300, 6, seed=1), random_outputs(50, 6, seed=2)
     whole = create_detector(name).fit(setup).score(out)
     monkeypatch.setattr(chunks, "BUDGET", 5000)  # a row or a few at a time
     torch.testing.assert_close(create_detector(name).fit(setup).score(out), whole, rtol=1e-5, atol=1e-5)
-
-
-def test_no_part_is_kept_until_the_end() -> None:
-    """Else a heap may keep what was freed between them: 15 GB of KNN's products, with 64 MB at a time."""
-    kept: list[weakref.ref[torch.Tensor]] = []
-
-    def twice(rows: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        assert not any(part() is not None for part in kept), "a part before this one"
-        made = 2 * rows + column[:, None]
-        kept.append(weakref.ref(made))
-        return made
-
-    rows, column = torch.randn(7, 3), torch.randn(7)
-    for at_a_time, parts in ((3, 3), (7, 1), (9, 1)):
-        kept.clear()
-        assert torch.equal(chunks.by_parts(twice, at_a_time, rows, column), 2 * rows + column[:, None])
-        assert len(kept) == parts
-    assert chunks.by_parts(twice, 3, rows[:0], column[:0]).shape == (0, 3)
-
-
-def test_rows_at_a_time_is_at_least_one() -> None:
-    assert chunks.rows_at_a_time(2 * chunks.BUDGET) == 1
-    assert chunks.rows_at_a_time(chunks.BUDGET // 4) == 4

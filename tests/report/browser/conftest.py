@@ -4,7 +4,6 @@ Nothing but the browser is needed: messages are JSON with a zero byte after each
 and 4 of the process (``--remote-debugging-pipe``).
 """
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -140,13 +139,6 @@ class Browser:
         """Press a key and let it go."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name, windowsVirtualKeyCode=code, text=text)
-
-    def picture(self, path: Path) -> None:
-        """Write what the whole page looks like."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         """End the browser."""

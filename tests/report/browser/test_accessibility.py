@@ -66,18 +66,3 @@ def test_axe_finds_nothing(show: Callable[..., Any], study: Study, width: int, t
 
 def violations(found: Any) -> list[Any]:
     return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
-
-
-def test_axe_finds_nothing_on_a_page_that_waits(show: Callable[..., Any], study: Study) -> None:
-    browser = show(study.rows[:0], study.runs[-1:], refresh=1000)
-    assert violations(browser.evaluate(f"{AXE}; axe.run()")) == []
-
-
-def test_axe_would_find_something(show: Callable[..., Any], study: Study) -> None:
-    browser = show(study.rows, study.runs)
-    browser.evaluate(f"{AXE}; document.getElementById('legend').style.color = '#dddddd'")
-    browser.evaluate("document.querySelector('select[name=k]').parentNode.replaceWith(filters.elements.k)")
-    assert {rule for rule, _ in violations(browser.evaluate("axe.run()"))} == {
-        "color-contrast",
-        "select-name",
-    }

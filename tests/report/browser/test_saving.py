@@ -38,24 +38,6 @@ def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record:
         assert numbers == [part for cell in seen[3:] for part in cell.split(" ± ")]
 
 
-def test_the_matrix_as_latex(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
-    """The three best are marked as in the tables; nothing in a name is a command."""
-    level = {"msp": 0.4, "energy": 0.9, "gen": 0.6, ODD: 0.5}
-    rows = made_up(detectors=tuple(level), seeds=(0,))
-    rows["value"] = rows["detector"].map(level).where(rows["metric"] == "auc", rows["value"])
-    browser = show(rows, [record(detectors=dict.fromkeys(level, 4))])
-    text = browser.saved("#matrix", "LaTeX")
-    assert r"energy & \underline{\textbf{90.00}} \\" in text
-    assert r"gen & \textbf{60.00} \\" in text
-    assert r'a "b", 50 \% \& c\_d & \underline{50.00} \\' in text
-    assert r"msp & 40.00 \\" in text
-    assert r"\begin{tabular}{lr}" in text
-    assert "One seed: differences under 3 points mean little." in text
-    assert text.count("{") == text.count("}")
-    browser.evaluate("document.querySelector('#grid button').click()")  # a family that is folded is not shown
-    assert "energy" not in browser.saved("#matrix", "LaTeX")
-
-
 def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
     study = Study(made_up(detectors=("msp", "energy", "gen")), [record(seed=seed) for seed in range(3)])
     tables = statistics_tables(study)
@@ -73,21 +55,3 @@ def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: 
     for ours, theirs in zip(saved[1:], expected[1:], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert one == other or float(one) == pytest.approx(float(other), rel=1e-5)
-
-
-def test_what_is_missing_is_shown_and_saved(show: Callable[..., Any], made_up: Rows, record: Record) -> None:
-    lost = {"step02/step.json": "is missing"}
-    runs = [record(left_out=lost), record(seed=1, trained=2, failed="RuntimeError: no luck")]
-    browser = show(made_up(seeds=(0, 1)), runs)
-    said = "Damaged or lost, so left out: icarl seed 0 (step02/step.json)."
-    assert said in browser.evaluate("document.querySelector('#notes').innerText")
-    status = browser.evaluate("document.querySelector('#status').innerText")
-    assert "1 damaged" in status
-    assert "1 failed" in status
-    assert "b/k2/icarl/seed0: step02/step.json is missing" in status
-    assert "RuntimeError: no luck" in browser.evaluate("document.querySelector('#progress').innerText")
-    for place in ("#leaderboard", "#matrix"):
-        head, *lines = csv.reader(io.StringIO(browser.saved(place, "CSV")))
-        assert head[-1] == "missing"
-        assert all(line[-1].startswith(said) for line in lines)
-        assert r"(step02/step.json)" in browser.saved(place, "LaTeX")

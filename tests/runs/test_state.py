@@ -1,0 +1,134 @@
+"""A stored run opened again: its models, memories and detectors are those behind its rows."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import opencil
+from opencil import BadInput, open_run
+from opencil.config import Config
+from opencil.files import Damaged
+from tests.stored import edit_json
+
+Make = Callable[..., Config]
+RUN = "digits/k4/icarl/seed0"
+BY_TASK = (
+    "detector.msp@task.by_task=true",
+    "detector.react@task.by_task=true",
+    "detector.react@task.setup=train+",
+    "detector.ber@task.by_task=true",
+    "detector.ber@nnguide.scored_by={name: nnguide, neighbours: 20}",
+    "detector.ber@other.head_of=ber@another",
+)
+DETECTORS = ["msp", "relation", "ber", "msp@task", "react@task", "ber@task", "ber@nnguide", "ber@other"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, short: Make) -> Path:
+    runs = tmp_path_factory.mktemp("stored")
+    opencil.run(short(runs, *BY_TASK, detector=DETECTORS))
+    return runs / RUN
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_detector_gives_the_scores_behind_the_rows(run: Path, name: str) -> None:
+    opened, rows = open_run(run), opencil.read_rows(run)
+    step = opened.stream[1]
+    outputs = [
+        opencil.forward(opened.model(2), images, opened.data.transform, indices)
+        for images, indices in ((opened.stream.test, step.test), (opened.data.ood["noise"].images, None))
+    ]
+    detector = opened.detector(name, 2)
+    expected = opencil.ood_metrics(*(detector.score(o) for o in outputs)).auc
+    found = rows[(rows["detector"] == name) & (rows["step"] == 2) & (rows["metric"] == "auc")]
+    assert found["value"].item() == pytest.approx(expected)
+
+
+def test_by_task_scores_are_standardised_by_the_memory(run: Path) -> None:
+    opened = open_run(run)
+    outputs = opencil.forward(
+        opened.model(2), opened.stream.train, opened.data.transform, opened.memory(2).indices
+    )
+    assert outputs.labels is not None
+    for name in ("msp@task", "react@task", "ber@task"):
+        detector = opened.detector(name, 2)
+        own = copy.copy(detector)
+        own.by_task = False
+        scores, found = own.score(outputs), detector.score(outputs)
+        for task in (0, 1):
+            of_task = scores[outputs.labels // 4 == task]
+            predicted = outputs.logits.argmax(dim=1) // 4 == task
+            expected = (scores[predicted] - of_task.mean()) / of_task.std()
+            assert found[predicted].tolist() == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_labels_that_differ_in_their_scores_alone_share_a_head(run: Path) -> None:
+    heads = {path.stem: path.read_bytes() for path in (run / "step02" / "heads").iterdir()}
+    assert set(heads) == {"ber", "ber@task", "ber@nnguide", "ber@other"}
+    assert heads["ber"] == heads["ber@task"] == heads["ber@nnguide"] != heads["ber@other"]
+    rows = opencil.read_rows(run).query("metric == 'auc' and step == 2").set_index("detector")["value"]
+    assert rows["ber"] != rows["ber@nnguide"]
+
+
+def test_models_and_memories(run: Path) -> None:
+    opened = open_run(run)
+    labels = opened.stream.train.labels
+    assert not len(opened.memory(0).indices)
+    assert set(labels[opened.memory(1).indices].tolist()) == {0, 1, 2, 3}
+    for label, indices in enumerate(opened.memory(2).per_class):
+        assert len(set(indices.tolist())) == 80 // 8
+        assert set(labels[indices].tolist()) == {label}
+    old = labels[opened.train_plus(opened.stream[1])] < 4
+    assert int(old.sum()) == len(opened.memory(1).indices)
+    model = opened.model(2)
+    assert model.head.out_features == 8
+    next(model.parameters()).data.zero_()
+    assert next(opened.model(2).parameters()).any(), "a copy"
+    assert "2 of 2 steps trained" in repr(opened)
+
+
+def test_names_and_numbers_that_are_not_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no run in"):
+        open_run(tmp_path)
+    opened = open_run(run)
+    with pytest.raises(BadInput, match="'gen' is not a detector of the run"):
+        opened.detector("gen", 1)
+    for number in (-1, 0, 3):
+        with pytest.raises(BadInput, match=rf"has no step {number}: stored are 1, 2"):
+            opened.model(number)
+    with pytest.raises(BadInput, match="has no step 3"):
+        opened.memory(3)
+
+
+def test_a_head_must_be_that_of_the_model(done: Path) -> None:
+    run = done / RUN
+    edit_json(run / "step01/step.json", lambda info: info["heads"].update(ber="of another"))
+    with pytest.raises(Damaged, match=r"ber.safetensors cannot be used"):
+        open_run(run).detector("ber", 1)
+    edit_json(run / "step01/step.json", lambda info: info["files"].pop("heads/ber.safetensors"))
+    with pytest.raises(BadInput, match="ber has no head at step 1"):
+        open_run(run).detector("ber", 1)
+
+
+def test_a_memory_must_be_of_the_classes(done: Path) -> None:
+    run = done / RUN
+    opened = open_run(run)
+    step, info = opened.folder.step(2), opened.info(2)
+    tensors = opened.memory(2).tensors()
+    tensors["indices"] = tensors["indices"].roll(1)
+    step.save_tensors("memory.safetensors", tensors, info)
+    step.save_info(info)
+    with pytest.raises(Damaged, match="other images than class"):
+        open_run(run).memory(2)
+
+
+def test_a_model_must_be_of_the_learner(done: Path) -> None:
+    run = done / RUN
+    opened = open_run(run)
+    step, info = opened.folder.step(2), opened.info(2)
+    step.save_tensors("model.safetensors", opened.model(1).state_dict(), info)
+    step.save_info(info)
+    with pytest.raises(Damaged, match=r"step02/model.safetensors cannot be used"):
+        open_run(run).model(2)
