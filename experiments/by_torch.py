@@ -1,4 +1,4 @@
-r"""ResNet-32 in torch's own operations, which on a GPU would run in kernels of ours: do these lose accuracy?
+r"""Plugin: ResNet-32 in torch's own operations, to compare accuracies with those of the project's kernels.
 
     RUN="opencil run --benchmark cifar100 --data-root ROOT --classes-per-step 100 --cil finetune \
         --detector msp --seed 0,1,2,3,4,5 --epochs-scale 0.15 --pack 6"
@@ -6,9 +6,8 @@ r"""ResNet-32 in torch's own operations, which on a GPU would run in kernels of 
     $RUN --runs torch --plugin experiments/by_torch.py --set benchmark.backbone=resnet32_by_torch \
         --set training.compile=true
 
-All classes in one step: a single training of each seed, with about the iterations of a step of ten classes,
-the same images in the same order, 10,000 to be right about. What is learned after it, where small differences
-grow from step to step, is left out on purpose.
+All classes in one step: single trainings with about the iterations of a step of ten classes, the same images
+in the same order, and 10,000 test images. Later steps would enlarge small differences.
 """
 
 from torch import Tensor
@@ -18,15 +17,15 @@ from opencil.nets.resnet import ResNet, resnet32
 
 
 class ByTorch(ResNet):
-    """A residual network for which there are no kernels."""
+    """A residual network that never uses the project's kernels."""
 
     def has_kernels_for(self, images: Tensor) -> bool:
-        """None, wherever the images are."""
+        """Return False on every device."""
         return False
 
 
 @register_backbone("resnet32_by_torch")
 def resnet32_by_torch() -> ResNet:
-    """The very layers of ResNet-32, drawn alike."""
+    """Return the layers of ResNet-32 with the same initial weights."""
     network = resnet32()
     return ByTorch(network.stem, list(network.blocks), network.per_stage)
