@@ -1,6 +1,6 @@
-"""LaTeX in Markdown to MathML, which browsers draw by themselves: no script, no network.
+"""Turn LaTeX in Markdown into MathML, which browsers render without scripts and without a network.
 
-GitHub draws the same notation: a fenced block of ``math``, and ``$`…`$`` within a line.
+The notation is GitHub's: a fenced block of ``math``, and ``$`…`$`` within a line.
 """
 
 import re
@@ -12,30 +12,29 @@ _FENCE = re.compile(
 )
 
 
-def display(latex: str) -> str:
-    """Formulas that stand by themselves, one for each line that ends in ``\\\\``."""
-    lines = (_mathml(line, "block") for line in latex.split(r"\\"))
+def render(markdown: str) -> str:
+    """Return a page with its formulas as MathML; other blocks of code stay as they are."""
+    parts, end = [], 0
+    for fence in _FENCE.finditer(markdown):
+        parts.append(_render_inline(markdown[end : fence.start()]))
+        parts.append(render_block(fence["text"]) if fence["language"].strip() == "math" else fence[0])
+        end = fence.end()
+    return "".join([*parts, _render_inline(markdown[end:])])
+
+
+def render_block(latex: str) -> str:
+    r"""Return a block of formulas, which are separated by ``\\``."""
+    lines = (_to_mathml(line, "block") for line in latex.split(r"\\"))
     return f'<div class="formula">{"".join(lines)}</div>'
 
 
-def drawn(markdown: str) -> str:
-    """A page with its formulas as MathML; other blocks of code stay as they are."""
-    parts, end = [], 0
-    for fence in _FENCE.finditer(markdown):
-        parts.append(_inline(markdown[end : fence.start()]))
-        is_formula = fence["language"].strip() == "math"
-        parts.append(display(fence["text"]) if is_formula else fence[0])
-        end = fence.end()
-    return "".join([*parts, _inline(markdown[end:])])
+def _render_inline(text: str) -> str:
+    # The span matters: Markdown takes a bare <math> at the beginning of a line for a block of HTML.
+    return re.sub(r"\$`([^`]+)`\$", lambda found: f"<span>{_to_mathml(found[1], 'inline')}</span>", text)
 
 
-def _inline(text: str) -> str:
-    # In a span: where a line begins with it, Markdown would take a bare <math> for a block of HTML.
-    return re.sub(r"\$`([^`]+)`\$", lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
-
-
-def _mathml(latex: str, how: str) -> str:
-    made = str(convert(latex.strip(), display=how))
-    if "\\" in made:
+def _to_mathml(latex: str, display: str) -> str:
+    mathml = str(convert(latex.strip(), display=display))
+    if "\\" in mathml:
         raise ValueError(f"there is no MathML for this LaTeX: {latex.strip()}")
-    return made
+    return mathml

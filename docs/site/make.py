@@ -1,28 +1,24 @@
-"""The documentation as a site, into build/docs/html: ``python -m docs.site.make``, or with ``--serve``.
+"""Build the documentation site into build/docs/html: ``python -m docs.site.make [--serve]``.
 
-Pages keep their places in the repository, so that the links between them hold here and on GitHub alike. What
-is generated is never committed: a page for each method, and the notebook as a page, with what it shows.
+Pages keep their places in the repository, so that links between them work here and on GitHub. Generated pages
+are never committed: a page for each method, and the notebook with its output.
 """
 
 import contextlib
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from docs.site import formulas, method_pages, notebook
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "docs"
-
-#: Pages of the repository; a file that one of them links to comes along.
+#: Pages of the repository; files that they link to are copied too.
 PAGES = (
     "*.md",
     "docs/*.md",
@@ -33,119 +29,74 @@ PAGES = (
     "results/field.md",
     "results/study/tables.md",
 )
-QUICKSTART = "docs/quickstart.ipynb"
+QUICKSTART = Path("docs/quickstart.ipynb")
 
 
 def stage(build: Path, run_notebook: bool) -> Path:
-    """Everything that the site is made of, into a folder; gives the config of the build."""
-    source = build / "source"
+    """Write all pages into a folder, and return the config of the build."""
     shutil.rmtree(build, ignore_errors=True)
-    for path in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
-        text = path.read_text(encoding="utf-8")
-        _write(source / path.relative_to(ROOT), formulas.drawn(text))
-        for linked in _linked(path, text):
-            _copy(linked, source)
+    source = build / "source"
+    pages = {
+        path.relative_to(ROOT): formulas.render(path.read_text(encoding="utf-8"))
+        for pattern in PAGES
+        for path in sorted(ROOT.glob(pattern))
+    }
+    pages[Path("methods/README.md")] = formulas.render(method_pages.overview())
     made: dict[str, list[str]] = {}
-    for groups, place, text in method_pages.pages():
+    for groups, path, text in method_pages.pages():
         for group in groups:
-            made.setdefault(group, []).append(place)
-        _write(source / place, text)
-    _write(source / "methods" / "README.md", formulas.drawn(method_pages.overview()))
-    _copy(ROOT / QUICKSTART, source)
-    _write(source / Path(QUICKSTART).with_suffix(".md"), _quickstart(run_notebook))
+            made.setdefault(group, []).append(path)
+        pages[Path(path)] = text
+    pages[QUICKSTART.with_suffix(".md")] = render_notebook(run_notebook)
+    for path, text in pages.items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(text, encoding="utf-8")
+    for path, text in pages.items():
+        for linked in find_linked_files(ROOT / path, text):
+            (source / linked).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / linked, source / linked)
     shutil.copy(HERE / "style.css", source)
-    config = yaml.safe_load((HERE / "mkdocs.yml").read_text(encoding="utf-8"))
-    config["nav"] = _filled(config["nav"], made)
-    if unlisted := sorted(set(_guides()) - set(_listed(config["nav"]))):
-        config["nav"].append({"More": unlisted})
-    _write(build / "mkdocs.yml", yaml.safe_dump(config, sort_keys=False))
+    config = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
+    config = re.sub(r"\{made: ([\w-]+)\}", lambda group: json.dumps(made[group[1]]), config)
+    (build / "mkdocs.yml").write_text(config, encoding="utf-8")
     return build / "mkdocs.yml"
 
 
+def render_notebook(run: bool) -> str:
+    """Return the notebook as a page; with ``run``, its cells run in a temporary folder and show output."""
+    cells = notebook.read_cells(ROOT / QUICKSTART)
+    if run:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            cells = list(notebook.run_cells(ROOT / QUICKSTART))
+    return notebook.render(cells) + f"[This page as a notebook]({QUICKSTART.name})\n"
+
+
+def find_linked_files(page: Path, text: str) -> set[Path]:
+    """Return files of the repository, except Markdown, that a page links to or shows."""
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text)
+    paths = {(page.parent / "".join(link)).resolve() for link in links}
+    files = {path for path in paths if path.is_file() and path.suffix != ".md"}
+    return {path.relative_to(ROOT) for path in files if path.is_relative_to(ROOT)}
+
+
 def build(folder: Path = BUILD, run_notebook: bool = True) -> Path:
-    """The site, or an error: a link that leads nowhere stops the build."""
-    config = stage(folder, run_notebook)
-    zensical = [
-        sys.executable,
-        "-m",
-        "zensical",
-        "build",
-        "--clean",
-        "--strict",
-        "--config-file",
-        str(config),
-    ]
-    subprocess.run(zensical, check=True)
+    """Build the site and return its folder; a link that leads nowhere is an error."""
+    _run_zensical("build", "--clean", "--strict", config=stage(folder, run_notebook))
     return folder / "html"
 
 
+def _run_zensical(*words: str, config: Path) -> None:
+    subprocess.run([sys.executable, "-m", "zensical", *words, "--config-file", str(config)], check=True)
+
+
 def main() -> None:
-    """Build, or serve on localhost:8000."""
-    if sys.argv[1:] not in ([], ["--serve"]):
-        sys.exit("python -m docs.site.make [--serve]")
-    if "--serve" in sys.argv:
-        config = stage(BUILD, run_notebook=True)
-        subprocess.run([sys.executable, "-m", "zensical", "serve", "--config-file", str(config)], check=True)
+    """Build the site, or serve it on localhost:8000."""
+    if sys.argv[1:] == ["--serve"]:
+        _run_zensical("serve", config=stage(BUILD, run_notebook=True))
+    elif sys.argv[1:]:
+        sys.exit("usage: python -m docs.site.make [--serve]")
     else:
-        place = build().relative_to(ROOT)
-        print(f"open it in a browser: {place}/index.html (make docs-serve: with a search)")
-
-
-def _quickstart(run: bool) -> str:
-    """The notebook as a page; it runs in a folder of its own, so that its runs are left nowhere."""
-    path = ROOT / QUICKSTART
-    download = f"[This page as a notebook]({Path(QUICKSTART).name})\n"
-    if not run:
-        return notebook.page(notebook.cells(path)) + download
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        return notebook.page(list(notebook.ran(path))) + download
-
-
-def _filled(nav: list[Any], made: dict[str, list[str]]) -> list[Any]:
-    """The menu, with the pages that were made where it says ``made: KIND`` or a family."""
-
-    def entry(part: Any) -> Any:
-        if not isinstance(part, dict):
-            return part
-        ((title, below),) = part.items()
-        if isinstance(below, dict):
-            return {title: made[below["made"]]}
-        return {title: _filled(below, made) if isinstance(below, list) else below}
-
-    return [entry(part) for part in nav]
-
-
-def _guides() -> Iterator[str]:
-    for path in (ROOT / "docs").glob("*.md"):
-        yield path.relative_to(ROOT).as_posix()
-
-
-def _listed(nav: Any) -> Iterator[str]:
-    """The pages of a menu."""
-    if isinstance(nav, str):
-        yield nav
-    else:
-        for below in nav.values() if isinstance(nav, dict) else nav:
-            yield from _listed(below)
-
-
-def _linked(page: Path, text: str) -> Iterator[Path]:
-    """Files in the repository, Markdown aside, that a page links to or shows."""
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
-        path = (page.parent / "".join(link)).resolve()
-        if path.is_file() and path.suffix != ".md" and path.is_relative_to(ROOT):
-            yield path
-
-
-def _copy(path: Path, source: Path) -> None:
-    place = source / path.relative_to(ROOT)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(path, place)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+        print(f"open it in a browser: {build().relative_to(ROOT)}/index.html")
 
 
 if __name__ == "__main__":
