@@ -1,11 +1,11 @@
-"""Seconds and memory of every post-hoc detector at full size, one by one.
+"""Measure seconds and memory of every post-hoc detector at full size, one by one.
 
     python benchmarks/detectors.py [--detector post-hoc,continual] [--width 64] [--device cpu] [--threads 1]
 
 50,000 set-up images, 79,170 to score (the test images of CIFAR-100 and the six OOD sets of the paper), 100
-classes in 10 tasks. Outputs are drawn around a mean for each class. Those that run the network again do so on
-images that are drawn, with a ResNet-32 that is not trained, and have its outputs. Memory is the most that
-set-up and scores take beyond the outputs themselves: allocated on a GPU, resident on a CPU (Linux).
+classes in 10 tasks. Outputs are drawn around a mean for each class. Detectors that run the network again use
+random images and an untrained ResNet-32, with its outputs. Memory is the peak of set-up and scores beyond the
+outputs: allocated on a GPU, resident on a CPU (Linux).
 """
 
 import argparse
@@ -55,13 +55,13 @@ def network_outputs(count: int, classes: int, device: torch.device, seed: int) -
 
 
 def resident(line: str) -> int:
-    """Bytes that a line of the process's status says: VmRSS now, VmHWM at most."""
+    """Return bytes from a line of the process's status: VmRSS is now, VmHWM the peak."""
     status = Path("/proc/self/status").read_text()
     return 1024 * next(int(text.split()[1]) for text in status.splitlines() if text.startswith(line))
 
 
 def extra_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """The most that a work takes beyond what there was before it."""
+    """Return the peak of a function's memory beyond what was in use before it."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -69,8 +69,8 @@ def extra_bytes(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the one before has freed is not there to be used again
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory freed before must not be used again
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
@@ -91,7 +91,7 @@ def main() -> None:
     shape = (arguments.classes, arguments.width, device)
     setup, scored = outputs(arguments.set_up, *shape, seed=1), outputs(arguments.scored, *shape, seed=2)
     work = nn.Linear(2048, 2048, device=device)
-    work(torch.randn(2048, 2048, device=device))  # libraries load, and a GPU wakes up
+    work(torch.randn(2048, 2048, device=device))  # warm up: libraries load
 
     print(f"{arguments.set_up:,} set-up images, {arguments.scored:,} to score, {arguments.classes} classes,")
     print(f"{arguments.width} features, {device}, {arguments.threads} threads of a CPU\n")
@@ -107,9 +107,9 @@ def main() -> None:
             scored = network_outputs(arguments.scored, arguments.classes, device, seed=2)
         seconds: list[float] = []
 
-        def timed(act: Callable[[Outputs], object], given: Outputs, seconds: list[float] = seconds) -> None:
+        def timed(act: Callable[[Outputs], object], outputs: Outputs, seconds: list[float] = seconds) -> None:
             started = time.perf_counter()
-            act(given)
+            act(outputs)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)

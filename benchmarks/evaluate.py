@@ -1,13 +1,13 @@
-"""Every detector and metric of one step with all classes, beside a loop that runs the network per detector.
+"""Time every detector and metric of one step, beside a loop that runs the network for each detector.
 
     python benchmarks/evaluate.py --device cuda --data ROOT          # CIFAR-100 and its six OOD sets
     python benchmarks/evaluate.py --device cuda --synthetic          # random images of the same sizes
     python benchmarks/evaluate.py --device cpu --synthetic --limit 6000 --threads 2
 
 Ours: one forward pass over set-up, test and OOD images, then every detector and every metric. The peer: the
-same detectors and metrics, but the outputs are computed again for each detector. ``--limit`` takes so many
-images in all, the sets in proportion. Extra memory is the peak while a detector works, above what was held
-before: allocated on a GPU, resident on a CPU.
+same detectors and metrics, but the outputs are computed again for each detector. ``--limit`` is the number of
+images in all, the sets in proportion. Extra memory is the peak while a detector works, above the memory in
+use before: allocated on a GPU, resident on a CPU.
 """
 
 import argparse
@@ -48,7 +48,7 @@ CLASSES, PER_STEP = 100, 10
 
 @dataclass(frozen=True)
 class Data:
-    """The images of the last step: set-up (all of train), test, OOD."""
+    """Images of the last step: set-up (all of train), test, OOD."""
 
     setup: ImageSet
     test: ImageSet
@@ -75,7 +75,7 @@ def real(root: str, device: str) -> Data:
 
 
 def shortened(data: Data, limit: int) -> Data:
-    """About ``limit`` images in all, evenly spaced in each set."""
+    """Return about ``limit`` images in all, evenly spaced in each set."""
     total = sum(map(len, (data.setup, data.test, *data.ood.values())))
 
     def cut(images: ImageSet) -> ImageSet:
@@ -95,14 +95,14 @@ def now(device: torch.device) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process in memory, on Linux."""
+    """Return the bytes of this process in memory, on Linux."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * 4096
 
 
 @contextmanager
 def peak_extra(device: torch.device) -> Iterator[list[int]]:
-    """A list that holds, after the block, the bytes that it needed above what there was before."""
+    """Yield a list that holds, after the block, the peak of its bytes above those before."""
     found: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -126,7 +126,7 @@ def peak_extra(device: torch.device) -> Iterator[list[int]]:
 
 
 class Evaluator:
-    """One model on one step's images."""
+    """Evaluate one model on one step's images."""
 
     def __init__(self, model: Model, data: Data, batch_size: int) -> None:
         self.model, self.data, self.batch_size = model, data, batch_size
@@ -134,7 +134,7 @@ class Evaluator:
         self.tasks = torch.arange(CLASSES, device=device) // PER_STEP + 1
 
     def outputs(self, setup: bool = True) -> tuple[Outputs | None, Outputs, dict[str, Outputs]]:
-        """One forward pass over everything, or over all but the set-up images."""
+        """Return outputs of one forward pass over all images, or all but the set-up images."""
 
         def run(images: ImageSet) -> Outputs:
             return forward(self.model, images, self.data.transform, batch_size=self.batch_size)
@@ -143,7 +143,7 @@ class Evaluator:
         return run(self.data.setup) if setup else None, run(self.data.test), ood
 
     def detect(self, name: str, outputs: tuple[Outputs | None, Outputs, dict[str, Outputs]]) -> None:
-        """Set one detector up, score everything, compute every metric."""
+        """Set one detector up, score all images, compute every metric."""
         measure(create_detector(name), *outputs, self.tasks)
 
 
@@ -156,10 +156,10 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", type=Path, help="a step's model.safetensors, of ResNet-32 and 100 classes"
     )
-    parser.add_argument("--limit", type=int, help="images in all")
+    parser.add_argument("--limit", type=int, help="number of images in all")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--no-peer", action="store_true", help="leave the slow loop out")
+    parser.add_argument("--no-peer", action="store_true", help="skip the slow loop")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -183,8 +183,7 @@ def main() -> None:
     )
     print(f"{where}, torch {torch.__version__}: {len(data.setup):,} set-up images, {scored:,} to score")
 
-    # Libraries load and choose their kernels at first use: not part of either side.
-    # Fine-tuning has a benchmark of its own: finetune.py.
+    # Warm up: libraries load and choose their kernels at first use. Fine-tuning is in finetune.py.
     names = [n for n in list_detectors() if create_detector(n).family == "post-hoc"]
     warm = Evaluator(model, shortened(data, min(2000, len(data.setup) + scored)), arguments.batch_size)
     outputs = warm.outputs()
@@ -215,7 +214,7 @@ def main() -> None:
     print()
     for what, chosen in (
         (f"all {len(names)} detectors", names),
-        ("those that do not run the network again", [name for name in names if not runs_network[name]]),
+        ("detectors that do not run the network again", [name for name in names if not runs_network[name]]),
     ):
         total = passed + sum(ours[name] for name in chosen)
         line = f"{what}, with the forward pass and all metrics: {total:.2f} s"

@@ -1,9 +1,9 @@
-"""Seconds of the demo's runs one after the other, and at once in processes of one thread each.
+"""Time the demo's runs one after the other, and at once in processes of one thread each.
 
     python benchmarks/jobs.py [--jobs 2] [--times 1] [-- MORE FLAGS OF opencil run]
 
-In turn, in fresh folders, as processes that a user would start: what it takes to import torch is counted. The
-machine must be idle. Rows must be the same, bit for bit.
+In turn, in fresh folders, as a user would start them: the import of torch is counted. The machine must be
+idle. Rows must be the same, bit for bit.
 """
 
 import argparse
@@ -32,16 +32,16 @@ def main() -> None:
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("more", nargs="*")
-    asked = parser.parse_args()
-    for number in range(asked.times):
+    flags = parser.parse_args()
+    for number in range(flags.times):
         with tempfile.TemporaryDirectory() as folder:
             one, many = Path(folder) / "one", Path(folder) / "many"
             load = os.getloadavg()[0]
-            alone = seconds(one, *asked.more)
-            together = seconds(many, "--jobs", asked.jobs, *asked.more)
+            alone = seconds(one, *flags.more)
+            together = seconds(many, "--jobs", flags.jobs, *flags.more)
             same = opencil.read_rows(one).equals(opencil.read_rows(many))
         print(
-            f"{number + 1}: {alone:.1f} s one after the other, {together:.1f} s with --jobs {asked.jobs}: "
+            f"{number + 1}: {alone:.1f} s one after the other, {together:.1f} s with --jobs {flags.jobs}: "
             f"{together / alone:.2f}; rows {'are the same' if same else 'DIFFER'}; load before {load:.1f}",
             flush=True,
         )

@@ -1,9 +1,9 @@
-"""Which tiles the kernels of narrow residual networks are fastest with, on this GPU.
+"""Find the fastest tiles of the kernels for narrow residual networks on this GPU.
 
     python benchmarks/kernel_tiles.py    # batch 128, and 1,024 as eight packed runs fill a GPU
 
-Microseconds of layers like those of ResNet-32, in training and evaluation, by kernel and channels: the mean
-over layers, as the profiler has them. Candidates are compiled by all cores first. The best go into
+Microseconds of layers like those of ResNet-32, in training and evaluation, by kernel and channels: means over
+layers, from the profiler. All cores compile the candidates first. The best belong into
 ``opencil.kernels.residual``.
 """
 
@@ -35,7 +35,7 @@ REPEATED = 4
 
 
 def candidates() -> list[dict[str, dict[int, Any]]]:
-    """Tables to try, each kernel's next tile in each."""
+    """Return the tables to try, with another tile of each kernel in each."""
     tiles = [
         Tile(*tile)
         for tile in (
@@ -80,7 +80,7 @@ def candidates() -> list[dict[str, dict[int, Any]]]:
 
 
 def step(backbone: torch.nn.Module, images: torch.Tensor) -> None:
-    """Forwards and backwards in training, and forwards in evaluation."""
+    """Run a forward and backward pass in training, and a forward pass in evaluation."""
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         features = backbone.train()(images)
         features.float().square().sum().backward()
@@ -89,7 +89,7 @@ def step(backbone: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def durations(backbone: torch.nn.Module, images: torch.Tensor) -> dict[tuple[str, int], float]:
-    """Mean microseconds of a kernel, by its name and its layer's channels."""
+    """Return mean microseconds by kernel and channels of its layer."""
     for _ in range(2):
         step(backbone, images)
     torch.cuda.synchronize()
@@ -126,7 +126,7 @@ def use(tables: dict[str, dict[int, Any]]) -> None:
 
 
 def compile_some(which: list[int]) -> None:
-    """Run some candidates once, so that they lie in Triton's cache."""
+    """Run some candidates once, which fills Triton's cache."""
     backbone = resnet._small(2).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(128, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     tried = candidates()
@@ -134,7 +134,7 @@ def compile_some(which: list[int]) -> None:
         use(tried[i])
         try:
             step(backbone, images)
-        except Exception as error:  # too much shared memory, say
+        except Exception as error:  # for example too much shared memory
             print(i, type(error).__name__, str(error)[:100], flush=True)
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     with context.Pool(workers) as pool:
         pool.map(compile_some, [list(range(i, len(tried), workers)) for i in range(workers)])
     backbone = resnet._small(2).cuda().to(memory_format=torch.channels_last)
-    # One kernel at a time: weight gradients are computed beside the way back, which lengthens both.
+    # One kernel at a time: weight gradients beside the backward pass would slow both.
     alone = mock.patch.object(residual, "_beside", return_value=None)
     with Arithmetic("bf16").active(), alone:
         for batch in map(int, flags.batches.split(",")):

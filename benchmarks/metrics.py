@@ -1,10 +1,10 @@
-"""Metrics beside scikit-learn's three functions, on the same scores, in the same run.
+"""Time the metrics beside scikit-learn's three functions, on the same scores, in the same run.
 
     python benchmarks/metrics.py [--detectors 16] [--datasets 6] [--scores 60000] [--threads 1]
 
 16 detectors × 6 datasets × 60,000 scores (10,000 ID and 50,000 OOD). scikit-learn: roc_auc_score, roc_curve
-(for FPR at 95 % TPR) and average_precision_score, which use one thread; so do we. The two take turns, pair by
-pair, so that whatever else the machine does slows both.
+(for FPR at 95 % TPR) and average_precision_score. Both use one thread, and take turns, pair by pair, so that
+other load on the machine slows both.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     for i in range(arguments.detectors * arguments.datasets):
         inside = torch.randn(ids, generator=random) + i % 4
         outside = torch.randn(arguments.scores - ids, generator=random)
-        # Every fourth pair is rounded, so that ties are measured too.
+        # Every fourth pair is rounded: it has ties.
         pairs.append(
             (inside.round(decimals=2), outside.round(decimals=2)) if i % 4 == 3 else (inside, outside)
         )

@@ -1,10 +1,10 @@
-"""What ImageNet-1k costs on 1, 8 and 64 GPUs, by arithmetic from measured rates.
+"""Compute what ImageNet-1k costs on 1, 8 and 64 GPUs from measured rates.
 
     python benchmarks/scale_model.py
 
-Constants marked "measured" are from benchmarks/README.md; the others are assumptions, to be replaced by those
-of your machines. Decoding, transfer and computing go on at the same time, so the slowest decides; gradients
-are summed after the computation. docs/scaling.md has what this prints, and says how it is computed.
+Constants marked "measured" are from benchmarks/README.md; the others are assumptions: replace them by those
+of your machines. Decoding, transfer and computing overlap, so the slowest decides; gradients are summed after
+the computation. docs/scaling.md shows the output and explains the model.
 """
 
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ WEIGHTS = 11_689_512 * 4  #: bytes of ResNet-18's gradients
 STEP = 16_127.0  #: measured: training images a second of one H200, ResNet-18 at 224², augmentation included
 RANK_STEP = 11_704.0  #: measured: the same by a rank, whose batch norm is over all ranks, and not compiled
 DECODE = 342.0  #: measured: images a second that a core decodes, of photographs with a shorter side of 375
-COPY = 4_760.0  #: measured: images a second that a core reads from a pack of pixels, checksums compared
+COPY = 4_760.0  #: measured: images a second that a core reads from prepared images, checksums compared
 
 CORES = 16  #: processors for each GPU
 DISK = 5e9  #: bytes a second of a machine's disk
 PCIE = 25e9  #: bytes a second from pinned memory to a GPU
 NODE, NVLINK, NETWORK = 8, 300e9, 40e9  #: GPUs of a machine; bytes a second between GPUs in it, and beyond it
-#: Seconds that an iteration takes on a rank, however few its images: a graph's kernels, one after the other.
+#: Seconds of an iteration on a rank with few images: a graph's kernels, one after the other.
 #: Measured: 25,206 images a second of ResNet-32, batch 128, a teacher; ResNet-18 has 20 layers, not 32.
 KERNELS = 128 / 25_206 * 20 / 32
 EXCHANGES, LATENCY = 40, (30e-6, 60e-6)  #: sums of batch norm an iteration, seconds each in a machine, beyond
 
-#: Training of a CIL method beside that of its network alone: a forward pass is a third of a step, and a
-#: teacher adds one; FOSTER trains beside an older backbone, then again what it compresses to.
+#: Cost of a CIL method relative to training its network alone: a teacher adds a forward pass, a third of a
+#: step. FOSTER trains beside an older backbone, then trains the compressed network.
 COST = {"icarl": 4 / 3, "bic": 4 / 3, "wa": 4 / 3, "foster": 3.0}
 STEP_SIZES = (50, 100, 200)
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where images come from: images a second of a core; what the disk reads, as a part of their pixels."""
+    """Source of images: images per second of a core, and the share of their pixels that the disk reads."""
 
     name: str
     of_core: float
@@ -47,17 +47,17 @@ class Store:
 #: Of a JPEG the disk reads 110 kB. What a step reads of a pack (148,117 images, 29 GB) stays in memory: the
 #: disk reads it in one epoch of all.
 FILES = Store("files, all decoded in every epoch", DECODE, 110_000 / BYTES)
-PIXELS = Store("pack of pixels, or a step's images kept in memory", COPY, 1 / EPOCHS)
+PIXELS = Store("prepared images, in the system's page cache", COPY, 1 / EPOCHS)
 
 
 def views(step_size: int) -> float:
-    """Images that the trainings of one run see."""
+    """Return the number of images that the trainings of one run see."""
     steps = CLASSES // step_size
     return EPOCHS * (IMAGES + (steps - 1) * MEMORY)
 
 
 def rates(gpus: int, store: Store, cost: float = 1.0) -> dict[str, float]:
-    """Images a second that each resource allows a run on so many GPUs."""
+    """Return the images per second that each resource allows a run on some GPUs."""
     machines = max(1, gpus // NODE)
     compute = BATCH / STEP * cost if gpus == 1 else max(BATCH / gpus / RANK_STEP * cost, KERNELS)
     beyond = gpus > NODE
@@ -74,7 +74,7 @@ def rates(gpus: int, store: Store, cost: float = 1.0) -> dict[str, float]:
 
 
 def bottleneck(gpus: int, store: Store, cost: float = 1.0) -> tuple[str, float]:
-    """What decides, and the images a second that it allows."""
+    """Return the slowest resource, and the images per second that it allows."""
     found = rates(gpus, store, cost)
     name = min(found, key=lambda key: found[key])
     if name == "compute":
@@ -87,26 +87,26 @@ def bottleneck(gpus: int, store: Store, cost: float = 1.0) -> tuple[str, float]:
 
 
 def hours(gpus: int, store: Store, step_size: int, cost: float) -> float:
-    """One run: trainings, ten epochs of tuning on views of two pools, and evaluation, which only infer."""
+    """Return the hours of a run: training, ten epochs of tuning on two pools of views, and evaluation."""
     _, rate = bottleneck(gpus, store, cost)
     steps = CLASSES // step_size
     tuned = 10 * 2 * IMAGES
-    # A step sees the classes so far, half of all in the mean. ODIN takes three passes, Gram and RankFeat one,
-    # and RankFeat's second run of the last stage is left out.
+    # Half of all classes in the mean. ODIN takes three passes, Gram and RankFeat one; RankFeat's second run
+    # of the last stage is left out.
     evaluated = 6 * (TEST_IMAGES + OOD_IMAGES) * (steps + 1) / 2
     inferred = min(gpus * 3 * STEP, gpus * CORES * store.of_core)
     return (views(step_size) / rate + (tuned + evaluated) / inferred) / 3600
 
 
 def grid_hours(gpus: int, store: Store) -> tuple[float, int]:
-    """All methods and step sizes, one seed: hours, with the number of GPUs a run at which they are fewest."""
+    """Return the fewest hours for all methods and step sizes of one seed, and the number of GPUs per run."""
     found = []
     for each in (1, 2, 4, 8):
         if each > gpus:
             continue
         free = [0.0] * (gpus // each)
         lengths = [hours(each, store, size, cost) for size in STEP_SIZES for cost in COST.values()]
-        for length in sorted(lengths, reverse=True):  # the longest first, to whoever is free
+        for length in sorted(lengths, reverse=True):  # the longest first, on the GPUs that are free first
             free[free.index(min(free))] += length
         found.append((max(free), each))
     return min(found)

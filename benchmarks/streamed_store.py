@@ -8,8 +8,7 @@ number asked for, decoded at 256 pixels and served in batches of 128 by
 - a plain Pillow loop, one image after the other;
 - torch's DataLoader with as many worker processes, persistent and warm, stacking the same arrays;
 - the streamed store with as many threads, from the files themselves;
-- the streamed store from a pack of the files, and from a pack of pixels;
-- the streamed store from the files, with room for all decoded images in memory;
+- the streamed store from prepared images;
 - the resident store, from memory.
 
 All decode with the same function, take turns within a repeat, and must serve the same bytes. --enlarge writes
@@ -19,7 +18,6 @@ the photographs anew with that shorter side: those of ImageNet have 375 pixels i
 import argparse
 import gc
 import hashlib
-import io
 import multiprocessing
 import os
 import platform
@@ -35,10 +33,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from opencil.data.images import ImageSet
-from opencil.data.kept_pixels import KeptPixels
-from opencil.data.packs import FORMS, Pack
+from opencil.data.prepared import PreparedFile
 from opencil.data.readers.decode import read_image
-from opencil.data.readers.source import FileSource, ImageSource
+from opencil.data.readers.source import FileSource, ImageSource, SplitOnDisk
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 
@@ -64,11 +61,11 @@ def pillow_loop(source: ImageSource, order: list[int]) -> Iterator[Tensor]:
         yield torch.from_numpy(np.ascontiguousarray(images))
 
 
-def enlarged(source: ImageSource, side: int, folder: Path) -> FileSource:
+def enlarged(source: FileSource, side: int, folder: Path) -> FileSource:
     """The photographs as JPEGs whose shorter side has so many pixels."""
     paths = []
     for index in range(len(source)):
-        image = read_image(io.BytesIO(source.content(index) or b""), source.name(index))
+        image = read_image(source.paths[index].read_bytes, source.name(index))
         factor = side / min(image.size)
         paths.append(folder / f"{index}.jpg")
         image.resize((round(image.width * factor), round(image.height * factor))).save(paths[-1], quality=92)
@@ -124,12 +121,9 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
     order = [i % len(source) for i in range(chosen.images)]
     labels = torch.from_numpy(source.labels)
     images = StreamedImages("photographs", source, labels, SIDE, chosen.workers, key="photographs")
-    stored, sizes = {}, {}
-    for form in FORMS:
-        pack = Pack(folder / form, source, "photographs", SIDE)
-        pack.make(form, chosen.workers)
-        stored[form], sizes[form] = replace(images, source=pack.load()), pack.size / len(source)
-    kept = replace(images, kept=KeptPixels(len(source) * 3 * SIDE**2))
+    on_disk = SplitOnDisk("photographs", chosen.root, lambda: source, separate=True)
+    prepared = PreparedFile(folder / "photographs.safetensors", on_disk, SIDE)
+    stored = replace(images, source=prepared.make(chosen.workers))
     resident = ImageSet(
         "photographs", torch.cat(list(images.batches(torch.arange(len(source)), BATCH))), labels
     )
@@ -140,9 +134,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
         "Pillow loop": lambda: pillow_loop(source, order),
         f"DataLoader, {chosen.workers} processes": lambda: iter(loader),
         f"streamed store, {chosen.workers} threads": lambda: images.batches(torch.tensor(order), BATCH),
-        "streamed, pack of files": lambda: stored["files"].batches(torch.tensor(order), BATCH),
-        "streamed, pack of pixels": lambda: stored["pixels"].batches(torch.tensor(order), BATCH),
-        "streamed, kept in memory": lambda: kept.batches(torch.tensor(order), BATCH),
+        "streamed, prepared images": lambda: stored.batches(torch.tensor(order), BATCH),
         "resident store": lambda: resident.batches(torch.tensor(order), BATCH),
     }
     for batches in peers.values():  # workers started, files in the page cache
@@ -163,7 +155,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
     assert len(checksums) == 1, "they do not serve the same bytes"
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}")
     print(f"{len(order)} images of {len(source)} photographs, side {SIDE}, batches of {BATCH}")
-    print(", ".join(f"pack of {form}: {size / 1000:.0f} kB an image" for form, size in sizes.items()))
+    size = prepared.path.stat().st_size / len(source)
+    print(f"prepared images: {size / 1000:.0f} kB an image")
     for name, rates in best.items():
         listed = " ".join(f"{rate:.0f}" for rate in rates)
         cost = f"{np.median(costs[name]):.2f} ms of processor time an image"

@@ -1,14 +1,14 @@
-"""Training speed of a step ≥ 2, iCaRL's with its teacher: captured against eager, one run against several.
+"""Measure the training speed of iCaRL's step ≥ 2 with its teacher: captured and eager, one run and several.
 
     python benchmarks/train_step.py                  # a GPU: graph against eager, and 8 runs packed
-    python benchmarks/train_step.py --compile        # and torch's own kernels, compiled, in graphs too
+    python benchmarks/train_step.py --compile        # also torch's own kernels, compiled, in graphs
     python benchmarks/train_step.py --backbone resnet18 --batch 256 --precision bf16 --compile --pack 1
     python benchmarks/train_step.py --cil replay     # the same without a teacher
-    python benchmarks/train_step.py --ranks          # and the way of several ranks, with one
+    python benchmarks/train_step.py --ranks          # also the path of several ranks, with one
     python benchmarks/train_step.py --device cpu     # the same code on the CPU, a few iterations
 
-Random images of CIFAR-100's or ImageNet's size; what they show does not matter. The eager step is the same
-iteration without a capture and with torch's own kernels, measured in the same process.
+Random images of CIFAR-100's or ImageNet's size. The eager step is the same iteration without a capture and
+with torch's own kernels, measured in the same process.
 """
 
 import argparse
@@ -25,13 +25,13 @@ import opencil
 from opencil.cil.learner import Setting, Task
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.device import resolve_device
-from opencil.engine.feed import augmented
+from opencil.engine.feed import augmented_loss
 from opencil.engine.iteration import Iteration
-from opencil.engine.ranks import Ranks, among, at_work
+from opencil.engine.ranks import Ranks, current, using
 from opencil.engine.seeding import generator
 from opencil.validation import build
 
-#: Side of the images that a backbone is measured with, and how many there are.
+#: Side and number of the images that a backbone is measured with.
 SIDES = {"resnet32": (32, 7_000), "resnet18": (224, 2_048)}
 
 
@@ -44,7 +44,7 @@ def one_run(
     backbone: str,
     cil: str,
 ) -> Iterator[None]:
-    """An endless training of step 5 at k = 10; yields after each iteration it has queued."""
+    """Train step 5 at k = 10 without end; yield after each queued iteration."""
     side, count = SIDES[backbone]
     size = (count, 3, side, side)
     images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator(seed, "images"))
@@ -59,8 +59,8 @@ def one_run(
     step = opencil.Step((10,) * 5, 10, everything, everything)
     task: Task = learner.begin(setting, step, opencil.Memory(2_000), learner.load(setting, old))
     stage = next(iter(learner.stages(task)))
-    loss = augmented(stage.loss, transform)
-    share = None if (ranks := at_work()) is None else ranks.share(batch)
+    loss = augmented_loss(stage.loss, transform)
+    share = None if (ranks := current()) is None else ranks.share(batch)
     iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture, share=share)
     stage.module.train()
     epoch = 0
@@ -88,7 +88,7 @@ def measure(
     backbone: str,
     cil: str,
 ) -> float:
-    """Images per second of ``runs`` trainings that take turns, each on a stream of its own."""
+    """Return images per second of ``runs`` trainings that take turns, each on a stream of its own."""
     lanes = []
     for seed in range(runs):
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -112,7 +112,7 @@ def measure(
 
 
 def one_rank(device: torch.device) -> Ranks:
-    """This process as torchrun's only one, but with all that several do."""
+    """Return this process as torchrun's only rank, which does all work of several."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -133,10 +133,10 @@ def main() -> None:
     parser.add_argument("--cil", default="icarl", help="the CIL method")
     parser.add_argument("--precision", default="tf32,bf16")
     parser.add_argument(
-        "--search", action="store_true", help="not deterministic: let cuDNN look for the fastest"
+        "--search", action="store_true", help="not deterministic: let cuDNN search for the fastest"
     )
     parser.add_argument("--compile", action="store_true", help="measure torch.compile's kernels as well")
-    parser.add_argument("--ranks", action="store_true", help="measure what several ranks would do as well")
+    parser.add_argument("--ranks", action="store_true", help="also measure the path of several ranks")
     parser.add_argument("--pack", default="1,2,4,8")
     flags = parser.parse_args()
     device = resolve_device(flags.device)
@@ -153,7 +153,7 @@ def main() -> None:
         arithmetic = build(
             Arithmetic, {"precision": precision, "deterministic": not flags.search}, "training"
         )
-        precision = arithmetic.on(device)  # which is float32 on a CPU
+        precision = arithmetic.on(device)  # float32 on a CPU
         packs = list(map(int, flags.pack.split(","))) if device.type == "cuda" else []
         what = (flags.batch, flags.backbone, flags.cil)
         with mock.patch("opencil.nets.fused.fits", return_value=False):
@@ -167,7 +167,7 @@ def main() -> None:
             speed = measure(pack, device, arithmetic, True, iterations, *what)
             print(f"{precision:10} {f'graph × {pack}':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
         if flags.ranks:
-            with among(one_rank(device)):
+            with using(one_rank(device)):
                 speed = measure(1, device, arithmetic, True, iterations, *what)
             print(f"{precision:10} {'one rank':20} {speed:10.0f} {speed / eager:6.2f}×", flush=True)
 
