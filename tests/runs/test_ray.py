@@ -109,11 +109,14 @@ def test_clusters_that_refuse_and_empty_addresses(monkeypatch: pytest.MonkeyPatc
     assert asked == [None]
 
 
-def test_a_folder_that_a_node_does_not_have_is_refused(short: Make, tmp_path: Path) -> None:
+def test_a_folder_that_a_node_does_not_have_is_refused(
+    short: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", sys.argv)  # a task replaces it
     sent: list[object] = []
     config = short(tmp_path / "absent")
     spec: Any = None
-    launcher._do_run(config, spec, [], [], str(tmp_path), SimpleNamespace(put=sent.append))
+    launcher._do_run(config, spec, [], ["opencil"], str(tmp_path), SimpleNamespace(put=sent.append))
     (error,) = sent
     assert isinstance(error, BadInput)
     assert str(tmp_path / "absent") in str(error)
