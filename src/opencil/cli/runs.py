@@ -106,10 +106,10 @@ def check(
 def _check_deeply(path: Path, data_root: str | None) -> None:
     """Train a step again, and compare it with the stored one."""
     from opencil.cli.progress import progress
-    from opencil.runs.again import place_for, plan_trial
+    from opencil.runs.again import plan_trial
 
     with problems.status("reading the run and its data"):
-        trial = plan_trial(path, place_for(path, None, data_root))
+        trial = plan_trial(path, data_root)
     for doubt in trial.doubts:
         print_note(f"the same bits cannot be expected: {doubt}")
     differences: list[str] = []
