@@ -147,18 +147,18 @@ def clean(
     written is left alone, and so is a config.yml.
     """
     from opencil.files import size_in_words
-    from opencil.runs.inventory import leftovers
+    from opencil.runs.inventory import leftovers, measure_size, remove
     from opencil.runs.store import LockedRun
 
     found, sizes = _runs(folders), list[int]()
     for folder in found:
         try:
             with folder.lock():
-                for leftover in leftovers(folder):
-                    sizes.append(leftover.size)
-                    print_line(f"{leftover.path} ({size_in_words(sizes[-1])}) {leftover.why}", indent=2)
+                for path, why in leftovers(folder).items():
+                    sizes.append(measure_size(path))
+                    print_line(f"{path} ({size_in_words(sizes[-1])}) {why}", indent=2)
                     if yes:
-                        leftover.remove()
+                        remove(path)
         except LockedRun:
             print_line(f"{folder.path}: it is being written, and left alone", "note")
     if not sizes:
@@ -169,11 +169,11 @@ def clean(
 
 
 def _runs(folders: list[Path] | None) -> "list[RunFolder]":
-    from opencil.runs.inventory import runs_below
+    from opencil.runs.store import find_runs
 
     roots = folders or [Path("runs")]
-    if found := runs_below(*roots):
-        return found
+    if found := dict.fromkeys(run for root in roots for run in find_runs(root)):
+        return list(found)
     raise BadInput(f"there are no runs below {', '.join(map(str, roots))}: 'opencil run' makes some")
 
 

@@ -79,7 +79,7 @@ def _unreadable_folders(root: Path) -> dict[str, str]:
         for path in (folder / name for name in sorted(names) if "." not in name):
             if path.is_symlink() and not path.exists():
                 found[str(path)] = f"it is a link to {path.readlink()}, which does not exist"
-    return found | {_name(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
+    return found | {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
 
 
 def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
@@ -87,20 +87,25 @@ def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
     try:
         return read(folder)
     except Exception as error:  # the other folders are shown
-        return Study(read_tables([]), left_out={_name(folder): _relative(folder, in_words(error))})
+        return Study(read_tables([]), left_out={_title(folder): _relative(folder, in_words(error))})
+
+
+def _title(folder: Path) -> str:
+    """Return the name of the run that belongs into a folder, or the folder itself."""
+    return place_name(folder.resolve()) or str(folder)
 
 
 def _relative(folder: Path, text: str) -> str:
     """Make paths in a text relative to a run's folder: studies are published."""
-    if (name := _name(folder)) != str(folder):
+    if name := place_name(folder.resolve()):
         text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), name)
     return one_line(text)
 
 
-def _name(path: Path) -> str:
-    """Return the name of the run that a folder should have, or the folder itself."""
-    parts = path.resolve().parts[-4:]
-    return "/".join(parts) if len(parts) == 4 and setting_of("/".join(parts)) else str(path)
+def place_name(folder: Path) -> str:
+    """Return the name of the run that belongs into a folder; '' for a folder of any other name."""
+    name = "/".join(folder.parts[-4:])
+    return name if setting_of(name) else ""
 
 
 def _read_run(path: Path) -> Study:
