@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import read_json
 from opencil.registry import DATASETS
 from opencil.runs.failures import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs, folders_below
-from opencil.study.records import Made, RunRecord, name_of, one_line, setting_of, trouble
+from opencil.study.records import Made, RunRecord, find_problem, name_of, setting_of
 from opencil.study.rows import read_tables
 from opencil.study.study import (
     ROWS,
@@ -46,7 +46,7 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
     """Read the rows that runs have so far of some detectors; leave out runs that have not begun."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
-    parts = [Study(read_tables([])), *(_read_folder(folder, _read_run) for folder in begun)]
+    parts = [Study(), *(_read_folder(folder, _read_run) for folder in begun)]
     study = together(parts, ", ".join(map(str, begun)))
     wanted = ["", *detectors]
     runs: list[RunRecord] = [
@@ -62,7 +62,7 @@ def _read(root: Path) -> list[Study]:
     if not found:
         studies = [_read_folder(folder, read_published) for folder in published_below(root)]
     if unlisted:
-        studies.append(Study(read_tables([]), left_out=unlisted))
+        studies.append(Study(left_out=unlisted))
     if studies:
         return studies
     raise BadInput(
@@ -87,7 +87,7 @@ def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
     try:
         return read(folder)
     except Exception as error:  # the other folders are shown
-        return Study(read_tables([]), left_out={_title(folder): _relative(folder, in_words(error))})
+        return Study(left_out={_title(folder): _relative(folder, in_words(error))})
 
 
 def _title(folder: Path) -> str:
@@ -99,7 +99,7 @@ def _relative(folder: Path, text: str) -> str:
     """Make paths in a text relative to a run's folder: studies are published."""
     if name := place_name(folder.resolve()):
         text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), name)
-    return one_line(text)
+    return one_line(text, longest=10_000)
 
 
 def place_name(folder: Path) -> str:
@@ -149,7 +149,7 @@ def _read_run(path: Path) -> Study:
         record["left_out"] = {
             f.relative_to(path).as_posix(): _relative(path, why) for f, why in wrong.items()
         }
-    if problem := trouble(record):
+    if problem := find_problem(record):
         raise unusable(path, problem)
     rows = pd.concat([read_tables([]), *tables], ignore_index=True)
     return Study(showable_rows(rows, path), [record])

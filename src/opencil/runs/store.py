@@ -52,7 +52,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import IDENTITY, USABLE, Identity, name_of
+from opencil.study.records import Identity, is_identity, name_of
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -327,7 +327,7 @@ class RunFolder:
             found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
         except (KeyError, IndexError, TypeError, StopIteration):
             found = (None,) * 4
-        if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
+        if not is_identity(*found):
             raise damaged(self.config, "it does not say which run it is of")
         return found
 

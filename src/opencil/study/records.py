@@ -3,23 +3,18 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, NotRequired
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 from opencil.validation import Count, Whole
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 #: The values that identify a run.
 IDENTITY = ("benchmark", "k", "cil", "seed")
-
-
 Identity = tuple[str, int | str, str, int]
 
 
@@ -82,53 +77,50 @@ def setting_of(name: str) -> tuple[str, int | str] | None:
     return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
 
 
-def one_line(text: object) -> str:
-    """Return a text that can be shown, on one line."""
-    return " ".join("".join(c if showable(c) else " " for c in str(text)).split())
+def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool:
+    """Return whether values can identify a run; each k has one form, so ``"10"`` is none."""
+    try:
+        steps = isinstance(k, int | str) and StepSizes.parse(k).label == k
+    except BadInput:
+        return False
+    return steps and isinstance(benchmark, str) and isinstance(cil, str) and type(seed) is int and seed >= 0
 
 
-def trouble(run: object) -> str:
+def find_problem(run: object) -> str:
     """Return why reports could not show a record, or ''."""
     from pydantic import ValidationError
 
     try:
-        record = _adapter().validate_python(run, strict=True)
+        record = _validator().validate_python(run, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
     of_detectors = record["config"].get("detector", {}).values()
-    if not _is_k(record["k"]) or not all(isinstance(values, dict) for values in of_detectors):
+    if not is_identity(*identity(record)) or not all(isinstance(values, dict) for values in of_detectors):
         return "a run in it has no usable 'k' or 'config'"
-    for leaf in _leaves(run):
-        if isinstance(leaf, str) and not showable(leaf):
-            return f"a run in it has {leaf!r}, with control characters"
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return f"a run in it has {leaf}, which is not finite"
-    return ""
+    return find_unshowable(run)
 
 
 @cache
-def _adapter() -> "TypeAdapter[RunRecord]":
+def _validator() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(RunRecord)
 
 
-def _is_k(value: object) -> bool:
-    """Return whether a value is a number of classes of a step, in its only form."""
-    try:
-        return isinstance(value, int | str) and StepSizes.parse(value).label == value
-    except BadInput:
-        return False
+def find_unshowable(value: object) -> str:
+    """Return why a value with parts cannot be shown: control characters, or a number that is not finite.
 
-
-#: Whether a value can identify a run.
-USABLE: dict[str, Callable[[Any], bool]] = {
-    "benchmark": lambda value: isinstance(value, str),
-    "k": _is_k,
-    "cil": lambda value: isinstance(value, str),
-    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-}
+    Blanks may be of any width. Return '' where it can be shown.
+    """
+    for leaf in _leaves(value):
+        if isinstance(leaf, str) and not all(
+            c.isprintable() or unicodedata.category(c) == "Zs" for c in leaf
+        ):
+            return f"{leaf!r} in it has control characters"
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return f"{leaf} in it is not finite"
+    return ""
 
 
 def _leaves(value: object) -> Iterator[object]:
@@ -141,8 +133,3 @@ def _leaves(value: object) -> Iterator[object]:
             yield from _leaves(part)
     else:
         yield value
-
-
-def showable(text: str) -> bool:
-    """Return whether a terminal can show a text: no control characters; blanks may be of any width."""
-    return all(c.isprintable() or unicodedata.category(c) == "Zs" for c in text)

@@ -43,18 +43,11 @@ def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
     return rows.assign(k=rows["k"].map(labels))
 
 
-def plain_k(value: Any) -> int | str:
-    """Return a row's k as plain Python: a number, or a text."""
-    return value if isinstance(value, str) else int(value)
-
-
 def settings_of(rows: pd.DataFrame) -> list[tuple[str, int | str]]:
     """Return the benchmarks and ks of rows, sorted: 5, 10, 20, 50+10."""
     pairs = rows[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
-    return sorted(
-        ((str(benchmark), plain_k(k)) for benchmark, k in pairs),
-        key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order),
-    )
+    plain = [(str(benchmark), k if isinstance(k, str) else int(k)) for benchmark, k in pairs]
+    return sorted(plain, key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order))
 
 
 @cache

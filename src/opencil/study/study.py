@@ -14,7 +14,7 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.files import Damaged, read_json, write_json
-from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
+from opencil.study.records import IDENTITY, RunRecord, find_problem, find_unshowable, identity, name_of
 from opencil.study.rows import read_tables, write_rows
 
 _FORMAT = 2
@@ -31,7 +31,7 @@ class Study:
     name their damaged and missing files.
     """
 
-    rows: pd.DataFrame
+    rows: pd.DataFrame = field(default_factory=lambda: read_tables([]))
     runs: list[RunRecord] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -87,17 +87,13 @@ def read_published(folder: Path) -> Study:
     with _published(path):
         content = read_json(path)
     runs, left_out = content.get("runs"), content.get("left_out", {})
-    if content.get("format") != _FORMAT or not isinstance(runs, list):
-        raise unusable(path, f"format {_FORMAT} with a list of runs is expected")
+    if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
+        raise unusable(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
+    for problem in (*map(find_problem, runs), find_unshowable(left_out)):
+        if problem:
+            raise unusable(path, problem)
     with _published(folder / ROWS):
         rows = read_tables([(folder / ROWS, str(content.get("rows")))])
-    for run in runs:
-        if problem := trouble(run):
-            raise unusable(path, problem)
-    if not isinstance(left_out, dict) or not all(
-        isinstance(text, str) and showable(text) for pair in left_out.items() for text in pair
-    ):
-        raise unusable(path, "left_out is not a mapping of texts")
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
     if unknown := set(named) - set(map(identity, runs)):
         raise unusable(
@@ -117,9 +113,8 @@ def _published(path: Path) -> Iterator[None]:
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
     """Return rows unchanged, or refuse names that cannot be shown."""
-    for column in _NAMES:
-        if strange := [name for name in rows[column].unique() if not showable(name)]:
-            raise unusable(source, f"its rows have a {column} named {strange[0]!r}, with control characters")
+    if problem := find_unshowable([rows[column].unique().tolist() for column in _NAMES]):
+        raise unusable(source, problem)
     return rows
 
 
