@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,10 +97,9 @@ def evaluate_steps(
     named |= {} if k is None else {"classes_per_step": k}
     sections |= {"benchmark": named, "seed": seed, "detector": detector}
     config, given = _resolve_call(None, sections, settings), GivenModels(models)
-
-    def planned(config: Config) -> list[RunSpec]:
-        return [plan_foreign(config, name, given, memory, class_order, outputs)]
-
+    planned = partial(
+        plan_foreign, name=name, models=given, memory=memory, class_order=class_order, outputs=outputs
+    )
     specs = planned(config)
     for reason, names in left_out(config, memory).items():
         warnings.warn(f"{name} goes without {', '.join(names)}: {reason}", stacklevel=2)

@@ -32,6 +32,7 @@ OPTIONAL = {
     "ray": "a grid on a cluster (--launcher ray)",
 }
 _ROOM = 2 * 2**30  #: disk or GPU memory below this is reported
+_BUILT = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,10 @@ def checkup(data_root: str | None = None, runs: str = "runs") -> Iterator[Findin
     """Yield findings about this machine, and about these folders; nothing is written."""
     yield Finding("versions", "opencil", __version__)
     yield Finding("versions", "python", f"{platform.python_version()} on {platform.platform(terse=True)}")
-    yield Finding("versions", "torch", f"{torch.__version__}, built {built_for()}")
+    yield Finding("versions", "torch", f"{torch.__version__}, {_BUILT}")
     for package, use in OPTIONAL.items():
-        yield Finding(
-            "versions", package, version(package) if find_spec(package) else f"not installed ({use})"
-        )
+        found = version(package) if find_spec(package) else f"not installed ({use})"
+        yield Finding("versions", package, found)
     yield _check_plugins()
     yield from _check_devices()
     root = Path(data_root).expanduser() if data_root else None
@@ -64,11 +64,6 @@ def checkup(data_root: str | None = None, runs: str = "runs") -> Iterator[Findin
     for name in list_benchmarks():
         yield _check_benchmark(name, root)
     yield _check_folder(Path(runs).expanduser())
-
-
-def built_for() -> str:
-    """Return the CUDA version that torch is built for, in words."""
-    return f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
 
 
 def _check_plugins() -> Finding:
@@ -90,7 +85,7 @@ def _check_devices() -> Iterator[Finding]:
         full = ("note", "other programs use its memory: wait, or stop them") if free < _ROOM else ()
         yield Finding("devices", str(device), found, *full)
     if shutil.which("nvidia-smi") and not torch.cuda.is_available():
-        found = f"there is an NVIDIA driver, and torch is built {built_for()}"
+        found = f"there is an NVIDIA driver, and torch is {_BUILT}"
         advice = "install a build of torch for your driver: https://pytorch.org/get-started/locally"
         yield Finding("devices", "cuda", found, "note", advice)
     try:
@@ -105,11 +100,12 @@ def _check_devices() -> Iterator[Finding]:
 
 
 def _check_benchmark(name: str, root: Path | None) -> Finding:
+    """Check whether a benchmark's datasets are embedded, or in the folder of downloads."""
     config = resolve({"benchmark": name})
-    missing, count = [], 0
+    in_files, missing = 0, []
     for split in splits(config):
         if isinstance(split.dataset, FileDataset):
-            count += 1
+            in_files += 1
             if root is None or split.dataset.find(split.split, root) is None:
                 missing.append(f"{split.name} ({split.split})")
             continue
@@ -117,12 +113,12 @@ def _check_benchmark(name: str, root: Path | None) -> Finding:
             split.dataset.serve(split.name, split.split, config.benchmark.image_size, Access())
         except (OpenCILError, ImportError, OSError) as error:
             return Finding("data", name, str(error), "bad", "install scikit-learn and pillow again")
-    if not count:
+    if not in_files:
         return Finding("data", name, "embedded")
     if root is None:
-        found = f"{count} sets in files, and no folder of downloads is named"
+        found = f"{in_files} sets in files, and no folder of downloads is named"
         return Finding("data", name, found, "note", "name it with --data-root or $OPENCIL_DATA")
-    found = f"{count - len(missing)} of {count} sets found in {root}"
+    found = f"{in_files - len(missing)} of {in_files} sets found in {root}"
     if not missing:
         return Finding("data", name, found)
     advice = f"'opencil data check {root} --benchmark {name}' says where to get them"

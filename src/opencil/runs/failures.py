@@ -4,7 +4,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 
 from opencil.engine.arithmetic import refused_operation
 from opencil.errors import BadInput, OpenCILError
@@ -14,7 +13,10 @@ from opencil.runs.spec import RunSpec
 from opencil.runs.store import LockedRun, RunFolder
 
 #: Packages whose frames are left out of the traceback that a user is shown.
-_MACHINERY = {"opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"}
+_MACHINERY = {
+    *("opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"),
+    *sys.stdlib_module_names,
+}
 
 
 class Unexpected(OpenCILError):
@@ -75,7 +77,7 @@ def traceback_of_own_code(error: OpenCILError) -> str:
     if cause is None:
         return error.own_code if isinstance(error, Unexpected) else ""
     place = cause.__traceback__
-    while place and _machinery(place):
+    while place and str(place.tb_frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
         place = place.tb_next
     return "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
 
@@ -85,8 +87,3 @@ def portable(error: OpenCILError) -> OpenCILError:
     if isinstance(error, Unexpected):
         return Unexpected(str(error), own_code=traceback_of_own_code(error))
     return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
-
-
-def _machinery(place: TracebackType) -> bool:
-    package = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in _MACHINERY or package in sys.stdlib_module_names

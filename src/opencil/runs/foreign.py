@@ -243,8 +243,8 @@ def plan_foreign(
     memory: Exemplars = "herding",
     class_order: Sequence[int] | None = None,
     outputs: Literal["stream", "labels"] = "stream",
-) -> RunSpec:
-    """Return the run of models from elsewhere under a config of one k and one seed.
+) -> list[RunSpec]:
+    """Plan the single run of models from elsewhere, under a config of one k and one seed.
 
     ``outputs`` are the columns of the logits: classes seen, in the stream's order, or the dataset's labels.
     """
@@ -275,7 +275,7 @@ def plan_foreign(
     (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
     values = {"memory": noted, "class_order": order, "outputs": outputs}
     learner = foreign_learner(values, seeds_of(config, seed).class_order, models, exemplars)
-    return spec_of(config, k, seed, name, values, detectors, learner)
+    return [spec_of(config, k, seed, name, values, detectors, learner)]
 
 
 def left_out(config: Config, memory: Exemplars) -> dict[str, list[str]]:

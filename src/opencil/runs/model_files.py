@@ -61,9 +61,10 @@ class ModelFiles:
 
 
 def find_factory(place: str) -> Callable[..., Any]:
-    """Return the function that ``my_file.py:make`` names; without a name, ``make``."""
+    """Return the function of the name in ``my_file.py:make``; without a name, ``make``."""
     file, colon, name = place.rpartition(":")
-    file, name = (file, name) if colon and not name.endswith(".py") else (place, "make")
+    if not colon or name.endswith(".py"):
+        file, name = place, "make"
     known: dict[str, Callable[..., Any]] = {n: v for n, v in vars(load_plugin(file)).items() if callable(v)}
     if name not in known:
         raise BadInput(
@@ -90,14 +91,12 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # other kinds of files raise many types of errors
         why = f"{type(error).__name__}: {one_line(error)}"
         raise BadInput(f"{path} is not a file of weights: {why}") from None
-    held = list(content.values()) if isinstance(content, Mapping) else []
-    states = [content] if _is_state(content) else [value for value in held if _is_state(value)]
+    parts = content if isinstance(content, Mapping) else {}
+    states = [value for value in (content, *parts.values()) if _is_state(value)]
     if len(states) != 1:
-        keys = ", ".join(map(str, content)) or "nothing" if isinstance(content, Mapping) else ""
-        kind = f"a mapping of {keys}" if keys else type(content).__name__
         raise BadInput(
-            f"{path} holds {kind}: one state_dict is needed, or read the file in a factory of your own, "
-            "make(path, classes)"
+            f"{path} holds a {type(content).__name__} of {', '.join(map(str, parts)) or 'nothing'}: one "
+            "state_dict is needed, or read the file in a factory of your own, make(path, classes)"
         )
     prefix = "module." if all(name.startswith("module.") for name in states[0]) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in states[0].items()}
