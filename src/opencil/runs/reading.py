@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -57,12 +58,11 @@ def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
 
 
 def _read(root: Path) -> list[Study]:
-    found, unlisted = find_runs(root), _unreadable_folders(root)
-    studies = [_read_folder(folder.path, _read_run) for folder in found]
-    if not found:
+    studies = [_read_folder(folder.path, _read_run) for folder in find_runs(root)]
+    if not studies:
         studies = [_read_folder(folder, read_published) for folder in published_below(root)]
-    if unlisted:
-        studies.append(Study(left_out=unlisted))
+    if unread := _unreadable_folders(root):
+        studies.append(Study(left_out=unread))
     if studies:
         return studies
     raise BadInput(
@@ -73,12 +73,10 @@ def _read(root: Path) -> list[Study]:
 def _unreadable_folders(root: Path) -> dict[str, str]:
     """Return the folders below ``root`` that cannot be read, with the reason: runs may be in them."""
     errors: list[OSError] = []
-    found: dict[str, str] = {}
-    for folder, names in folders_below(root, errors.append):
-        # Names of files have endings.
-        for path in (folder / name for name in sorted(names) if "." not in name):
-            if path.is_symlink() and not path.exists():
-                found[str(path)] = f"it is a link to {path.readlink()}, which does not exist"
+    paths = [folder / name for folder, names in folders_below(root, errors.append) for name in sorted(names)]
+    # Names of files have endings.
+    broken = [path for path in paths if "." not in path.name and path.is_symlink() and not path.exists()]
+    found = {str(path): f"it is a link to {path.readlink()}, which does not exist" for path in broken}
     return found | {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
 
 
@@ -113,17 +111,15 @@ def _read_run(path: Path) -> Study:
     config = folder.stored()
     benchmark, k, cil, seed = folder.identity(config)
     steps, environment, wrong = read_records(folder, config)
-    tables, evaluated = [], []
-    for step, info in steps.items():
-        for name in info["rows"]:
-            file = step.path / step.table(name)
-            if file in wrong:
-                continue
-            try:
-                tables.append(read_tables([(file, step.listed(step.table(name), info))]))
-                evaluated.append(name)
-            except (OpenCILError, OSError) as error:
-                wrong[file] = describe_damage(error)
+    tables, evaluated = [], Counter[str]()
+    for step, name in [(step, name) for step, info in steps.items() for name in info["rows"]]:
+        if (file := step.path / step.table(name)) in wrong:
+            continue
+        try:
+            tables.append(step.rows(name, steps[step]))
+            evaluated[name] += 1
+        except (OpenCILError, OSError) as error:
+            wrong[file] = describe_damage(error)
     infos = list(steps.values())
     record = RunRecord(
         benchmark=benchmark,
@@ -133,22 +129,16 @@ def _read_run(path: Path) -> Study:
         steps=infos[0]["steps"] if infos else expected_steps(config),
         trained=len(steps),
         seconds=[info["seconds"] for info in infos],
-        detectors={
-            name: evaluated.count(name) for name in dict.fromkeys([*config["detector"], *evaluated]) if name
-        },
+        detectors={name: evaluated[name] for name in [*config["detector"], *evaluated] if name},
         config=config,
-        environment={
-            key: value for key, value in environment.items() if key not in ("run", "command", "datasets")
-        },
+        environment={k: v for k, v in environment.items() if k not in ("run", "command", "datasets")},
         made=_join_makers(infos),
         data=environment.get("datasets", []),
     )
     if failure := folder.failure():
         record["failed"] = _relative(path, failure)
     if wrong:
-        record["left_out"] = {
-            f.relative_to(path).as_posix(): _relative(path, why) for f, why in wrong.items()
-        }
+        record["left_out"] = {f.relative_to(path).as_posix(): _relative(path, w) for f, w in wrong.items()}
     if problem := find_problem(record):
         raise unusable(path, problem)
     rows = pd.concat([read_tables([]), *tables], ignore_index=True)
@@ -167,12 +157,13 @@ def read_records(
     environment: dict[str, Any] = {}
     models: dict[int, str] = {}
     wrong: dict[Path, str] = {}
-    try:
-        environment = read_json(folder.environment) if folder.environment.exists() else {}
-        if environment.get("run", run) != run:
-            wrong[folder.environment], environment = f"is of run {environment['run']}", {}
-    except (OpenCILError, OSError) as error:
-        wrong[folder.environment] = describe_damage(error)
+    if folder.environment.exists():
+        try:
+            environment = read_json(folder.environment)
+        except (OpenCILError, OSError) as error:
+            wrong[folder.environment] = describe_damage(error)
+    if environment.get("run", run) != run:
+        wrong[folder.environment], environment = f"is of run {environment['run']}", {}
     for step in folder.trained():
         try:
             info = step.info()
@@ -212,16 +203,18 @@ def check_record(info: Info, run: str, training: str, previous: str | None) -> s
 
 def _join_makers(infos: list[Info]) -> list[Made]:
     """Return the provenance of the rows: equal entries are joined, in the order of their first."""
-    alike: dict[str, Any] = {}
-    for info in infos:
-        for name, note in [(name, made) for name, rows in info["rows"].items() for made in rows["made"]]:
-            maker, time = {part: value for part, value in note.items() if part != "time"}, note["time"]
-            key = json.dumps(maker, sort_keys=True)
-            made = alike.setdefault(key, maker | {"first": time, "last": time, "steps": {}})
-            made["first"], made["last"] = min(made["first"], time), max(made["last"], time)
-            if info["step"] not in (numbers := made["steps"].setdefault(name, [])):
-                numbers.append(info["step"])
-    return list(alike.values())
+    joined: dict[str, Any] = {}
+    notes = [
+        (i["step"], name, made) for i in infos for name, rows in i["rows"].items() for made in rows["made"]
+    ]
+    for step, name, note in notes:
+        maker, time = {part: value for part, value in note.items() if part != "time"}, note["time"]
+        key = json.dumps(maker, sort_keys=True)
+        made = joined.setdefault(key, maker | {"first": time, "last": time, "steps": {}})
+        made["first"], made["last"] = min(made["first"], time), max(made["last"], time)
+        if step not in (numbers := made["steps"].setdefault(name, [])):
+            numbers.append(step)
+    return list(joined.values())
 
 
 def expected_steps(config: dict[str, Any]) -> int | None:
