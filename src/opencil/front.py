@@ -1,7 +1,7 @@
 """Start runs and get their results from Python, as ``cli`` does from the shell."""
 
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from opencil.plugins import describe_changed
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
-from opencil.runs.events import Event, Failed
+from opencil.runs.events import Failed
 from opencil.runs.failures import find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
@@ -47,11 +47,7 @@ def run(
     A failing run does not stop the others; an error at the end names each failed run with its reason.
     Finished steps are stored, and the same call resumes from there.
     """
-    resolved = _resolve_call(config, sections, settings)
-    planned = plan_share(only)
-    specs = planned(resolved)
-    _carry_out(execute(resolved, planned), resolved, len(specs), progress)
-    results = Results.of(resolved, specs)
+    results = _carry_out(_resolve_call(config, sections, settings), plan_share(only), progress)
     for sentence in describe_changed(results.study.runs):
         warnings.warn(sentence, stacklevel=2)
     return results
@@ -100,11 +96,10 @@ def evaluate_steps(
     planned = partial(
         plan_foreign, name=name, models=given, memory=memory, class_order=class_order, outputs=outputs
     )
-    specs = planned(config)
+    planned(config)  # refuses what it cannot plan before anything is warned of
     for reason, names in left_out(config, memory).items():
         warnings.warn(f"{name} goes without {', '.join(names)}: {reason}", stacklevel=2)
-    _carry_out(execute(config, planned), config, 1, progress)
-    return Results.of(config, specs)
+    return _carry_out(config, planned, progress)
 
 
 class Tables(tuple[Table, ...]):
@@ -127,12 +122,6 @@ class Results:
     config: Config
     folders: tuple[Path, ...]
     study: Study
-
-    @classmethod
-    def of(cls, config: Config, specs: Sequence[RunSpec]) -> "Results":
-        """Read the results of some of a config's runs, as far as they are."""
-        folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
-        return cls(config, folders, study_so_far(folders, config.detector))
 
     @property
     def rows(self) -> "pd.DataFrame":
@@ -195,25 +184,32 @@ def _resolve_call(
     return resolve(config, flags=flags, settings=settings)
 
 
-def _carry_out(events: Generator[Event], config: Config, runs: int, wanted: bool) -> None:
-    """Carry out all runs, and then raise an error that names those that failed."""
+def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progress: bool) -> Results:
+    """Carry out all runs and return the results, or raise an error that names the runs that failed."""
     from rich.console import Console
 
-    from opencil.cli.progress import progress
+    from opencil.cli import progress as bars
 
-    screen, failures = Console(), list[Failed]()
-    shown = progress(screen, runs, quiet=not (wanted and (screen.is_terminal or screen.is_jupyter)))
+    specs, screen, failures = planned(config), Console(), list[Failed]()
+    quiet = not (progress and (screen.is_terminal or screen.is_jupyter))
     # Closing releases the locks of runs at once where a notebook is interrupted.
-    with closing(events), training_curves(config.place.tensorboard) as write, shown as show:
+    with (
+        closing(execute(config, planned)) as events,
+        training_curves(config.place.tensorboard) as write,
+        bars.progress(screen, len(specs), quiet) as show,
+    ):
         for event in events:
             show(event)
             write(event)
-            failures += [event] if isinstance(event, Failed) else []
+            if isinstance(event, Failed):
+                failures.append(event)
     if failures:
         first = failures[0].error
         text = f"run {failures[0].run} failed; its finished work is stored: {first}"
-        if runs > 1:
-            text = f"{len(failures)} of {runs} runs failed; their finished work is stored:"
+        if len(specs) > 1:
+            text = f"{len(failures)} of {len(specs)} runs failed; their finished work is stored:"
             text += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
         kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
         raise kind(text) from find_unexpected([first]) or first
+    folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
+    return Results(config, folders, study_so_far(folders, config.detector))
