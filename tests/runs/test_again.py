@@ -1,7 +1,6 @@
 """Train a stored step again: the same bits, or the differences; the run stays unchanged."""
 
 import shutil
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,12 @@ import torch
 
 from opencil.errors import BadInput
 from opencil.runs import again
-from opencil.runs.again import Trial, plan_trial
-from opencil.runs.events import Event, Training
+from opencil.runs.again import plan_trial
+from opencil.runs.events import Training
 from opencil.runs.state import open_run
 from tests.stored import contents, edit_json
 
 RUN = "digits/k4/icarl/seed0"
-
-
-def carry_out(trial: Trial) -> tuple[list[Event], list[str]]:
-    """Return a trial's events and the differences."""
-    training: Generator[Event, None, list[str]] = trial.carry_out()
-    events = []
-    while True:
-        try:
-            events.append(next(training))
-        except StopIteration as end:
-            return events, end.value
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -36,9 +24,8 @@ def test_a_step_has_the_same_bits_again(done: Path, number: int) -> None:
     before = contents(done)
     trial = plan_trial(done / RUN)
     assert trial.doubts == []
-    events, differences = carry_out(trial)
-    assert differences == []
-    assert all(isinstance(event, Training) and event.step == number for event in events)
+    assert {event.step for event in trial.carry_out() if isinstance(event, Training)} == {number}
+    assert trial.differences == []
     assert contents(done) == before
 
 
@@ -48,7 +35,9 @@ def test_differences_are_named(done: Path) -> None:
     model["head.weight"].view(-1)[0] += 0.5
     step.save_tensors("model.safetensors", model, info)
     step.save_info(info)
-    _, (difference,) = carry_out(plan_trial(done / RUN))
+    trial = plan_trial(done / RUN)
+    assert list(trial.carry_out())
+    (difference,) = trial.differences
     assert difference.startswith("model.safetensors: 1 of ")
     assert "head.weight" in difference
 

@@ -1,7 +1,6 @@
 """``opencil runs``: list stored runs, check their files, clean up what is stale or damaged."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from opencil.cli.screen import borderless_table, print_line, print_note, print_t
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
-    from opencil.runs.events import Event
     from opencil.runs.store import RunFolder
 
 app = typer.Typer(
@@ -112,20 +110,15 @@ def _check_deeply(path: Path, data_root: str | None) -> None:
         trial = plan_trial(path, data_root)
     for doubt in trial.doubts:
         print_note(f"the same bits cannot be expected: {doubt}")
-    differences: list[str] = []
-
-    def train() -> "Iterator[Event]":
-        differences.extend((yield from trial.carry_out()))
-
     with progress(Console(), 1) as show:
-        for event in train():
+        for event in trial.carry_out():
             show(event)
     again = f"step {trial.number} of {path}, trained again"
-    if not differences:
+    if not trial.differences:
         print_line(f"{again}: model and memory have the same bits", "good")
         return
     print_line(f"{again}: it differs from what is stored", "note" if trial.doubts else "bad")
-    for difference in differences[:_FEW]:
+    for difference in trial.differences[:_FEW]:
         print_line(difference, indent=6)
     if not trial.doubts:
         raise OpenCILError(f"step {trial.number} of {path} differs from what is stored")

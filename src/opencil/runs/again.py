@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from opencil.runs.state import Run, open_run_at
 from opencil.runs.store import Info, RunFolder, bytes_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """The last stored step of a run, to be trained again as it was computed then.
 
@@ -32,9 +32,10 @@ class Trial:
     number: int
     doubts: list[str]
     threads: int | None
+    differences: list[str] = field(default_factory=list)  #: found by ``carry_out``
 
-    def carry_out(self) -> Generator[Event, None, list[str]]:
-        """Train it in a folder beside the run, which stays unchanged; return the differences."""
+    def carry_out(self) -> Generator[Event]:
+        """Train it in a folder beside the run, which stays unchanged, and compare."""
         spec, stored = replace(self.run.spec, detectors={}, metrics=()), self.run.folder
         info = self.run.info(self.number)
         with (
@@ -52,10 +53,9 @@ class Trial:
                     if now.trained:
                         break
                     yield event
-            differences: list[str] = []
             for name in ("model.safetensors", "memory.safetensors"):
-                differences += _differences(name, then.tensors(name, info), now.tensors(name, now.info()))
-            return differences
+                tensors = then.tensors(name, info), now.tensors(name, now.info())
+                self.differences += _differences(name, *tensors)
 
 
 def plan_trial(path: Path, data_root: str | None = None) -> Trial:
