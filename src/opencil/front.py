@@ -37,7 +37,7 @@ def run(
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Train, evaluate and store the runs of a config that are not stored yet; return the results.
+    """Train, evaluate and store the missing runs of a config; return the results.
 
     ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections that override it:
     ``run(benchmark="digits", cil={"icarl": {"epochs": 2}}, detector="energy", seed=[0, 1])``. ``settings``
@@ -68,7 +68,7 @@ def evaluate_steps(
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Evaluate models that were trained elsewhere, one for each step, by the whole protocol, as run ``name``.
+    """Evaluate models trained elsewhere, one for each step, by the whole protocol, as run ``name``.
 
     ``models`` is a list, an iterator, or a function of the step (``step.number`` from 1 on, ``step.seen``
     classes). Each is a model with ``features`` and ``classify``, one from ``opencil.wrap``, or a function
@@ -81,8 +81,8 @@ def evaluate_steps(
     head are the dataset's labels, seen or not.
 
     ``memory`` says which exemplars detectors find: chosen by ``"herding"`` with the given models within the
-    benchmark's budget, as for every method that is trained here; ``"none"``; or for each step the indices of
-    the training images that were kept after it.
+    benchmark's budget, as for every method trained here; ``"none"``; or for each step the indices of the
+    training images kept after it.
 
     Other keyword arguments are sections, as for ``opencil.run``. The run is stored and resumed like any
     other. It stores fingerprints of the models: another model for a step with rows is refused.
@@ -96,14 +96,14 @@ def evaluate_steps(
     planned = partial(
         plan_foreign, name=name, models=given, memory=memory, class_order=class_order, outputs=outputs
     )
-    planned(config)  # refuses what it cannot plan before anything is warned of
+    planned(config)  # errors come before warnings
     for reason, names in left_out(config, memory).items():
         warnings.warn(f"{name} goes without {', '.join(names)}: {reason}", stacklevel=2)
     return _carry_out(config, planned, progress)
 
 
 class Tables(tuple[Table, ...]):
-    """Tables that print as text and are drawn in notebooks."""
+    """Tables, printed as text and drawn in notebooks."""
 
     def __repr__(self) -> str:
         return "\n\n".join(map(str, self))

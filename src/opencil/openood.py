@@ -26,7 +26,7 @@ from opencil.runs.loading import benchmark
 if TYPE_CHECKING:
     import pandas as pd
 
-#: OpenOOD's names of detectors that differ here.
+#: OpenOOD's names of detectors with another name here.
 NAMES = {"ebo": "energy", "mls": "maxlogit"}
 #: Columns of the table, and their metrics.
 COLUMNS = {"FPR@95": "fpr_ood_positive", "AUROC": "auc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_out"}

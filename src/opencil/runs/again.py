@@ -59,7 +59,7 @@ class Trial:
 
 
 def plan_trial(path: Path, data_root: str | None = None) -> Trial:
-    """Return the trial of a run's last stored step, on the kind of device that the run was made on."""
+    """Return the trial of a run's last stored step, on the run's kind of device."""
     folder = RunFolder(path)
     if folder.stored().get("foreign"):
         raise BadInput(f"the models of {path} were trained elsewhere: they cannot be trained again")

@@ -12,7 +12,7 @@ from opencil.runs.events import Failed
 from opencil.runs.spec import RunSpec
 from opencil.runs.store import LockedRun, RunFolder
 
-#: Packages whose frames are left out of the traceback that a user is shown.
+#: Packages to leave out of the traceback for the user.
 _MACHINERY = {
     *("opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"),
     *sys.stdlib_module_names,
@@ -49,7 +49,7 @@ def find_unexpected(errors: Iterable[Exception]) -> Exception | None:
 
 
 def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
-    """Return the error of a run some of whose detectors have no rows, with the step and reason for each."""
+    """Return the error of a run with detectors without rows, with the step and reason for each."""
     reasons: dict[str, list[str]] = {}
     for name, (step, error) in problems.items():
         reasons.setdefault(f"step {step}: {in_words(error)}", []).append(name)
@@ -59,7 +59,7 @@ def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
 
 
 def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
-    """Return the event of a run that an error has ended, and write the error into the run's folder."""
+    """Return the event of a failed run, and write the error into the run's folder."""
     error = find_disk_error(error, folder.path) or error
     cause = find_unexpected([error])
     text = f"{in_words(error)}\n" if cause is None else "".join(traceback.format_exception(cause))
@@ -83,7 +83,7 @@ def traceback_of_own_code(error: OpenCILError) -> str:
 
 
 def portable(error: OpenCILError) -> OpenCILError:
-    """Return an error that can be sent to another process, with its traceback as text."""
+    """Return an error fit to be pickled, with its traceback as text."""
     if isinstance(error, Unexpected):
         return Unexpected(str(error), own_code=traceback_of_own_code(error))
     return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))

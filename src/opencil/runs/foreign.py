@@ -1,4 +1,4 @@
-"""Runs of models that were trained elsewhere: the same protocol, store and reports; nothing is trained."""
+"""Evaluate models trained elsewhere by the same protocol, store and reports; nothing is trained."""
 
 import copy
 import hashlib
@@ -30,7 +30,7 @@ Source = Iterable[Any] | Callable[[Step], Any]
 #: The exemplars of a method: chosen by herding, none, or listed by index for each step.
 Exemplars = Literal["herding", "none"] | Sequence[Any]
 _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
-_PROBE = 16  #: test images that a fingerprint is computed on
+_PROBE = 16  #: test images for a fingerprint
 
 
 class _Given(nn.Module):
@@ -45,7 +45,7 @@ class _Given(nn.Module):
     notes: dict[str, str]  #: type and checksum, for the step's record
 
     def settle(self, setting: Setting, step: Step, kind: str) -> None:
-        """Compute the fingerprint, and refuse a model that does not fit the step."""
+        """Compute the fingerprint, and refuse a model unfit for the step."""
         model: Any = self
         self.step = step.number
         logits = forward(model, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
@@ -133,7 +133,7 @@ class GivenFunction(_Given, LogitsAlone):
 class GivenModels:
     """The models of a run, one for each step, asked for in order.
 
-    They are copied, so that the loop that yields an original may train it further.
+    They are copied, so the loop that yields an original may train it further.
     """
 
     def __init__(self, source: Source) -> None:
@@ -182,9 +182,9 @@ class GivenModels:
 
 @dataclass(frozen=True)
 class Foreign(Learner):
-    """A method whose models come from elsewhere: it trains nothing, and its memory is a value."""
+    """A method with models from elsewhere: it trains nothing, and its memory is a value."""
 
-    models: GivenModels | None  #: None in a stored run that is opened again
+    models: GivenModels | None  #: None in a reopened run
     memory: Literal["herding", "none"] | Sequence[Tensor]
     class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if listed
     order_seed: int  #: of the class order, if it is not listed
@@ -207,7 +207,7 @@ class Foreign(Learner):
         return model  # type: ignore[no-any-return]
 
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-        """Return a step's task, whose model is final."""
+        """Return a step's task with its final model."""
         return super().begin(setting, step, memory, None)
 
     def notes(self, task: Task) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Foreign(Learner):
 def foreign_learner(
     values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: Exemplars = ()
 ) -> Foreign:
-    """Return the learner of a run with these values; without models where the run is opened again."""
+    """Return the learner of a run with these values; without models in a reopened run."""
     order = values.get("class_order")
     return Foreign(models, memory, order and tuple(order), order_seed, values.get("outputs") == "labels")
 
@@ -279,12 +279,12 @@ def plan_foreign(
 
 
 def left_out(config: Config, memory: Exemplars) -> dict[str, list[str]]:
-    """Return the detectors that cannot be used with models from elsewhere, by reason."""
+    """Return the detectors unusable with models from elsewhere, by reason."""
     exemplars = _check_exemplars(memory)
     counts: Iterable[int]
     if exemplars == "herding":
         counts = map(config.benchmark.fewest_kept, config.benchmark.classes_per_step)
-    else:  # where a step has no memory, detectors are set up on the images that it learned from
+    else:  # where a step has no memory, detectors are set up on its training images
         counts = filter(None, map(len, () if exemplars == "none" else exemplars))
     kept = min(counts, default=None)
     return config.refused(kept, revisits=kept is not None)

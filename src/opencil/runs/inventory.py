@@ -1,4 +1,4 @@
-"""Check the files of stored runs: progress, damage, and files that can be deleted."""
+"""Check the files of stored runs: progress, damage, and leftovers."""
 
 import os
 import shutil
@@ -91,7 +91,7 @@ def remarks(folder: RunFolder) -> Iterator[Remark]:
 
 
 def damages(folder: RunFolder) -> dict[Path, str]:
-    """Read all files of a run; return those that are damaged, missing or of another run, with the problem."""
+    """Read all files of a run; return damaged, missing and misplaced files with the problem."""
     try:
         steps, _, found = read_records(folder, folder.stored())
     except (OpenCILError, OSError) as error:
@@ -112,7 +112,7 @@ def damages(folder: RunFolder) -> dict[Path, str]:
 
 
 def leftovers(folder: RunFolder) -> dict[Path, str]:
-    """Return the files and folders of a locked run that can be deleted, each with the reason.
+    """Return the files and folders to delete in a locked run, each with the reason.
 
     They are stale, or damaged and computed again by 'opencil run'. A step whose record, model or memory is
     damaged goes as a whole, unless its model was trained elsewhere.

@@ -22,8 +22,8 @@ ENDINGS = (".safetensors", ".pt", ".pth", ".pkl", ".bin", ".ckpt", ".tar")
 class ModelFiles:
     """The models in a folder's files, one for each step, in the order of the numbers in their names.
 
-    ``factory`` is ``make(classes)``, a module that the weights of a file are then loaded into, or
-    ``make(path, classes)``, which reads the file itself.
+    ``factory`` is ``make(classes)``, a module for the weights of a file, or ``make(path, classes)``, which
+    reads the file itself.
     """
 
     def __init__(self, folder: Path, factory: Callable[..., Any]) -> None:
@@ -51,7 +51,7 @@ class ModelFiles:
         model, weights = self._make(step.seen), read_weights_file(path)
         if not isinstance(model, nn.Module):
             raise BadInput(f"the factory returns a {type(model).__name__}: a torch module is expected")
-        # The weights are of the model, or of a part of it where that is wrapped.
+        # The weights are of the model, or of the part inside a wrapper.
         parts = (part for part in model.modules() if part.state_dict().keys() == weights.keys())
         try:
             next(parts, model).load_state_dict(weights)
@@ -75,9 +75,9 @@ def find_factory(place: str) -> Callable[..., Any]:
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:
-    """Read the weights in a file of safetensors, or of torch; a mapping may hold other values beside them.
+    """Read the weights in a file of safetensors, or of torch; a mapping may hold other values as well.
 
-    The ``module.`` that training on several GPUs puts before names is removed.
+    The prefix ``module.`` of DataParallel is removed.
     """
     try:
         if path.suffix == ".safetensors":
@@ -107,5 +107,5 @@ def _is_state(value: object) -> bool:
 
 
 def _natural(name: str) -> list[Any]:
-    """Return a key that sorts task2 before task10."""
+    """Return a sorting key: task2 comes before task10."""
     return [int(part) if part.isdigit() else part.lower() for part in re.split(r"(\d+)", name)]

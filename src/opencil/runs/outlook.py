@@ -1,4 +1,4 @@
-"""Estimate the work that a config's runs still need, from the store and the times of similar runs."""
+"""Estimate the remaining work of a config's runs from the store and the times of similar runs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class Prospect:
     """One run: its trained steps and its missing detectors."""
 
     spec: RunSpec
-    steps: int | None  #: None where their number is not known
+    steps: int | None  #: None if not known
     trained: int
-    lacking: tuple[str, ...]  #: detectors that have no rows of some trained step
+    lacking: tuple[str, ...]  #: detectors without rows of some trained step
     done: bool
-    seconds: float | None  #: that similar runs took for the missing work; None where there are none
+    seconds: float | None  #: of similar runs for the missing work; None without such runs
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outlook:
 
 
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
-    """Return the progress of a config's runs, and refuse a config that cannot run; nothing is written."""
+    """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
     check_place(config.place)
     places, runs = find_places(config.place), Path(config.place.runs)
     if config.place.launcher == "ray":
@@ -106,7 +106,7 @@ def _seconds(spec: RunSpec, folder: RunFolder, number: int, device: str, trained
 
 
 def _with_stored_statistics(spec: RunSpec, folder: RunFolder) -> RunSpec:
-    """Return a run whose transform is to be computed from images with the numbers of its stored config."""
+    """Return a run with the stored numbers of a transform to be computed from images."""
     transform = spec.benchmark.transform
     then = folder.stored().get("benchmark", {}).get("transform", {}) if transform.computes else {}
     computed: dict[str, Any] = {

@@ -45,7 +45,7 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
 
 
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
-    """Read the rows that runs have so far of some detectors; leave out runs that have not begun."""
+    """Read the rows of some detectors in runs, as far as they are; leave out runs without files."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
     parts = [Study(), *(_read_folder(folder, _read_run) for folder in begun)]
     study = together(parts, ", ".join(map(str, begun)))
@@ -71,7 +71,7 @@ def _read(root: Path) -> list[Study]:
 
 
 def _unreadable_folders(root: Path) -> dict[str, str]:
-    """Return the folders below ``root`` that cannot be read, with the reason: runs may be in them."""
+    """Return the unreadable folders below ``root`` with the reason: runs may be in them."""
     errors: list[OSError] = []
     paths = [folder / name for folder, names in folders_below(root, errors.append) for name in sorted(names)]
     # Names of files have endings.
@@ -81,7 +81,7 @@ def _unreadable_folders(root: Path) -> dict[str, str]:
 
 
 def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
-    """Read the study in a folder; if that fails, return a study that names the folder as left out."""
+    """Read the study in a folder; if it fails, return a study with the folder in ``left_out``."""
     try:
         return read(folder)
     except Exception as error:  # the other folders are shown
@@ -89,7 +89,7 @@ def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
 
 
 def _title(folder: Path) -> str:
-    """Return the name of the run that belongs into a folder, or the folder itself."""
+    """Return the name of the run for this folder, or the folder itself."""
     return place_name(folder.resolve()) or str(folder)
 
 
@@ -101,7 +101,7 @@ def _relative(folder: Path, text: str) -> str:
 
 
 def place_name(folder: Path) -> str:
-    """Return the name of the run that belongs into a folder; '' for a folder of any other name."""
+    """Return the name of the run for this folder; '' for a folder of any other name."""
     name = "/".join(folder.parts[-4:])
     return name if setting_of(name) else ""
 
@@ -150,7 +150,7 @@ def read_records(
 ) -> tuple[dict[StepFolder, Info], dict[str, Any], dict[Path, str]]:
     """Read the records of a run's trained steps and its environment.
 
-    Return these, and the files that are damaged, missing, of another run, or made with other values.
+    Return these, and the files to leave out with the reason: damage, another run, other values.
     """
     run, training = name_of(*folder.identity(config)), digest_values(training_values(config))
     steps: dict[StepFolder, Info] = {}
@@ -183,7 +183,7 @@ def read_records(
 
 
 def describe_damage(error: Exception) -> str:
-    """Return the error of a file as the end of a sentence that begins with the file."""
+    """Return the error of a file as a sentence without its subject, the file."""
     return f"cannot be used ({getattr(error, 'reason', error)})"
 
 
@@ -218,7 +218,7 @@ def _join_makers(infos: list[Info]) -> list[Made]:
 
 
 def expected_steps(config: dict[str, Any]) -> int | None:
-    """Return the steps of a run that has finished none; None where its number of classes is not known."""
+    """Return the planned steps of a run; None for an unknown number of classes."""
     benchmark = config["benchmark"]
     name = benchmark.get("id")
     classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None

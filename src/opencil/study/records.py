@@ -13,7 +13,7 @@ from opencil.data.stream import StepSizes
 from opencil.errors import BadInput, one_line
 from opencil.validation import Count, Whole
 
-#: The values that identify a run.
+#: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 Identity = tuple[str, int | str, str, int]
 
@@ -25,14 +25,14 @@ class Made(TypedDict):
     torch: str
     device: str
     precision: str
-    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin that they come from
+    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin behind them
     first: str
     last: str
     steps: dict[str, list[Count]]  #: of each detector; '' is the model itself
 
 
 class Dataset(TypedDict):
-    """The images of a dataset that a run read."""
+    """The images of a dataset, as read by a run."""
 
     name: str
     role: str
@@ -49,16 +49,16 @@ class RunRecord(TypedDict):
     k: int | str
     cil: str
     seed: Whole
-    steps: Count | None  #: in all; None where no step is finished and the number of classes is not known
-    trained: Whole  #: steps whose models are stored
+    steps: Count | None  #: in all; None if neither a step nor the number of classes is known
+    trained: Whole  #: steps with a stored model
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    detectors: dict[str, Whole]  #: steps that each detector has been evaluated on; 0 where it is to come
+    detectors: dict[str, Whole]  #: evaluated steps of each detector
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
     made: NotRequired[list[Made]]  #: provenance of the rows
     data: list[Dataset]
-    failed: NotRequired[str]  #: the error that ended its last attempt
-    left_out: NotRequired[dict[str, str]]  #: its files that are damaged or missing, so without rows, and why
+    failed: NotRequired[str]  #: error of its last attempt
+    left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
 
 
 def identity(run: RunRecord) -> Identity:
@@ -109,7 +109,7 @@ def _validator() -> Any:
 
 
 def find_unshowable(value: object) -> str:
-    """Return why a value with parts cannot be shown: control characters, or a number that is not finite.
+    """Return why a nested value cannot be shown: control characters, or a number is not finite.
 
     Blanks may be of any width. Return '' where it can be shown.
     """
@@ -124,7 +124,7 @@ def find_unshowable(value: object) -> str:
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Yield every key and every value that has no parts, however deep."""
+    """Yield the keys and the leaves of a nested value."""
     if isinstance(value, dict):
         yield from value
         value = list(value.values())

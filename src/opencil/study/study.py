@@ -1,7 +1,7 @@
 """A study: the rows of some runs with a record of each run, from their folders or as published.
 
 A published study is a folder with two files, ``rows.parquet`` and ``runs.json``; ``opencil report RUNS --out
-FOLDER`` writes it. Everything that a report shows comes from these two.
+FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
@@ -25,10 +25,10 @@ _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Rows, and a record of each run that they come from or will come from.
+    """Rows, and a record of each run, begun or still to come.
 
-    ``left_out`` maps runs that could not be read, by name or folder, to the reason. Records of the other runs
-    name their damaged and missing files.
+    ``left_out`` maps unreadable runs, by name or folder, to the reason. Records of the other runs name their
+    damaged and missing files.
     """
 
     rows: pd.DataFrame = field(default_factory=lambda: read_tables([]))
@@ -37,7 +37,7 @@ class Study:
 
     @property
     def problems(self) -> list[str]:
-        """Return a sentence for each file or run that is damaged or missing."""
+        """Return a sentence for each damaged or missing file or run."""
         whole = [f"{run}: {why}" for run, why in self.left_out.items()]
         parts = [
             f"{name_of(*identity(run))}: {file} {why}"
@@ -77,12 +77,12 @@ def write_study(study: Study, folder: Path) -> None:
 
 
 def published_below(root: Path) -> list[Path]:
-    """Return every folder at or below ``root`` that has a published study, or one of its two files."""
+    """Return every folder at or below ``root`` with a published study, or one of its two files."""
     return sorted({path.parent for name in (RUNS, ROWS) for path in root.rglob(name)})
 
 
 def read_published(folder: Path) -> Study:
-    """Read the study that is published in a folder."""
+    """Read a published study."""
     path = folder / RUNS
     with _published(path):
         content = read_json(path)
@@ -112,13 +112,13 @@ def _published(path: Path) -> Iterator[None]:
 
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """Return rows unchanged, or refuse names that cannot be shown."""
+    """Return rows unchanged, or refuse unprintable names."""
     if problem := find_unshowable([rows[column].unique().tolist() for column in _NAMES]):
         raise unusable(source, problem)
     return rows
 
 
 def unusable(path: Path, error: object) -> Damaged:
-    """Return the error for a file that cannot be used, and that deleting does not mend."""
+    """Return the error for a file that only its author can mend."""
     text = f"{path} cannot be used ({error}): restore it, or make it again from the runs"
     return Damaged(text, error)
