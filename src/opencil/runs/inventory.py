@@ -122,10 +122,11 @@ def leftovers(folder: RunFolder) -> dict[Path, str]:
         return found
     foreign = folder.stored().get("foreign")
     for path, problem in broken.items():
-        if path.name not in ("step.json", "model.safetensors", "memory.safetensors"):
-            found |= {path: f"{problem}: it is computed again"} if path.exists() else {}
-        elif not foreign:
-            found[path.parent] = f"{path.name} {problem}: the step is computed again"
+        if path.name in ("step.json", "model.safetensors", "memory.safetensors"):
+            if not foreign:
+                found[path.parent] = f"{path.name} {problem}: the step is computed again"
+        elif path.exists():
+            found[path] = f"{problem}: it is computed again"
     return {path: why for path, why in found.items() if not found.keys() & set(path.parents)}
 
 

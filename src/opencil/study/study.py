@@ -5,8 +5,7 @@ FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,31 +83,23 @@ def published_below(root: Path) -> list[Path]:
 def read_published(folder: Path) -> Study:
     """Read a published study."""
     path = folder / RUNS
-    with _published(path):
+    try:
         content = read_json(path)
-    runs, left_out = content.get("runs"), content.get("left_out", {})
-    if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
-        raise unusable(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
-    for problem in (*map(find_problem, runs), find_unshowable(left_out)):
-        if problem:
-            raise unusable(path, problem)
-    with _published(folder / ROWS):
-        rows = read_tables([(folder / ROWS, str(content.get("rows")))])
+        runs, left_out = content.get("runs"), content.get("left_out", {})
+        if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
+            raise unusable(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
+        for problem in (*map(find_problem, runs), find_unshowable(left_out)):
+            if problem:
+                raise unusable(path, problem)
+        path = folder / ROWS
+        rows = showable_rows(read_tables([(path, str(content.get("rows")))]), path)
+    except Damaged as error:  # a published study is not to be deleted, as a run's file is
+        raise unusable(path, error.reason) from None
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
     if unknown := set(named) - set(map(identity, runs)):
-        raise unusable(
-            path, f"the rows have a run {name_of(*min(unknown, key=str))} that is not among its runs"
-        )
-    return Study(showable_rows(rows, folder / ROWS), runs, left_out)
-
-
-@contextmanager
-def _published(path: Path) -> Iterator[None]:
-    """Raise ``unusable`` for damage in the block: a published study is not to be deleted."""
-    try:
-        yield
-    except Damaged as error:
-        raise unusable(path, error.reason) from None
+        run = name_of(*min(unknown, key=str))
+        raise unusable(path, f"it has rows of run {run}, which is not in {RUNS}")
+    return Study(rows, runs, left_out)
 
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
