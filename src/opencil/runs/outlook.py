@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
@@ -64,9 +63,8 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     prospects = []
     for spec in planned(config):
         folder = RunFolder(runs / spec.folder)
-        known = _with_stored_statistics(spec, folder)
-        folder.check(known)
-        prospects.append(_prospect(known, folder, here))
+        folder.check(spec)
+        prospects.append(_prospect(spec, folder, here))
     missing = sum(not run.done for run in prospects)
     if config.place.data_root is None and missing:
         for asked in splits(config):
@@ -103,15 +101,3 @@ def _seconds(spec: RunSpec, folder: RunFolder, number: int, device: str, trained
             of: dict[str, float] = info["seconds"]
             taken.append(sum(of.values()) - (of.get("training", 0.0) if trained else 0.0))
     return mean(taken) if taken else None
-
-
-def _with_stored_statistics(spec: RunSpec, folder: RunFolder) -> RunSpec:
-    """Return a run with the stored numbers of a transform to be computed from images."""
-    transform = spec.benchmark.transform
-    then = folder.stored().get("benchmark", {}).get("transform", {}) if transform.computes else {}
-    computed: dict[str, Any] = {
-        key: tuple(then[key])
-        for key in ("mean", "std")
-        if isinstance(then.get(key), list) and getattr(transform, key) == "compute"
-    }
-    return replace(spec, benchmark=replace(spec.benchmark, transform=replace(transform, **computed)))

@@ -64,6 +64,8 @@ _PATIENCE = 2.0
 _MODEL, _MEMORY = "model.safetensors", "memory.safetensors"
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
+#: Values of a transform before its numbers are computed from images, as in a dry run.
+_TO_COMPUTE = [("benchmark.transform.mean", "compute"), ("benchmark.transform.std", "compute")]
 
 
 class LockedRun(OpenCILError):
@@ -354,7 +356,7 @@ class RunFolder:
         return {
             key: (then.get(key, "absent"), now.get(key, "absent"))
             for key in sorted(then.keys() | now.keys())
-            if then.get(key, ...) != now.get(key, ...)
+            if then.get(key, ...) != now.get(key, ...) and (key, now.get(key)) not in _TO_COMPUTE
         }
 
     def check(self, spec: RunSpec) -> None:
