@@ -15,13 +15,12 @@ import torch
 from opencil._version import __version__
 from opencil.config import list_benchmarks, resolve
 from opencil.data.file_dataset import FileDataset
-from opencil.data.images import Access
 from opencil.engine.arithmetic import has_bfloat16
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.files import size_in_words
 from opencil.registry import load_plugins
-from opencil.runs.loading import splits
+from opencil.runs.loading import benchmark, splits
 from opencil.runs.provenance import device_name
 
 #: Optional packages, and their use.
@@ -101,28 +100,23 @@ def _check_devices() -> Iterator[Finding]:
 
 def _check_benchmark(name: str, root: Path | None) -> Finding:
     """Check whether a benchmark's datasets are embedded, or in the folder of downloads."""
-    config = resolve({"benchmark": name})
-    in_files, missing = 0, []
-    for split in splits(config):
-        if isinstance(split.dataset, FileDataset):
-            in_files += 1
-            if root is None or split.dataset.find(split.split, root) is None:
-                missing.append(f"{split.name} ({split.split})")
-            continue
+    read = splits(resolve({"benchmark": name}))
+    in_files = [(s.name, s.split, d) for s in read if isinstance(d := s.dataset, FileDataset)]
+    if not in_files:
         try:
-            split.dataset.serve(split.name, split.split, config.benchmark.image_size, Access())
+            benchmark(name)
         except (OpenCILError, ImportError, OSError) as error:
             return Finding("data", name, str(error), "bad", "install scikit-learn and pillow again")
-    if not in_files:
         return Finding("data", name, "embedded")
     if root is None:
-        found = f"{in_files} sets in files, and no folder of downloads is named"
-        return Finding("data", name, found, "note", "name it with --data-root or $OPENCIL_DATA")
-    found = f"{in_files - len(missing)} of {in_files} sets found in {root}"
+        sets = f"{len(in_files)} sets in files, and no folder of downloads is named"
+        return Finding("data", name, sets, "note", "name it with --data-root or $OPENCIL_DATA")
+    missing = [f"{each} ({split})" for each, split, d in in_files if d.find(split, root) is None]
+    sets = f"{len(in_files) - len(missing)} of {len(in_files)} sets found in {root}"
     if not missing:
-        return Finding("data", name, found)
+        return Finding("data", name, sets)
     advice = f"'opencil data check {root} --benchmark {name}' says where to get them"
-    return Finding("data", name, f"{found}; missing: {', '.join(missing)}", "note", advice)
+    return Finding("data", name, f"{sets}; missing: {', '.join(missing)}", "note", advice)
 
 
 def _check_folder(path: Path) -> Finding:
