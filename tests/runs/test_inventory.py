@@ -10,7 +10,7 @@ import pytest
 
 from opencil.config import Config
 from opencil.runs.events import Event, Finished
-from opencil.runs.inventory import age, damages, entry, leftovers, measure_size, remarks, remove
+from opencil.runs.inventory import age, check_files, damages, entry, leftovers, measure_size, remove
 from opencil.runs.spec import plan
 from opencil.runs.store import RunFolder, find_runs
 from tests.stored import edit_config, edit_json, flip, results
@@ -29,9 +29,9 @@ def state(folder: RunFolder) -> tuple[str, str]:
 
 
 def problems(folder: RunFolder, bad: bool = True) -> set[str]:
-    """Return the paths in a run that remarks are about."""
-    found = {remark.path for remark in remarks(folder) if remark.bad == bad}
-    return {path.relative_to(folder.path).as_posix() for path in found}
+    """Return the paths in a run at the start of the sentences on damage, or of other remarks."""
+    paths = [Path(sentence.split()[0]) for sentence in check_files(folder)[0 if bad else 1]]
+    return {path.relative_to(folder.path).as_posix() for path in paths}
 
 
 def going(folder: RunFolder) -> set[str]:
@@ -47,7 +47,7 @@ def test_a_finished_run(run: RunFolder) -> None:
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert found.size == sum(path.stat().st_size for path in files)
     assert found.written == max(path.stat().st_mtime for path in files)
-    assert list(remarks(run)) == []
+    assert check_files(run) == ([], [])
     assert leftovers(run) == {}
 
 
@@ -149,7 +149,7 @@ def test_what_goes_is_computed_again(
         assert measure_size(path) > 0
         remove(path)
     assert isinstance(run_all(short(done))[-1], Finished)
-    assert list(remarks(run)) == []
+    assert check_files(run) == ([], [])
     assert results(run.path / "step02") == whole
 
 

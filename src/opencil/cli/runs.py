@@ -73,7 +73,7 @@ def check(
     Where the same bits cannot be expected (another device, version of torch …),
     it says why, and a difference is no failure.
     """
-    from opencil.runs.inventory import remarks
+    from opencil.runs.inventory import check_files
 
     found, bad, busy = _runs(folders), 0, 0
     if deep and len(found) > 1:
@@ -84,12 +84,13 @@ def check(
             print_line(f"{folder.path}: it is being written, and left out", "note")
             continue
         with problems.status(Text(str(folder.path))):
-            notes = sorted(remarks(folder), key=lambda remark: not remark.bad)
-        wrong = any(remark.bad for remark in notes)
-        bad += wrong
-        print_line(str(folder.path), "bad" if wrong else "note" if notes else "good")
-        for remark in notes:
-            print_line(remark.problem, "bad" if remark.bad else "note", indent=4)
+            wrong, remarks = check_files(folder)
+        bad += bool(wrong)
+        print_line(str(folder.path), "bad" if wrong else "note" if remarks else "good")
+        for problem in wrong:
+            print_line(problem, "bad", indent=4)
+        for remark in remarks:
+            print_line(remark, "note", indent=4)
     if bad:
         raise OpenCILError(
             f"something is wrong with {bad} of {len(found)} runs, see above: 'opencil runs clean' removes "

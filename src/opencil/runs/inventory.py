@@ -30,15 +30,6 @@ class Entry:
     foreign: bool  #: its models were trained elsewhere
 
 
-@dataclass(frozen=True)
-class Remark:
-    """A sentence about a run's files; ``bad`` where something is wrong."""
-
-    path: Path
-    problem: str
-    bad: bool
-
-
 def entry(folder: RunFolder) -> Entry:
     """Return how far a run is; only small files are read."""
     state, detail, config = _state(folder)
@@ -73,21 +64,19 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
 # --- damage ----------------------------------------------------------------------------------------
 
 
-def remarks(folder: RunFolder) -> Iterator[Remark]:
-    """Yield remarks about a run's files, all of which are read; the run must not be in progress."""
-    for path, problem in damages(folder).items():
-        yield Remark(path, f"{path} {problem}", bad=True)
+def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
+    """Read all files of a run that no process writes; return sentences on damage, and other remarks."""
+    wrong, remarks = [f"{path} {problem}" for path, problem in damages(folder).items()], []
     state, detail, config = _state(folder)
     if state in ("unfinished", "failed"):
-        yield Remark(folder.path, f"{folder.path} is {state}: {detail}", bad=False)
+        remarks.append(f"{folder.path} is {state}: {detail}")
     if state != "damaged":
         run, place = name_of(*folder.identity(config)), place_name(folder.path.absolute())
         if place not in ("", run):
-            yield Remark(folder.path, f"{folder.path} is run {run}, in the place of {place}", bad=True)
+            wrong.append(f"{folder.path} is run {run}, in the place of {place}")
         if lacking := missing_names(config.get("plugins")):
-            yield Remark(folder.path, f"to continue {folder.path}: {describe_missing(lacking)}", bad=False)
-    for path, why in _stale(folder):
-        yield Remark(path, f"{path} {why}", bad=False)
+            remarks.append(f"to continue {folder.path}: {describe_missing(lacking)}")
+    return wrong, [*remarks, *(f"{path} {why}" for path, why in _stale(folder))]
 
 
 def damages(folder: RunFolder) -> dict[Path, str]:
