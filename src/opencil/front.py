@@ -1,10 +1,10 @@
 """Start runs and get their results from Python, as ``cli`` does from the shell."""
 
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from opencil.plugins import describe_changed
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
-from opencil.runs.events import Event, Failed
+from opencil.runs.events import Failed
 from opencil.runs.failures import find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
@@ -37,7 +37,7 @@ def run(
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Train, evaluate and store the runs of a config that are not stored yet; return the results.
+    """Train, evaluate and store the missing runs of a config; return the results.
 
     ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections that override it:
     ``run(benchmark="digits", cil={"icarl": {"epochs": 2}}, detector="energy", seed=[0, 1])``. ``settings``
@@ -47,11 +47,7 @@ def run(
     A failing run does not stop the others; an error at the end names each failed run with its reason.
     Finished steps are stored, and the same call resumes from there.
     """
-    resolved = _resolve_call(config, sections, settings)
-    planned = plan_share(only)
-    specs = planned(resolved)
-    _carry_out(execute(resolved, planned), resolved, len(specs), progress)
-    results = Results.of(resolved, specs)
+    results = _carry_out(_resolve_call(config, sections, settings), plan_share(only), progress)
     for sentence in describe_changed(results.study.runs):
         warnings.warn(sentence, stacklevel=2)
     return results
@@ -72,7 +68,7 @@ def evaluate_steps(
     progress: bool = False,
     **sections: Any,
 ) -> "Results":
-    """Evaluate models that were trained elsewhere, one for each step, by the whole protocol, as run ``name``.
+    """Evaluate models trained elsewhere, one for each step, by the whole protocol, as run ``name``.
 
     ``models`` is a list, an iterator, or a function of the step (``step.number`` from 1 on, ``step.seen``
     classes). Each is a model with ``features`` and ``classify``, one from ``opencil.wrap``, or a function
@@ -85,8 +81,8 @@ def evaluate_steps(
     head are the dataset's labels, seen or not.
 
     ``memory`` says which exemplars detectors find: chosen by ``"herding"`` with the given models within the
-    benchmark's budget, as for every method that is trained here; ``"none"``; or for each step the indices of
-    the training images that were kept after it.
+    benchmark's budget, as for every method trained here; ``"none"``; or for each step the indices of the
+    training images kept after it.
 
     Other keyword arguments are sections, as for ``opencil.run``. The run is stored and resumed like any
     other. It stores fingerprints of the models: another model for a step with rows is refused.
@@ -97,19 +93,17 @@ def evaluate_steps(
     named |= {} if k is None else {"classes_per_step": k}
     sections |= {"benchmark": named, "seed": seed, "detector": detector}
     config, given = _resolve_call(None, sections, settings), GivenModels(models)
-
-    def planned(config: Config) -> list[RunSpec]:
-        return [plan_foreign(config, name, given, memory, class_order, outputs)]
-
-    specs = planned(config)
+    planned = partial(
+        plan_foreign, name=name, models=given, memory=memory, class_order=class_order, outputs=outputs
+    )
+    planned(config)  # errors come before warnings
     for reason, names in left_out(config, memory).items():
         warnings.warn(f"{name} goes without {', '.join(names)}: {reason}", stacklevel=2)
-    _carry_out(execute(config, planned), config, 1, progress)
-    return Results.of(config, specs)
+    return _carry_out(config, planned, progress)
 
 
 class Tables(tuple[Table, ...]):
-    """Tables that print as text and are drawn in notebooks."""
+    """Tables, printed as text and drawn in notebooks."""
 
     def __repr__(self) -> str:
         return "\n\n".join(map(str, self))
@@ -128,12 +122,6 @@ class Results:
     config: Config
     folders: tuple[Path, ...]
     study: Study
-
-    @classmethod
-    def of(cls, config: Config, specs: Sequence[RunSpec]) -> "Results":
-        """Read the results of some of a config's runs, as far as they are."""
-        folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
-        return cls(config, folders, study_so_far(folders, config.detector))
 
     @property
     def rows(self) -> "pd.DataFrame":
@@ -196,25 +184,32 @@ def _resolve_call(
     return resolve(config, flags=flags, settings=settings)
 
 
-def _carry_out(events: Generator[Event], config: Config, runs: int, wanted: bool) -> None:
-    """Carry out all runs, and then raise an error that names those that failed."""
+def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progress: bool) -> Results:
+    """Carry out all runs and return the results, or raise an error that names the runs that failed."""
     from rich.console import Console
 
-    from opencil.cli.progress import progress
+    from opencil.cli import progress as bars
 
-    screen, failures = Console(), list[Failed]()
-    shown = progress(screen, runs, quiet=not (wanted and (screen.is_terminal or screen.is_jupyter)))
+    specs, screen, failures = planned(config), Console(), list[Failed]()
+    quiet = not (progress and (screen.is_terminal or screen.is_jupyter))
     # Closing releases the locks of runs at once where a notebook is interrupted.
-    with closing(events), training_curves(config.place.tensorboard) as write, shown as show:
+    with (
+        closing(execute(config, planned)) as events,
+        training_curves(config.place.tensorboard) as write,
+        bars.progress(screen, len(specs), quiet) as show,
+    ):
         for event in events:
             show(event)
             write(event)
-            failures += [event] if isinstance(event, Failed) else []
+            if isinstance(event, Failed):
+                failures.append(event)
     if failures:
         first = failures[0].error
         text = f"run {failures[0].run} failed; its finished work is stored: {first}"
-        if runs > 1:
-            text = f"{len(failures)} of {runs} runs failed; their finished work is stored:"
+        if len(specs) > 1:
+            text = f"{len(failures)} of {len(specs)} runs failed; their finished work is stored:"
             text += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
         kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
         raise kind(text) from find_unexpected([first]) or first
+    folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
+    return Results(config, folders, study_so_far(folders, config.detector))

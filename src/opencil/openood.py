@@ -26,15 +26,10 @@ from opencil.runs.loading import benchmark
 if TYPE_CHECKING:
     import pandas as pd
 
-#: OpenOOD's names of detectors that differ here.
+#: OpenOOD's names of detectors with another name here.
 NAMES = {"ebo": "energy", "mls": "maxlogit"}
 #: Columns of the table, and their metrics.
-COLUMNS = {
-    "FPR@95": "fpr_ood_positive",
-    "AUROC": "auc",
-    "AUPR_IN": "aupr_in",
-    "AUPR_OUT": "aupr_out",
-}
+COLUMNS = {"FPR@95": "fpr_ood_positive", "AUROC": "auc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_out"}
 
 
 class Evaluator:
@@ -89,14 +84,13 @@ class Evaluator:
         """Return the accuracy in percent on the ID test images, with ``csid`` also on the shifted images."""
         if data_name not in ("id", "csid"):
             raise unknown("data_name", data_name, ("id", "csid"))
-        right, count = 0, 0
+        right = []
         for place in self._id_places(data_name == "csid"):
             outputs = self._outputs(place)
             if outputs.labels is None:
                 raise BadInput(f"images of {' '.join(place)} have no labels: accuracy needs them")
-            right += int((outputs.logits.argmax(dim=1) == outputs.labels).sum())
-            count += len(outputs)
-        return 100 * right / count
+            right.append(outputs.logits.argmax(dim=1) == outputs.labels)
+        return 100 * int(torch.cat(right).sum()) / sum(map(len, right))
 
     def eval_ood(self, fsood: bool = False) -> "pd.DataFrame":
         """Return the table in percent: a row for each OOD set, and for the means nearood and farood.
@@ -143,41 +137,34 @@ class Evaluator:
 
     def _load(self, data_root: str | None) -> dict[str, Any]:
         """Return a benchmark's images under OpenOOD's keys, and set its transform by default."""
-        device = device_of(self.net)
-        data = benchmark(self.id_name, data_root, "cpu" if device is None else str(device))
+        data = benchmark(self.id_name, data_root, str(device_of(self.net) or "cpu"))
         self.preprocessor = self.preprocessor or data.transform
-        return {
-            "id": {"train": data.train, "test": data.test},
-            "csid": data.shifted,
-            "ood": {
-                role: {name: ood.images for name, ood in data.ood.items() if ood.distance == role}
-                for role in OOD_ROLES
-            },
-        }
+        outside: dict[str, dict[str, Any]] = {role: {} for role in OOD_ROLES}
+        for name, ood in data.ood.items():
+            outside[ood.distance][name] = ood.images
+        return {"id": {"train": data.train, "test": data.test}, "csid": data.shifted, "ood": outside}
 
 
 def _detector(name: str | None, detector: Detector | None) -> Detector:
     """Return a detector, or create it by its name here or in OpenOOD."""
-    if isinstance(detector, Detector):
-        return detector
-    if detector is not None or not isinstance(name, str):
+    if detector is None and isinstance(name, str):
+        detector = DETECTORS.create(NAMES.get(name, name))
+    if not isinstance(detector, Detector):
         raise BadInput(
             f"postprocessor_name = {name!r} and postprocessor = {detector!r}: one should name or be a "
             "detector, as opencil.create_detector returns it"
         )
-    created: Detector = DETECTORS.create(NAMES.get(name, name))
-    return created
+    return detector
 
 
-def _check_sets(sets: Mapping[str, Any]) -> dict[str, Any]:
+def _check_sets(sets: Any) -> dict[str, Any]:
     """Return a ``dataloader_dict`` with the necessary keys."""
     found: dict[str, Any] = dict(sets) if isinstance(sets, Mapping) else {}
     inside, outside = found.get("id"), found.get("ood")
     if not isinstance(inside, Mapping) or "test" not in inside:
         raise BadInput("dataloader_dict['id'] has no 'test': the ID test images are needed")
     splits = [outside.get(split) for split in OOD_ROLES] if isinstance(outside, Mapping) else []
-    named = [each for each in (*splits, found.get("csid")) if each is not None]
-    if not all(isinstance(each, Mapping) and have_names(each) for each in named):
+    if not all(each is None or have_names(each) for each in (*splits, found.get("csid"))):
         raise BadInput("dataloader_dict should map names to images in 'near', 'far' and 'csid'")
     if not any(splits):
         raise BadInput("dataloader_dict['ood'] has no sets: 'near' or 'far' should map names to images")

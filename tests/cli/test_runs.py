@@ -8,18 +8,13 @@ from typer.testing import CliRunner, Result
 
 from opencil.cli import app
 from opencil.runs.store import RunFolder
+from tests.stored import flip
 
 RUN = "digits/k2/icarl/seed0"
 
 
 def call(*words: object) -> Result:
     return CliRunner().invoke(app, ["runs", *map(str, words)])
-
-
-def flip(path: Path, at: int = -20) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
 
 
 def test_runs_are_listed_with_state_size_and_age(finished: Path) -> None:

@@ -17,7 +17,7 @@ import opencil
 from opencil import OpenCILError
 from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished, Training
-from opencil.runs.inventory import damages, leftovers
+from opencil.runs.inventory import damages, leftovers, remove
 from opencil.runs.store import RunFolder
 from tests.stored import contents, flip, results
 
@@ -113,8 +113,8 @@ def test_damage(
     if path.name in REFUSED and error is not None:
         assert path.name in error or path.parent.name in error, error
         assert "\n" not in error
-        for one in leftovers(RunFolder(runs / RUN)):
-            one.remove()
+        for leftover in leftovers(RunFolder(runs / RUN)):
+            remove(leftover)
         assert kind == "config.yml" or _run(short(runs, seed=0)) is None
     else:
         assert error is None

@@ -10,9 +10,9 @@ import pytest
 
 from opencil.config import Config
 from opencil.runs.events import Event, Finished
-from opencil.runs.inventory import age, damages, entry, leftovers, remarks, runs_below
+from opencil.runs.inventory import age, check_files, damages, entry, leftovers, measure_size, remove
 from opencil.runs.spec import plan
-from opencil.runs.store import RunFolder
+from opencil.runs.store import RunFolder, find_runs
 from tests.stored import edit_config, edit_json, flip, results
 
 Make = Callable[..., Config]
@@ -29,13 +29,13 @@ def state(folder: RunFolder) -> tuple[str, str]:
 
 
 def problems(folder: RunFolder, bad: bool = True) -> set[str]:
-    """Return the paths in a run that remarks are about."""
-    found = {remark.path for remark in remarks(folder) if remark.bad == bad}
-    return {path.relative_to(folder.path).as_posix() for path in found}
+    """Return the paths in a run at the start of the sentences on damage, or of other remarks."""
+    paths = [Path(sentence.split()[0]) for sentence in check_files(folder)[0 if bad else 1]]
+    return {path.relative_to(folder.path).as_posix() for path in paths}
 
 
 def going(folder: RunFolder) -> set[str]:
-    return {one.path.relative_to(folder.path).as_posix() for one in leftovers(folder)}
+    return {path.relative_to(folder.path).as_posix() for path in leftovers(folder)}
 
 
 # --- states ----------------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ def test_a_finished_run(run: RunFolder) -> None:
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert found.size == sum(path.stat().st_size for path in files)
     assert found.written == max(path.stat().st_mtime for path in files)
-    assert list(remarks(run)) == []
-    assert leftovers(run) == []
+    assert check_files(run) == ([], [])
+    assert leftovers(run) == {}
 
 
 def test_states(run: RunFolder) -> None:
@@ -71,7 +71,7 @@ def test_a_run_that_was_only_announced_waits(short: Make, tmp_path: Path) -> Non
     folder = RunFolder(tmp_path / spec.folder)
     folder.announce(spec)
     assert state(folder)[0] == "waiting"
-    assert runs_below(tmp_path, tmp_path / "digits") == [folder]
+    assert find_runs(tmp_path) == [folder]
 
 
 def test_ages_in_words() -> None:
@@ -145,11 +145,11 @@ def test_what_goes_is_computed_again(
     run.step(1).save_checkpoint({}, {"made_of": ""}, head="ber")
     kept = {"step01/checkpoint", "step01/heads/ber.checkpoint", "step01/a.part"}
     assert going(run) == {"step01/detectors/msp.parquet", "step02", *kept}
-    for one in leftovers(run):
-        assert one.size > 0
-        one.remove()
+    for path in leftovers(run):
+        assert measure_size(path) > 0
+        remove(path)
     assert isinstance(run_all(short(done))[-1], Finished)
-    assert list(remarks(run)) == []
+    assert check_files(run) == ([], [])
     assert results(run.path / "step02") == whole
 
 

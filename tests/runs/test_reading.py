@@ -105,7 +105,7 @@ def test_a_run_that_failed(done: Path) -> None:
     text = "Traceback (most recent call last):\n  File x\nRuntimeError: out of \x1b[31mluck\n"
     (done / RUN / "error.txt").write_text(text, encoding="utf-8")
     study = read_study(done)
-    assert only(study)["failed"] == "RuntimeError: out of [31mluck"
+    assert only(study)["failed"] == r"RuntimeError: out of \x1b[31mluck"
     assert study.problems == []
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from opencil.files import Damaged, DiskError
-from opencil.study.records import USABLE
+from opencil.study.records import is_identity
 from opencil.study.rows import COLUMNS, read_tables, settings_of, write_rows
 
 
@@ -68,4 +68,4 @@ def test_settings_sort_naturally() -> None:
     ("k", "usable"), [(10, True), ("50+10", True), ("10", False), ("x", False), (0, False)]
 )
 def test_a_record_has_its_steps_in_one_form(k: object, usable: bool) -> None:
-    assert USABLE["k"](k) is usable
+    assert is_identity("b", k, "icarl", 0) is usable

@@ -1,6 +1,7 @@
 """``opencil evaluate``: put models that were trained elsewhere through the whole protocol."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,6 @@ from opencil.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
-    from opencil.runs.spec import RunSpec
 
 
 def _evaluate(
@@ -51,10 +51,9 @@ def _evaluate(
     models = GivenModels(ModelFiles(folder, find_factory(factory)))
     exemplars: Any = memory if memory in ("herding", "none") else _listed("--memory", memory)
     order = None if class_order is None else _listed("--class-order", class_order)
-
-    def planned(config: "Config") -> "list[RunSpec]":
-        return [plan_foreign(config, name, models, exemplars, order, outputs)]
-
+    planned = partial(
+        plan_foreign, name=name, models=models, memory=exemplars, class_order=order, outputs=outputs
+    )
     for reason, names in left_out(config, exemplars).items():
         print_note(f"{name} goes without {', '.join(names)}: {reason}")
     carry_out(config, planned, dry_run, quiet)

@@ -1,7 +1,6 @@
 """``opencil runs``: list stored runs, check their files, clean up what is stale or damaged."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from opencil.cli.screen import borderless_table, print_line, print_note, print_t
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
-    from opencil.runs.events import Event
     from opencil.runs.store import RunFolder
 
 app = typer.Typer(
@@ -75,7 +73,7 @@ def check(
     Where the same bits cannot be expected (another device, version of torch …),
     it says why, and a difference is no failure.
     """
-    from opencil.runs.inventory import remarks
+    from opencil.runs.inventory import check_files
 
     found, bad, busy = _runs(folders), 0, 0
     if deep and len(found) > 1:
@@ -86,12 +84,13 @@ def check(
             print_line(f"{folder.path}: it is being written, and left out", "note")
             continue
         with problems.status(Text(str(folder.path))):
-            notes = sorted(remarks(folder), key=lambda remark: not remark.bad)
-        wrong = any(remark.bad for remark in notes)
-        bad += wrong
-        print_line(str(folder.path), "bad" if wrong else "note" if notes else "good")
-        for remark in notes:
-            print_line(remark.problem, "bad" if remark.bad else "note", indent=4)
+            wrong, remarks = check_files(folder)
+        bad += bool(wrong)
+        print_line(str(folder.path), "bad" if wrong else "note" if remarks else "good")
+        for problem in wrong:
+            print_line(problem, "bad", indent=4)
+        for remark in remarks:
+            print_line(remark, "note", indent=4)
     if bad:
         raise OpenCILError(
             f"something is wrong with {bad} of {len(found)} runs, see above: 'opencil runs clean' removes "
@@ -106,26 +105,21 @@ def check(
 def _check_deeply(path: Path, data_root: str | None) -> None:
     """Train a step again, and compare it with the stored one."""
     from opencil.cli.progress import progress
-    from opencil.runs.again import place_for, plan_trial
+    from opencil.runs.again import plan_trial
 
     with problems.status("reading the run and its data"):
-        trial = plan_trial(path, place_for(path, None, data_root))
+        trial = plan_trial(path, data_root)
     for doubt in trial.doubts:
         print_note(f"the same bits cannot be expected: {doubt}")
-    differences: list[str] = []
-
-    def train() -> "Iterator[Event]":
-        differences.extend((yield from trial.carry_out()))
-
     with progress(Console(), 1) as show:
-        for event in train():
+        for event in trial.carry_out():
             show(event)
     again = f"step {trial.number} of {path}, trained again"
-    if not differences:
+    if not trial.differences:
         print_line(f"{again}: model and memory have the same bits", "good")
         return
     print_line(f"{again}: it differs from what is stored", "note" if trial.doubts else "bad")
-    for difference in differences[:_FEW]:
+    for difference in trial.differences[:_FEW]:
         print_line(difference, indent=6)
     if not trial.doubts:
         raise OpenCILError(f"step {trial.number} of {path} differs from what is stored")
@@ -147,18 +141,18 @@ def clean(
     written is left alone, and so is a config.yml.
     """
     from opencil.files import size_in_words
-    from opencil.runs.inventory import leftovers
+    from opencil.runs.inventory import leftovers, measure_size, remove
     from opencil.runs.store import LockedRun
 
     found, sizes = _runs(folders), list[int]()
     for folder in found:
         try:
             with folder.lock():
-                for leftover in leftovers(folder):
-                    sizes.append(leftover.size)
-                    print_line(f"{leftover.path} ({size_in_words(sizes[-1])}) {leftover.why}", indent=2)
+                for path, why in leftovers(folder).items():
+                    sizes.append(measure_size(path))
+                    print_line(f"{path} ({size_in_words(sizes[-1])}) {why}", indent=2)
                     if yes:
-                        leftover.remove()
+                        remove(path)
         except LockedRun:
             print_line(f"{folder.path}: it is being written, and left alone", "note")
     if not sizes:
@@ -169,11 +163,11 @@ def clean(
 
 
 def _runs(folders: list[Path] | None) -> "list[RunFolder]":
-    from opencil.runs.inventory import runs_below
+    from opencil.runs.store import find_runs
 
     roots = folders or [Path("runs")]
-    if found := runs_below(*roots):
-        return found
+    if found := dict.fromkeys(run for root in roots for run in find_runs(root)):
+        return list(found)
     raise BadInput(f"there are no runs below {', '.join(map(str, roots))}: 'opencil run' makes some")
 
 

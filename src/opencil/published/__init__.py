@@ -19,7 +19,7 @@ TOLERANCE = 0.0005
 
 #: The source of ``published_survey``.
 SURVEY = "Zhou et al., Class-Incremental Learning: A Survey, TPAMI 2024, https://arxiv.org/abs/2302.03648"
-#: Methods whose accuracy in the survey is not that of their head, with its name in rows.
+#: Methods with another accuracy in the survey than their head's, and its name in rows.
 SURVEY_ACCURACY = {"icarl": "accuracy_nearest_mean"}
 
 _CELL = ["benchmark", "k", "cil", "detector", "metric"]
@@ -65,7 +65,7 @@ def published_survey() -> pd.DataFrame:
 
 
 def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
-    """Return the mean over datasets that near and far figures give; NaN for rows of other splits than all.
+    """Compute the mean over datasets from near and far figures; NaN for rows of other splits than all.
 
     ``figures`` are rows of ``published_results``. A near split of n datasets and a far one of m give
     (n · near + m · far) / (n + m).

@@ -1,17 +1,17 @@
-"""Train a stored step again, from the stored step before it, and compare bit for bit."""
+"""Train a run's last step again, from the stored step before it, and compare bit for bit."""
 
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from opencil.config import PlaceConfig
 from opencil.engine.arithmetic import only_deterministic
-from opencil.engine.device import cpu_threads, resolve_device
+from opencil.engine.device import cpu_threads
 from opencil.errors import BadInput
 from opencil.files import read_json
 from opencil.runs.events import Event
@@ -21,9 +21,9 @@ from opencil.runs.state import Run, open_run_at
 from opencil.runs.store import Info, RunFolder, bytes_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """A step to be trained again.
+    """The last stored step of a run, to be trained again as it was computed then.
 
     ``doubts`` say why its bits may differ here, and are empty where they must not.
     """
@@ -32,61 +32,48 @@ class Trial:
     number: int
     doubts: list[str]
     threads: int | None
-    strict: bool  #: whether it was made with ``--deterministic``
+    differences: list[str] = field(default_factory=list)  #: found by ``carry_out``
 
-    def carry_out(self) -> Generator[Event, None, list[str]]:
-        """Train it in a folder beside the run, which stays unchanged; return the differences."""
+    def carry_out(self) -> Generator[Event]:
+        """Train it in a folder beside the run, which stays unchanged, and compare."""
         spec, stored = replace(self.run.spec, detectors={}, metrics=()), self.run.folder
+        info = self.run.info(self.number)
         with (
             tempfile.TemporaryDirectory(prefix="opencil-again-") as place,
             cpu_threads(self.threads),
-            only_deterministic(self.strict),
+            only_deterministic(info["computed_with"]["only_deterministic"]),
         ):
             beside = RunFolder(Path(place))
             for step in map(stored.step, range(1, self.number)):
                 measured = shutil.ignore_patterns("heads", "detectors")
                 shutil.copytree(step.path, beside.step(step.number).path, ignore=measured)
-            again = beside.step(self.number)
+            then, now = stored.step(self.number), beside.step(self.number)
             with closing(run(spec, self.run.data, beside, checkpoint_seconds=1e9)) as events:
                 for event in events:
-                    if again.trained:
+                    if now.trained:
                         break
                     yield event
-            then, now, info = stored.step(self.number), again.info(), self.run.info(self.number)
-            differences: list[str] = []
             for name in ("model.safetensors", "memory.safetensors"):
-                differences += _differences(name, then.tensors(name, info), again.tensors(name, now))
-            return differences
+                tensors = then.tensors(name, info), now.tensors(name, now.info())
+                self.differences += _differences(name, *tensors)
 
 
-def plan_trial(path: Path, place: PlaceConfig, number: int | None = None) -> Trial:
-    """Return the trial of a run's step, by default of the last that is stored."""
-    if RunFolder(path).stored().get("foreign"):
+def plan_trial(path: Path, data_root: str | None = None) -> Trial:
+    """Return the trial of a run's last stored step, on the run's kind of device."""
+    folder = RunFolder(path)
+    if folder.stored().get("foreign"):
         raise BadInput(f"the models of {path} were trained elsewhere: they cannot be trained again")
-    opened = open_run_at(path, place)
+    made_on = read_json(folder.environment).get("device") if folder.environment.exists() else None
+    opened = open_run_at(path, PlaceConfig(data_root=data_root, device="cpu" if made_on == "cpu" else "auto"))
     stored = [step.number for step in opened.trained_steps]
     if not stored:
         raise BadInput(f"{path} has no stored step yet: there is nothing to compare with")
-    number = stored[-1] if number is None else number
-    if number not in stored:
-        raise BadInput(f"{path} has no step {number}: stored are {', '.join(map(str, stored))}")
-    if number > 1 and number - 1 not in stored:
-        raise BadInput(f"step {number} cannot be trained again: the step before it is missing")
+    if len(stored) < (number := stored[-1]):
+        raise BadInput(f"step {number} cannot be trained again: a step before it is missing")
     info = opened.info(number)
     threads = info["computed_with"]["threads"] if opened.stream.train.device.type == "cpu" else None
     with cpu_threads(threads):
-        doubts = list(_doubts(opened, info))
-    return Trial(opened, number, doubts, threads, bool(info["computed_with"]["only_deterministic"]))
-
-
-def place_for(path: Path, device: str | None, data_root: str | None) -> PlaceConfig:
-    """Return where to train a run's step again: on the kind of device that made it, unless one is named."""
-    if device is None:
-        environment = RunFolder(path).environment
-        made_on = read_json(environment).get("device") if environment.exists() else None
-        device = "cpu" if made_on == "cpu" else "auto"
-    resolve_device(device)
-    return PlaceConfig(data_root=data_root, device=device)
+        return Trial(opened, number, list(_doubts(opened, info)), threads)
 
 
 def _doubts(opened: Run, info: Info) -> Iterator[str]:
@@ -102,6 +89,7 @@ def _doubts(opened: Run, info: Info) -> Iterator[str]:
 
 
 def _differences(file: str, stored: dict[str, Tensor], new: dict[str, Tensor]) -> Iterator[str]:
+    """Yield a sentence for each tensor of a file that differs."""
     if stored.keys() != new.keys():
         yield f"{file}: other tensors than the stored tensors"
         return

@@ -15,13 +15,12 @@ import torch
 from opencil._version import __version__
 from opencil.config import list_benchmarks, resolve
 from opencil.data.file_dataset import FileDataset
-from opencil.data.images import Access
 from opencil.engine.arithmetic import has_bfloat16
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.files import size_in_words
 from opencil.registry import load_plugins
-from opencil.runs.loading import splits
+from opencil.runs.loading import benchmark, splits
 from opencil.runs.provenance import device_name
 
 #: Optional packages, and their use.
@@ -32,6 +31,7 @@ OPTIONAL = {
     "ray": "a grid on a cluster (--launcher ray)",
 }
 _ROOM = 2 * 2**30  #: disk or GPU memory below this is reported
+_BUILT = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,10 @@ def checkup(data_root: str | None = None, runs: str = "runs") -> Iterator[Findin
     """Yield findings about this machine, and about these folders; nothing is written."""
     yield Finding("versions", "opencil", __version__)
     yield Finding("versions", "python", f"{platform.python_version()} on {platform.platform(terse=True)}")
-    yield Finding("versions", "torch", f"{torch.__version__}, built {built_for()}")
+    yield Finding("versions", "torch", f"{torch.__version__}, {_BUILT}")
     for package, use in OPTIONAL.items():
-        yield Finding(
-            "versions", package, version(package) if find_spec(package) else f"not installed ({use})"
-        )
+        found = version(package) if find_spec(package) else f"not installed ({use})"
+        yield Finding("versions", package, found)
     yield _check_plugins()
     yield from _check_devices()
     root = Path(data_root).expanduser() if data_root else None
@@ -64,11 +63,6 @@ def checkup(data_root: str | None = None, runs: str = "runs") -> Iterator[Findin
     for name in list_benchmarks():
         yield _check_benchmark(name, root)
     yield _check_folder(Path(runs).expanduser())
-
-
-def built_for() -> str:
-    """Return the CUDA version that torch is built for, in words."""
-    return f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
 
 
 def _check_plugins() -> Finding:
@@ -90,7 +84,7 @@ def _check_devices() -> Iterator[Finding]:
         full = ("note", "other programs use its memory: wait, or stop them") if free < _ROOM else ()
         yield Finding("devices", str(device), found, *full)
     if shutil.which("nvidia-smi") and not torch.cuda.is_available():
-        found = f"there is an NVIDIA driver, and torch is built {built_for()}"
+        found = f"there is an NVIDIA driver, and torch is {_BUILT}"
         advice = "install a build of torch for your driver: https://pytorch.org/get-started/locally"
         yield Finding("devices", "cuda", found, "note", advice)
     try:
@@ -105,28 +99,24 @@ def _check_devices() -> Iterator[Finding]:
 
 
 def _check_benchmark(name: str, root: Path | None) -> Finding:
-    config = resolve({"benchmark": name})
-    missing, count = [], 0
-    for split in splits(config):
-        if isinstance(split.dataset, FileDataset):
-            count += 1
-            if root is None or split.dataset.find(split.split, root) is None:
-                missing.append(f"{split.name} ({split.split})")
-            continue
+    """Check whether a benchmark's datasets are embedded, or in the folder of downloads."""
+    read = splits(resolve({"benchmark": name}))
+    in_files = [(s.name, s.split, d) for s in read if isinstance(d := s.dataset, FileDataset)]
+    if not in_files:
         try:
-            split.dataset.serve(split.name, split.split, config.benchmark.image_size, Access())
+            benchmark(name)
         except (OpenCILError, ImportError, OSError) as error:
             return Finding("data", name, str(error), "bad", "install scikit-learn and pillow again")
-    if not count:
         return Finding("data", name, "embedded")
     if root is None:
-        found = f"{count} sets in files, and no folder of downloads is named"
-        return Finding("data", name, found, "note", "name it with --data-root or $OPENCIL_DATA")
-    found = f"{count - len(missing)} of {count} sets found in {root}"
+        sets = f"{len(in_files)} sets in files, and no folder of downloads is named"
+        return Finding("data", name, sets, "note", "name it with --data-root or $OPENCIL_DATA")
+    missing = [f"{each} ({split})" for each, split, d in in_files if d.find(split, root) is None]
+    sets = f"{len(in_files) - len(missing)} of {len(in_files)} sets found in {root}"
     if not missing:
-        return Finding("data", name, found)
+        return Finding("data", name, sets)
     advice = f"'opencil data check {root} --benchmark {name}' says where to get them"
-    return Finding("data", name, f"{found}; missing: {', '.join(missing)}", "note", advice)
+    return Finding("data", name, f"{sets}; missing: {', '.join(missing)}", "note", advice)
 
 
 def _check_folder(path: Path) -> Finding:

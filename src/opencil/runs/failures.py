@@ -4,7 +4,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 
 from opencil.engine.arithmetic import refused_operation
 from opencil.errors import BadInput, OpenCILError
@@ -13,8 +12,11 @@ from opencil.runs.events import Failed
 from opencil.runs.spec import RunSpec
 from opencil.runs.store import LockedRun, RunFolder
 
-#: Packages whose frames are left out of the traceback that a user is shown.
-_MACHINERY = {"opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"}
+#: Packages to leave out of the traceback for the user.
+_MACHINERY = {
+    *("opencil", "torch", "triton", "numpy", "pandas", "pyarrow", "sklearn", "safetensors"),
+    *sys.stdlib_module_names,
+}
 
 
 class Unexpected(OpenCILError):
@@ -47,7 +49,7 @@ def find_unexpected(errors: Iterable[Exception]) -> Exception | None:
 
 
 def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
-    """Return the error of a run some of whose detectors have no rows, with the step and reason for each."""
+    """Return the error of a run with detectors without rows, with the step and reason for each."""
     reasons: dict[str, list[str]] = {}
     for name, (step, error) in problems.items():
         reasons.setdefault(f"step {step}: {in_words(error)}", []).append(name)
@@ -57,7 +59,7 @@ def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
 
 
 def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
-    """Return the event of a run that an error has ended, and write the error into the run's folder."""
+    """Return the event of a failed run, and write the error into the run's folder."""
     error = find_disk_error(error, folder.path) or error
     cause = find_unexpected([error])
     text = f"{in_words(error)}\n" if cause is None else "".join(traceback.format_exception(cause))
@@ -75,18 +77,13 @@ def traceback_of_own_code(error: OpenCILError) -> str:
     if cause is None:
         return error.own_code if isinstance(error, Unexpected) else ""
     place = cause.__traceback__
-    while place and _machinery(place):
+    while place and str(place.tb_frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
         place = place.tb_next
     return "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
 
 
 def portable(error: OpenCILError) -> OpenCILError:
-    """Return an error that can be sent to another process, with its traceback as text."""
+    """Return an error fit to be pickled, with its traceback as text."""
     if isinstance(error, Unexpected):
         return Unexpected(str(error), own_code=traceback_of_own_code(error))
     return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
-
-
-def _machinery(place: TracebackType) -> bool:
-    package = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in _MACHINERY or package in sys.stdlib_module_names

@@ -1,4 +1,4 @@
-"""Runs of models that were trained elsewhere: the same protocol, store and reports; nothing is trained."""
+"""Evaluate models trained elsewhere by the same protocol, store and reports; nothing is trained."""
 
 import copy
 import hashlib
@@ -30,7 +30,7 @@ Source = Iterable[Any] | Callable[[Step], Any]
 #: The exemplars of a method: chosen by herding, none, or listed by index for each step.
 Exemplars = Literal["herding", "none"] | Sequence[Any]
 _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
-_PROBE = 16  #: test images that a fingerprint is computed on
+_PROBE = 16  #: test images for a fingerprint
 
 
 class _Given(nn.Module):
@@ -39,14 +39,13 @@ class _Given(nn.Module):
     The fingerprint is the logits of a few images, and a checksum of the weights.
     """
 
-    kind: str  #: the type of the original
-    step: int  #: the step that it belongs to
     columns: Tensor | None  #: columns of its logits: the classes seen, in the stream's order
+    step: int
     fingerprint: dict[str, Tensor]
     notes: dict[str, str]  #: type and checksum, for the step's record
 
-    def settle(self, setting: Setting, step: Step) -> None:
-        """Compute the fingerprint, and refuse a model that does not fit the step."""
+    def settle(self, setting: Setting, step: Step, kind: str) -> None:
+        """Compute the fingerprint, and refuse a model unfit for the step."""
         model: Any = self
         self.step = step.number
         logits = forward(model, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
@@ -56,7 +55,7 @@ class _Given(nn.Module):
                 "seen by then: one for each is expected, in the order of the classes; outputs='labels' "
                 "selects them in a head whose columns are the dataset's labels"
             )
-        self.fingerprint, self.notes = {"logits": logits}, {"type": self.kind}
+        self.fingerprint, self.notes = {"logits": logits}, {"type": kind}
         weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
         digest = hashlib.sha256()
         for name, tensor in sorted(weights.items()):
@@ -66,14 +65,14 @@ class _Given(nn.Module):
             self.fingerprint["sha256"] = torch.tensor(list(digest.digest()), dtype=torch.uint8)
             self.notes["sha256"] = digest.hexdigest()
 
-    def chosen(self, logits: Tensor) -> Tensor:
+    def select(self, logits: Tensor) -> Tensor:
         """Return the logits of the classes seen, in the stream's order."""
         if self.columns is None:
             return logits
-        if logits.shape[1] <= int(self.columns.max()):
+        if logits.shape[1] <= (last := int(self.columns.max())):
             raise BadInput(
                 f"the model returns {logits.shape[1]} logits: with outputs='labels' they are of the "
-                f"dataset's labels from 0 on, and {int(self.columns.max())} is seen"
+                f"dataset's labels from 0 on, and {last} is seen"
             )
         return logits[:, self.columns.to(logits.device)]
 
@@ -99,7 +98,7 @@ class GivenModel(_Given):
 
     def __init__(self, given: Any, columns: Tensor | None) -> None:
         super().__init__()
-        self.given, self.columns, self.kind = given, columns, type(given).__name__
+        self.given, self.columns = given, columns
         # Optional methods. A copy of a head does not select columns.
         for name in ("maps", "last_stage", *["extra_head"] * (columns is None)):
             if callable(method := getattr(given, name, None)):
@@ -112,7 +111,7 @@ class GivenModel(_Given):
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits z [B, classes seen] of features."""
-        return self.chosen(self.given.classify(features))
+        return self.select(self.given.classify(features))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""
@@ -122,19 +121,19 @@ class GivenModel(_Given):
 class GivenFunction(_Given, LogitsAlone):
     """A function from images to logits."""
 
-    def __init__(self, function: Callable[[Tensor], Any], columns: Tensor | None) -> None:
-        LogitsAlone.__init__(self, function)
-        self.columns, self.kind = columns, type(function).__name__
+    def __init__(self, given: LogitsAlone, columns: Tensor | None) -> None:
+        LogitsAlone.__init__(self, given.function)
+        self.columns = columns
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""
-        return self.chosen(LogitsAlone.forward(self, images))
+        return self.select(LogitsAlone.forward(self, images))
 
 
 class GivenModels:
     """The models of a run, one for each step, asked for in order.
 
-    They are copied, so that the loop that yields an original may train it further.
+    They are copied, so the loop that yields an original may train it further.
     """
 
     def __init__(self, source: Source) -> None:
@@ -144,52 +143,48 @@ class GivenModels:
                 f"models is a {type(source).__name__}: a list with a model for each step is expected, an "
                 "iterator over them, or a function of the step"
             )
-        self._source = source
-        self._iterator: Iterator[Any] | None = iter(source) if isinstance(source, Iterable) else None
-        self._latest: tuple[int, GivenModel | GivenFunction] | None = None
+        self._source = iter(source) if isinstance(source, Iterable) else source
+        self._count = len(source) if isinstance(source, Sized) else None
+        self._latest: GivenModel | GivenFunction | None = None
 
     def of(self, setting: Setting, step: Step, columns: Tensor | None) -> GivenModel | GivenFunction:
         """Return the model of a step, on the images' device; ``columns`` choose among its logits."""
-        if self._latest is None or self._latest[0] != step.number:
+        if self._latest is None or self._latest.step != step.number:
             try:
-                classifier = copy.deepcopy(as_classifier(self._next(step)))
+                given: Any = copy.deepcopy(as_classifier(self._next(step)))
             except BadInput as error:
                 raise BadInput(f"step {step.number}: {error}") from None
-            made: GivenModel | GivenFunction
-            if isinstance(classifier, LogitsAlone):
-                made = GivenFunction(classifier.function, columns)
-            else:
-                made = GivenModel(classifier, columns)
-            setting.move_to_device(made).eval()  # type: ignore[arg-type]
-            made.settle(setting, step)
-            self._latest = step.number, made
-        return self._latest[1]
+            function = isinstance(given, LogitsAlone)
+            latest = GivenFunction(given, columns) if function else GivenModel(given, columns)
+            setting.move_to_device(latest).eval()  # type: ignore[arg-type]
+            latest.settle(setting, step, type(given.function if function else given).__name__)
+            self._latest = latest
+        return self._latest
 
     def _next(self, step: Step) -> Any:
         """Return the next of the user's models, and check their number as early as it is known."""
-        count: int | str = len(self._source) if isinstance(self._source, Sized) else step.steps
-        model = None
-        if count == step.steps and callable(self._source) and self._iterator is None:
-            model = self._source(step)
-        elif count == step.steps and self._iterator is not None:
-            model = next(self._iterator, None)
+        count: int | str = step.steps if self._count is None else self._count
+        if count == step.steps:
+            if not isinstance(self._source, Iterator):
+                return self._source(step)
+            model = next(self._source, None)
             if model is None:
                 count = step.number - 1
-            elif step.number == step.steps and next(self._iterator, None) is not None:
-                count = f"more than {step.number}"
-        if count != step.steps:
-            raise BadInput(
-                f"there are {count} models, and {step.steps} steps: one for each step is needed, and k says "
-                "how many classes a step brings"
-            )
-        return model
+            elif step.number < step.steps or next(self._source, None) is None:
+                return model
+            else:
+                count = f"more than {step.steps}"
+        raise BadInput(
+            f"there are {count} models, and {step.steps} steps: one for each step is needed, and k says how "
+            "many classes a step brings"
+        )
 
 
 @dataclass(frozen=True)
 class Foreign(Learner):
-    """A method whose models come from elsewhere: it trains nothing, and its memory is a value."""
+    """A method with models from elsewhere: it trains nothing, and its memory is a value."""
 
-    models: GivenModels | None  #: None in a stored run that is opened again
+    models: GivenModels | None  #: None in a reopened run
     memory: Literal["herding", "none"] | Sequence[Tensor]
     class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if listed
     order_seed: int  #: of the class order, if it is not listed
@@ -200,7 +195,7 @@ class Foreign(Learner):
         return ()
 
     def load(self, setting: Setting, step: Step) -> Model:
-        """Return the model of a step."""
+        """Return a copy of a step's model; its memory layout may be changed."""
         if self.models is None:
             raise BadInput(
                 "the run has rows of models that were trained elsewhere, and does not store the models: use "
@@ -208,16 +203,15 @@ class Foreign(Learner):
             )
         order = self.class_order or class_order(int(setting.images.labels.max()) + 1, self.order_seed)
         columns = torch.tensor(order[: step.seen]) if self.by_labels else None
-        # A copy: its memory layout changes.
-        model: Model = copy.deepcopy(self.models.of(setting, step, columns))  # type: ignore[assignment]
-        return model
+        model: Any = copy.deepcopy(self.models.of(setting, step, columns))
+        return model  # type: ignore[no-any-return]
 
     def begin(self, setting: Setting, step: Step, memory: Memory, previous: Model | None) -> Task:
-        """Return a step's task, whose model is final."""
+        """Return a step's task with its final model."""
         return super().begin(setting, step, memory, None)
 
     def notes(self, task: Task) -> dict[str, Any]:
-        """Return which model it was."""
+        """Return the model's type and checksum."""
         return {"foreign": task.model.notes}
 
     def remember(self, task: Task) -> Memory:
@@ -237,7 +231,7 @@ class Foreign(Learner):
 def foreign_learner(
     values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: Exemplars = ()
 ) -> Foreign:
-    """Return the learner of a run with these values; without models where the run is opened again."""
+    """Return the learner of a run with these values; without models in a reopened run."""
     order = values.get("class_order")
     return Foreign(models, memory, order and tuple(order), order_seed, values.get("outputs") == "labels")
 
@@ -249,8 +243,8 @@ def plan_foreign(
     memory: Exemplars = "herding",
     class_order: Sequence[int] | None = None,
     outputs: Literal["stream", "labels"] = "stream",
-) -> RunSpec:
-    """Return the run of models from elsewhere under a config of one k and one seed.
+) -> list[RunSpec]:
+    """Plan the single run of models from elsewhere, under a config of one k and one seed.
 
     ``outputs`` are the columns of the logits: classes seen, in the stream's order, or the dataset's labels.
     """
@@ -269,10 +263,10 @@ def plan_foreign(
         order = None if class_order is None else [index(label) for label in class_order]
     except TypeError:
         raise BadInput(f"class_order = {class_order!r} is not allowed: the dataset's labels are") from None
-    noted, chosen = memory, memory
-    if not isinstance(memory, str) or memory not in ("herding", "none"):
-        chosen = _as_indices(memory)
-        listed = json.dumps([indices.tolist() for indices in chosen])
+    exemplars = _check_exemplars(memory)
+    noted: Any = exemplars
+    if not isinstance(exemplars, str):
+        listed = json.dumps([indices.tolist() for indices in exemplars])
         noted = f"given {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
     refused = left_out(config, memory)
     detectors = config.without(refused)
@@ -280,23 +274,26 @@ def plan_foreign(
         raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
     (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
     values = {"memory": noted, "class_order": order, "outputs": outputs}
-    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, chosen)
-    return spec_of(config, k, seed, name, values, detectors, learner)
+    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, exemplars)
+    return [spec_of(config, k, seed, name, values, detectors, learner)]
 
 
 def left_out(config: Config, memory: Exemplars) -> dict[str, list[str]]:
-    """Return the detectors that cannot be used with models from elsewhere, by reason."""
-    if isinstance(memory, str) and memory == "none":
-        kept = None
-    elif isinstance(memory, str) and memory == "herding":
-        kept = min(map(config.benchmark.fewest_kept, config.benchmark.classes_per_step))
-    else:  # where a step has no memory, detectors are set up on the images that it learned from
-        kept = min((len(indices) for indices in _as_indices(memory) if len(indices)), default=None)
+    """Return the detectors unusable with models from elsewhere, by reason."""
+    exemplars = _check_exemplars(memory)
+    counts: Iterable[int]
+    if exemplars == "herding":
+        counts = map(config.benchmark.fewest_kept, config.benchmark.classes_per_step)
+    else:  # where a step has no memory, detectors are set up on its training images
+        counts = filter(None, map(len, () if exemplars == "none" else exemplars))
+    kept = min(counts, default=None)
     return config.refused(kept, revisits=kept is not None)
 
 
-def _as_indices(memory: Any) -> list[Tensor]:
-    """Return the listed exemplars of each step as tensors."""
+def _check_exemplars(memory: Any) -> Literal["herding", "none"] | list[Tensor]:
+    """Return exemplars as they are named, or the indices of each step as tensors."""
+    if isinstance(memory, str) and memory in ("herding", "none"):
+        return memory  # type: ignore[return-value]
     try:
         listed = [torch.as_tensor(indices).flatten() for indices in memory]
     except (TypeError, ValueError, RuntimeError) as error:
@@ -317,16 +314,16 @@ def _choose_listed(memory: Sequence[Tensor], task: Task) -> Memory:
         raise BadInput(
             f"memory has {len(memory)} lists of images: one for each of {step.steps} steps is needed"
         )
-    indices = memory[step.number - 1]
+    indices, labels = memory[step.number - 1], images.labels.cpu()
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
         raise BadInput(
             f"memory of step {step.number} has {int(indices.min())} to {int(indices.max())}: indices of the "
             f"training images of {images.name!r} are needed, 0 to {len(images) - 1}"
         )
-    labels = images.labels.cpu()[indices]
-    if len(labels) and int(labels.max()) >= step.seen:
+    if len(later := indices[labels[indices] >= step.seen]):
         raise BadInput(
-            f"memory of step {step.number} has image {int(indices[labels.argmax()])}, whose class comes in a "
-            "later step: indices of the training images in the dataset's order are needed"
+            f"memory of step {step.number} has image {int(later[0])}, whose class comes in a later step: "
+            "indices of the training images in the dataset's order are needed"
         )
-    return Memory(task.memory.size, tuple(indices[labels == label] for label in range(step.seen)))
+    per_class = tuple(indices[labels[indices] == label] for label in range(step.seen))
+    return Memory(task.memory.size, per_class)

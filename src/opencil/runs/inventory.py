@@ -1,4 +1,4 @@
-"""Check the files of stored runs: progress, damage, and files that can be deleted."""
+"""Check the files of stored runs: progress, damage, and leftovers."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencil.errors import OpenCILError
-from opencil.files import is_temporary, read_checked
+from opencil.files import read_checked, temporary
 from opencil.plugins import describe_missing, missing_names
-from opencil.runs.reading import describe_damage, expected_steps, read_records
-from opencil.runs.store import RunFolder, find_runs
-from opencil.study.records import name_of, setting_of
+from opencil.runs.reading import describe_damage, expected_steps, place_name, read_records
+from opencil.runs.store import RunFolder
+from opencil.study.records import name_of
 
 State = Literal["finished", "unfinished", "waiting", "failed", "running", "damaged"]
 
@@ -23,46 +23,11 @@ State = Literal["finished", "unfinished", "waiting", "failed", "running", "damag
 class Entry:
     """A stored run: its progress, its bytes, and when it was last written."""
 
-    folder: RunFolder
     state: State
     detail: str
     size: int
     written: float  #: seconds since 1970
-    foreign: bool = False  #: its models were trained elsewhere
-
-
-@dataclass(frozen=True)
-class Remark:
-    """A sentence about a run's files; ``bad`` where something is wrong."""
-
-    path: Path
-    problem: str
-    bad: bool
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """A file or folder that can be deleted, and the reason: nothing is lost that cannot be computed again."""
-
-    path: Path
-    why: str
-
-    @property
-    def size(self) -> int:
-        """Return the number of bytes."""
-        return sum(found.st_size for found in _file_states(self.path))
-
-    def remove(self) -> None:
-        """Delete the file or the folder."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        else:
-            self.path.unlink()
-
-
-def runs_below(*roots: Path) -> list[RunFolder]:
-    """Return the runs at or below some folders, each once."""
-    return list(dict.fromkeys(run for root in roots for run in find_runs(root)))
+    foreign: bool  #: its models were trained elsewhere
 
 
 def entry(folder: RunFolder) -> Entry:
@@ -71,7 +36,7 @@ def entry(folder: RunFolder) -> Entry:
     states = list(_file_states(folder.path.resolve()))  # a run may be linked to
     written = max((found.st_mtime for found in states), default=folder.path.stat().st_mtime)
     size = sum(found.st_size for found in states)
-    return Entry(folder, state, detail, size, written, bool(config.get("foreign")))
+    return Entry(state, detail, size, written, bool(config.get("foreign")))
 
 
 def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
@@ -99,29 +64,23 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
 # --- damage ----------------------------------------------------------------------------------------
 
 
-def remarks(folder: RunFolder) -> Iterator[Remark]:
-    """Yield remarks about a run's files, all of which are read; the run must not be in progress."""
-    for path, problem in damages(folder).items():
-        yield Remark(path, f"{path} {problem}", bad=True)
+def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
+    """Read all files of a run that no process writes; return sentences on damage, and other remarks."""
+    wrong, remarks = [f"{path} {problem}" for path, problem in damages(folder).items()], []
     state, detail, config = _state(folder)
     if state in ("unfinished", "failed"):
-        yield Remark(folder.path, f"{folder.path} is {state}: {detail}", bad=False)
+        remarks.append(f"{folder.path} is {state}: {detail}")
     if state != "damaged":
-        run, parts = name_of(*folder.identity(config)), folder.path.absolute().parts[-4:]
-        place = "/".join(parts)
-        if setting_of(place) and place != run:
-            yield Remark(folder.path, f"{folder.path} is run {run}, in the place of {place}", bad=True)
+        run, place = name_of(*folder.identity(config)), place_name(folder.path.absolute())
+        if place not in ("", run):
+            wrong.append(f"{folder.path} is run {run}, in the place of {place}")
         if lacking := missing_names(config.get("plugins")):
-            yield Remark(folder.path, f"to continue {folder.path}: {describe_missing(lacking)}", bad=False)
-    for leftover in _stale(folder):
-        yield Remark(leftover.path, f"{leftover.path} {leftover.why}", bad=False)
+            remarks.append(f"to continue {folder.path}: {describe_missing(lacking)}")
+    return wrong, [*remarks, *(f"{path} {why}" for path, why in _stale(folder))]
 
 
 def damages(folder: RunFolder) -> dict[Path, str]:
-    """Return the files of a run that are damaged, missing or of another run, with the problem.
-
-    All are read.
-    """
+    """Read all files of a run; return damaged, missing and misplaced files with the problem."""
     try:
         steps, _, found = read_records(folder, folder.stored())
     except (OpenCILError, OSError) as error:
@@ -141,37 +100,47 @@ def damages(folder: RunFolder) -> dict[Path, str]:
 # --- leftovers -------------------------------------------------------------------------------------
 
 
-def leftovers(folder: RunFolder) -> list[Leftover]:
-    """Return the files to delete: stale files, and damaged files that 'opencil run' computes again.
+def leftovers(folder: RunFolder) -> dict[Path, str]:
+    """Return the files and folders to delete in a locked run, each with the reason.
 
-    A step whose record, model or memory is damaged goes as a whole, unless its model was trained elsewhere.
-    The run must be locked.
+    They are stale, or damaged and computed again by 'opencil run'. A step whose record, model or memory is
+    damaged goes as a whole, unless its model was trained elsewhere.
     """
-    found = {leftover.path: leftover for leftover in _stale(folder)}
-    broken = damages(folder)
+    found, broken = dict(_stale(folder)), damages(folder)
     if folder.config in broken:  # it is not computed again
-        return list(found.values())
-    foreign = bool(folder.stored().get("foreign"))
+        return found
+    foreign = folder.stored().get("foreign")
     for path, problem in broken.items():
-        whole = path.name in ("step.json", "model.safetensors", "memory.safetensors")
-        if whole and not foreign:
-            why = f"{path.name} {problem}: the step is computed again"
-            found[path.parent] = Leftover(path.parent, why)
-        elif not whole and path.exists():
-            found[path] = Leftover(path, f"{problem}: it is computed again")
-    return [leftover for path, leftover in found.items() if not found.keys() & set(path.parents)]
+        if path.name in ("step.json", "model.safetensors", "memory.safetensors"):
+            if not foreign:
+                found[path.parent] = f"{path.name} {problem}: the step is computed again"
+        elif path.exists():
+            found[path] = f"{problem}: it is computed again"
+    return {path: why for path, why in found.items() if not found.keys() & set(path.parents)}
 
 
-def _stale(folder: RunFolder) -> Iterator[Leftover]:
-    for path in sorted(folder.path.rglob("*")):
-        if is_temporary(path):
-            yield Leftover(path, "is half-written: its writer was stopped")
+def _stale(folder: RunFolder) -> Iterator[tuple[Path, str]]:
+    for path in sorted(temporary(folder.path)):
+        yield path, "is half-written: its writer was stopped"
     for step in folder.trained():
         if step.checkpoint().exists():
-            yield Leftover(step.checkpoint(), "is a checkpoint of a training that is done")
+            yield step.checkpoint(), "is a checkpoint of a training that is done"
         for checkpoint in sorted(step.path.glob("heads/*.checkpoint")):
             if checkpoint.with_suffix(".safetensors").exists():
-                yield Leftover(checkpoint, "is a checkpoint of a tuning that is done")
+                yield checkpoint, "is a checkpoint of a tuning that is done"
+
+
+def measure_size(path: Path) -> int:
+    """Return the number of bytes of a file, or of all files below a folder."""
+    return sum(found.st_size for found in _file_states(path))
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _file_states(path: Path) -> Iterator[os.stat_result]:

@@ -22,8 +22,8 @@ ENDINGS = (".safetensors", ".pt", ".pth", ".pkl", ".bin", ".ckpt", ".tar")
 class ModelFiles:
     """The models in a folder's files, one for each step, in the order of the numbers in their names.
 
-    ``factory`` is ``make(classes)``, a module that the weights of a file are then loaded into, or
-    ``make(path, classes)``, which reads the file itself.
+    ``factory`` is ``make(classes)``, a module for the weights of a file, or ``make(path, classes)``, which
+    reads the file itself.
     """
 
     def __init__(self, folder: Path, factory: Callable[..., Any]) -> None:
@@ -51,7 +51,7 @@ class ModelFiles:
         model, weights = self._make(step.seen), read_weights_file(path)
         if not isinstance(model, nn.Module):
             raise BadInput(f"the factory returns a {type(model).__name__}: a torch module is expected")
-        # The weights are of the model, or of a part of it where that is wrapped.
+        # The weights are of the model, or of the part inside a wrapper.
         parts = (part for part in model.modules() if part.state_dict().keys() == weights.keys())
         try:
             next(parts, model).load_state_dict(weights)
@@ -61,9 +61,10 @@ class ModelFiles:
 
 
 def find_factory(place: str) -> Callable[..., Any]:
-    """Return the function that ``my_file.py:make`` names; without a name, ``make``."""
+    """Return the function of the name in ``my_file.py:make``; without a name, ``make``."""
     file, colon, name = place.rpartition(":")
-    file, name = (file, name) if colon and not name.endswith(".py") else (place, "make")
+    if not colon or name.endswith(".py"):
+        file, name = place, "make"
     known: dict[str, Callable[..., Any]] = {n: v for n, v in vars(load_plugin(file)).items() if callable(v)}
     if name not in known:
         raise BadInput(
@@ -74,9 +75,9 @@ def find_factory(place: str) -> Callable[..., Any]:
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:
-    """Read the weights in a file of safetensors, or of torch; a mapping may hold other values beside them.
+    """Read the weights in a file of safetensors, or of torch; a mapping may hold other values as well.
 
-    The ``module.`` that training on several GPUs puts before names is removed.
+    The prefix ``module.`` of DataParallel is removed.
     """
     try:
         if path.suffix == ".safetensors":
@@ -90,14 +91,12 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # other kinds of files raise many types of errors
         why = f"{type(error).__name__}: {one_line(error)}"
         raise BadInput(f"{path} is not a file of weights: {why}") from None
-    held = list(content.values()) if isinstance(content, Mapping) else []
-    states = [content] if _is_state(content) else [value for value in held if _is_state(value)]
+    parts = content if isinstance(content, Mapping) else {}
+    states = [value for value in (content, *parts.values()) if _is_state(value)]
     if len(states) != 1:
-        keys = ", ".join(map(str, content)) or "nothing" if isinstance(content, Mapping) else ""
-        kind = f"a mapping of {keys}" if keys else type(content).__name__
         raise BadInput(
-            f"{path} holds {kind}: one state_dict is needed, or read the file in a factory of your own, "
-            "make(path, classes)"
+            f"{path} holds a {type(content).__name__} of {', '.join(map(str, parts)) or 'nothing'}: one "
+            "state_dict is needed, or read the file in a factory of your own, make(path, classes)"
         )
     prefix = "module." if all(name.startswith("module.") for name in states[0]) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in states[0].items()}
@@ -108,5 +107,5 @@ def _is_state(value: object) -> bool:
 
 
 def _natural(name: str) -> list[Any]:
-    """Return a key that sorts task2 before task10."""
+    """Return a sorting key: task2 comes before task10."""
     return [int(part) if part.isdigit() else part.lower() for part in re.split(r"(\d+)", name)]

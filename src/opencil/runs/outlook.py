@@ -1,11 +1,10 @@
-"""Estimate the work that a config's runs still need, from the store and the times of similar runs."""
+"""Estimate the remaining work of a config's runs from the store and the times of similar runs."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
@@ -24,11 +23,11 @@ class Prospect:
     """One run: its trained steps and its missing detectors."""
 
     spec: RunSpec
-    steps: int | None  #: None where their number is not known
+    steps: int | None  #: None if not known
     trained: int
-    lacking: tuple[str, ...]  #: detectors that have no rows of some trained step
+    lacking: tuple[str, ...]  #: detectors without rows of some trained step
     done: bool
-    seconds: float | None  #: that similar runs took for the missing work; None where there are none
+    seconds: float | None  #: of similar runs for the missing work; None without such runs
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Outlook:
 
 
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
-    """Return the progress of a config's runs, and refuse a config that cannot run; nothing is written."""
+    """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
     check_place(config.place)
     places, runs = find_places(config.place), Path(config.place.runs)
     if config.place.launcher == "ray":
@@ -64,9 +63,8 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     prospects = []
     for spec in planned(config):
         folder = RunFolder(runs / spec.folder)
-        known = _with_stored_statistics(spec, folder)
-        folder.check(known)
-        prospects.append(_prospect(known, folder, here))
+        folder.check(spec)
+        prospects.append(_prospect(spec, folder, here))
     missing = sum(not run.done for run in prospects)
     if config.place.data_root is None and missing:
         for asked in splits(config):
@@ -103,15 +101,3 @@ def _seconds(spec: RunSpec, folder: RunFolder, number: int, device: str, trained
             of: dict[str, float] = info["seconds"]
             taken.append(sum(of.values()) - (of.get("training", 0.0) if trained else 0.0))
     return mean(taken) if taken else None
-
-
-def _with_stored_statistics(spec: RunSpec, folder: RunFolder) -> RunSpec:
-    """Return a run whose transform is to be computed from images with the numbers of its stored config."""
-    transform = spec.benchmark.transform
-    then = folder.stored().get("benchmark", {}).get("transform", {}) if transform.computes else {}
-    computed: dict[str, Any] = {
-        key: tuple(then[key])
-        for key in ("mean", "std")
-        if isinstance(then.get(key), list) and getattr(transform, key) == "compute"
-    }
-    return replace(spec, benchmark=replace(spec.benchmark, transform=replace(transform, **computed)))

@@ -19,7 +19,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.ranks import current
 from opencil.plugins import Notes
 
-#: Packages beside torch and numpy that read or make images and rows.
+#: Packages beside torch and numpy that images and rows depend on.
 _PACKAGES = ("pandas", "pillow", "pyarrow", "safetensors", "scikit-learn", "scipy", "triton")
 
 
@@ -41,7 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def describe_arithmetic(device: torch.device) -> dict[str, Any]:
-    """Return the settings that decide the last bits of results, beside versions and seeds."""
+    """Return the settings behind the last bits of results, beside versions and seeds."""
     cudnn: Any = torch.backends.cudnn
     return {
         "threads": torch.get_num_threads(),
@@ -60,7 +60,7 @@ def command() -> str:
 
 
 def describe_maker(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:
-    """Return the provenance of rows that are made now."""
+    """Return the provenance of new rows."""
     digests = {plugin: note["sha256"] for plugin, note in plugins.items()}
     return ({"plugins": digests} if digests else {}) | {
         "source": source_digest(),

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import read_json
 from opencil.registry import DATASETS
 from opencil.runs.failures import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs, folders_below
-from opencil.study.records import Made, RunRecord, name_of, one_line, setting_of, trouble
+from opencil.study.records import Made, RunRecord, find_problem, name_of, setting_of
 from opencil.study.rows import read_tables
 from opencil.study.study import (
     ROWS,
@@ -44,9 +45,9 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
 
 
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
-    """Read the rows that runs have so far of some detectors; leave out runs that have not begun."""
+    """Read the rows of some detectors in runs, as far as they are; leave out runs without files."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
-    parts = [Study(read_tables([])), *(_read_folder(folder, _read_run) for folder in begun)]
+    parts = [Study(), *(_read_folder(folder, _read_run) for folder in begun)]
     study = together(parts, ", ".join(map(str, begun)))
     wanted = ["", *detectors]
     runs: list[RunRecord] = [
@@ -57,12 +58,11 @@ def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
 
 
 def _read(root: Path) -> list[Study]:
-    found, unlisted = find_runs(root), _unreadable_folders(root)
-    studies = [_read_folder(folder.path, _read_run) for folder in found]
-    if not found:
+    studies = [_read_folder(folder.path, _read_run) for folder in find_runs(root)]
+    if not studies:
         studies = [_read_folder(folder, read_published) for folder in published_below(root)]
-    if unlisted:
-        studies.append(Study(read_tables([]), left_out=unlisted))
+    if unread := _unreadable_folders(root):
+        studies.append(Study(left_out=unread))
     if studies:
         return studies
     raise BadInput(
@@ -71,36 +71,39 @@ def _read(root: Path) -> list[Study]:
 
 
 def _unreadable_folders(root: Path) -> dict[str, str]:
-    """Return the folders below ``root`` that cannot be read, with the reason: runs may be in them."""
+    """Return the unreadable folders below ``root`` with the reason: runs may be in them."""
     errors: list[OSError] = []
-    found: dict[str, str] = {}
-    for folder, names in folders_below(root, errors.append):
-        # Names of files have endings.
-        for path in (folder / name for name in sorted(names) if "." not in name):
-            if path.is_symlink() and not path.exists():
-                found[str(path)] = f"it is a link to {path.readlink()}, which does not exist"
-    return found | {_name(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
+    paths = [folder / name for folder, names in folders_below(root, errors.append) for name in sorted(names)]
+    # Names of files have endings.
+    broken = [path for path in paths if "." not in path.name and path.is_symlink() and not path.exists()]
+    found = {str(path): f"it is a link to {path.readlink()}, which does not exist" for path in broken}
+    return found | {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in errors}
 
 
 def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
-    """Read the study in a folder; if that fails, return a study that names the folder as left out."""
+    """Read the study in a folder; if it fails, return a study with the folder in ``left_out``."""
     try:
         return read(folder)
     except Exception as error:  # the other folders are shown
-        return Study(read_tables([]), left_out={_name(folder): _relative(folder, in_words(error))})
+        return Study(left_out={_title(folder): _relative(folder, in_words(error))})
+
+
+def _title(folder: Path) -> str:
+    """Return the name of the run for this folder, or the folder itself."""
+    return place_name(folder.resolve()) or str(folder)
 
 
 def _relative(folder: Path, text: str) -> str:
     """Make paths in a text relative to a run's folder: studies are published."""
-    if (name := _name(folder)) != str(folder):
+    if name := place_name(folder.resolve()):
         text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), name)
-    return one_line(text)
+    return one_line(text, longest=10_000)
 
 
-def _name(path: Path) -> str:
-    """Return the name of the run that a folder should have, or the folder itself."""
-    parts = path.resolve().parts[-4:]
-    return "/".join(parts) if len(parts) == 4 and setting_of("/".join(parts)) else str(path)
+def place_name(folder: Path) -> str:
+    """Return the name of the run for this folder; '' for a folder of any other name."""
+    name = "/".join(folder.parts[-4:])
+    return name if setting_of(name) else ""
 
 
 def _read_run(path: Path) -> Study:
@@ -108,17 +111,15 @@ def _read_run(path: Path) -> Study:
     config = folder.stored()
     benchmark, k, cil, seed = folder.identity(config)
     steps, environment, wrong = read_records(folder, config)
-    tables, evaluated = [], []
-    for step, info in steps.items():
-        for name in info["rows"]:
-            file = step.path / step.table(name)
-            if file in wrong:
-                continue
-            try:
-                tables.append(read_tables([(file, step.listed(step.table(name), info))]))
-                evaluated.append(name)
-            except (OpenCILError, OSError) as error:
-                wrong[file] = describe_damage(error)
+    tables, evaluated = [], Counter[str]()
+    for step, name in [(step, name) for step, info in steps.items() for name in info["rows"]]:
+        if (file := step.path / step.table(name)) in wrong:
+            continue
+        try:
+            tables.append(step.rows(name, steps[step]))
+            evaluated[name] += 1
+        except (OpenCILError, OSError) as error:
+            wrong[file] = describe_damage(error)
     infos = list(steps.values())
     record = RunRecord(
         benchmark=benchmark,
@@ -128,23 +129,17 @@ def _read_run(path: Path) -> Study:
         steps=infos[0]["steps"] if infos else expected_steps(config),
         trained=len(steps),
         seconds=[info["seconds"] for info in infos],
-        detectors={
-            name: evaluated.count(name) for name in dict.fromkeys([*config["detector"], *evaluated]) if name
-        },
+        detectors={name: evaluated[name] for name in [*config["detector"], *evaluated] if name},
         config=config,
-        environment={
-            key: value for key, value in environment.items() if key not in ("run", "command", "datasets")
-        },
+        environment={k: v for k, v in environment.items() if k not in ("run", "command", "datasets")},
         made=_join_makers(infos),
         data=environment.get("datasets", []),
     )
     if failure := folder.failure():
         record["failed"] = _relative(path, failure)
     if wrong:
-        record["left_out"] = {
-            f.relative_to(path).as_posix(): _relative(path, why) for f, why in wrong.items()
-        }
-    if problem := trouble(record):
+        record["left_out"] = {f.relative_to(path).as_posix(): _relative(path, w) for f, w in wrong.items()}
+    if problem := find_problem(record):
         raise unusable(path, problem)
     rows = pd.concat([read_tables([]), *tables], ignore_index=True)
     return Study(showable_rows(rows, path), [record])
@@ -155,19 +150,20 @@ def read_records(
 ) -> tuple[dict[StepFolder, Info], dict[str, Any], dict[Path, str]]:
     """Read the records of a run's trained steps and its environment.
 
-    Return these, and the files that are damaged, missing, of another run, or made with other values.
+    Return these, and the files to leave out with the reason: damage, another run, other values.
     """
     run, training = name_of(*folder.identity(config)), digest_values(training_values(config))
     steps: dict[StepFolder, Info] = {}
     environment: dict[str, Any] = {}
     models: dict[int, str] = {}
     wrong: dict[Path, str] = {}
-    try:
-        environment = read_json(folder.environment) if folder.environment.exists() else {}
-        if environment.get("run", run) != run:
-            wrong[folder.environment], environment = f"is of run {environment['run']}", {}
-    except (OpenCILError, OSError) as error:
-        wrong[folder.environment] = describe_damage(error)
+    if folder.environment.exists():
+        try:
+            environment = read_json(folder.environment)
+        except (OpenCILError, OSError) as error:
+            wrong[folder.environment] = describe_damage(error)
+    if environment.get("run", run) != run:
+        wrong[folder.environment], environment = f"is of run {environment['run']}", {}
     for step in folder.trained():
         try:
             info = step.info()
@@ -187,7 +183,7 @@ def read_records(
 
 
 def describe_damage(error: Exception) -> str:
-    """Return the error of a file as the end of a sentence that begins with the file."""
+    """Return the error of a file as a sentence without its subject, the file."""
     return f"cannot be used ({getattr(error, 'reason', error)})"
 
 
@@ -207,20 +203,22 @@ def check_record(info: Info, run: str, training: str, previous: str | None) -> s
 
 def _join_makers(infos: list[Info]) -> list[Made]:
     """Return the provenance of the rows: equal entries are joined, in the order of their first."""
-    alike: dict[str, Any] = {}
-    for info in infos:
-        for name, note in [(name, made) for name, rows in info["rows"].items() for made in rows["made"]]:
-            maker, time = {part: value for part, value in note.items() if part != "time"}, note["time"]
-            key = json.dumps(maker, sort_keys=True)
-            made = alike.setdefault(key, maker | {"first": time, "last": time, "steps": {}})
-            made["first"], made["last"] = min(made["first"], time), max(made["last"], time)
-            if info["step"] not in (numbers := made["steps"].setdefault(name, [])):
-                numbers.append(info["step"])
-    return list(alike.values())
+    joined: dict[str, Any] = {}
+    notes = [
+        (i["step"], name, made) for i in infos for name, rows in i["rows"].items() for made in rows["made"]
+    ]
+    for step, name, note in notes:
+        maker, time = {part: value for part, value in note.items() if part != "time"}, note["time"]
+        key = json.dumps(maker, sort_keys=True)
+        made = joined.setdefault(key, maker | {"first": time, "last": time, "steps": {}})
+        made["first"], made["last"] = min(made["first"], time), max(made["last"], time)
+        if step not in (numbers := made["steps"].setdefault(name, [])):
+            numbers.append(step)
+    return list(joined.values())
 
 
 def expected_steps(config: dict[str, Any]) -> int | None:
-    """Return the steps of a run that has finished none; None where its number of classes is not known."""
+    """Return the planned steps of a run; None for an unknown number of classes."""
     benchmark = config["benchmark"]
     name = benchmark.get("id")
     classes = getattr(DATASETS.entry(name).make, "classes", None) if name in DATASETS.names() else None

@@ -52,7 +52,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import IDENTITY, USABLE, Identity, name_of
+from opencil.study.records import Identity, is_identity, name_of
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -64,6 +64,8 @@ _PATIENCE = 2.0
 _MODEL, _MEMORY = "model.safetensors", "memory.safetensors"
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
+#: Values of a transform before its numbers are computed from images, as in a dry run.
+_TO_COMPUTE = [("benchmark.transform.mean", "compute"), ("benchmark.transform.std", "compute")]
 
 
 class LockedRun(OpenCILError):
@@ -327,7 +329,7 @@ class RunFolder:
             found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
         except (KeyError, IndexError, TypeError, StopIteration):
             found = (None,) * 4
-        if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
+        if not is_identity(*found):
             raise damaged(self.config, "it does not say which run it is of")
         return found
 
@@ -354,7 +356,7 @@ class RunFolder:
         return {
             key: (then.get(key, "absent"), now.get(key, "absent"))
             for key in sorted(then.keys() | now.keys())
-            if then.get(key, ...) != now.get(key, ...)
+            if then.get(key, ...) != now.get(key, ...) and (key, now.get(key)) not in _TO_COMPUTE
         }
 
     def check(self, spec: RunSpec) -> None:

@@ -12,7 +12,7 @@ from opencil.runs.events import Event, Failed, Finished, Training
 
 @contextmanager
 def training_curves(folder: str | None) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that writes the curves of events below a folder, as ``folder/RUN``.
+    """Yield a function of events: it writes their curves below a folder, as ``folder/RUN``.
 
     Without a folder it does nothing. The loss is read once an epoch, where training has waited for the device
     anyway; a resumed run adds to its curves.

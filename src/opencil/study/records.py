@@ -3,23 +3,18 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, NotRequired
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 from opencil.validation import Count, Whole
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-#: The values that identify a run.
+#: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
-
-
 Identity = tuple[str, int | str, str, int]
 
 
@@ -30,14 +25,14 @@ class Made(TypedDict):
     torch: str
     device: str
     precision: str
-    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin that they come from
+    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin behind them
     first: str
     last: str
     steps: dict[str, list[Count]]  #: of each detector; '' is the model itself
 
 
 class Dataset(TypedDict):
-    """The images of a dataset that a run read."""
+    """The images of a dataset, as read by a run."""
 
     name: str
     role: str
@@ -54,16 +49,16 @@ class RunRecord(TypedDict):
     k: int | str
     cil: str
     seed: Whole
-    steps: Count | None  #: in all; None where no step is finished and the number of classes is not known
-    trained: Whole  #: steps whose models are stored
+    steps: Count | None  #: in all; None if neither a step nor the number of classes is known
+    trained: Whole  #: steps with a stored model
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    detectors: dict[str, Whole]  #: steps that each detector has been evaluated on; 0 where it is to come
+    detectors: dict[str, Whole]  #: evaluated steps of each detector
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
     made: NotRequired[list[Made]]  #: provenance of the rows
     data: list[Dataset]
-    failed: NotRequired[str]  #: the error that ended its last attempt
-    left_out: NotRequired[dict[str, str]]  #: its files that are damaged or missing, so without rows, and why
+    failed: NotRequired[str]  #: error of its last attempt
+    left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
 
 
 def identity(run: RunRecord) -> Identity:
@@ -82,57 +77,54 @@ def setting_of(name: str) -> tuple[str, int | str] | None:
     return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
 
 
-def one_line(text: object) -> str:
-    """Return a text that can be shown, on one line."""
-    return " ".join("".join(c if showable(c) else " " for c in str(text)).split())
+def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool:
+    """Return whether values can identify a run; each k has one form, so ``"10"`` is none."""
+    try:
+        steps = isinstance(k, int | str) and StepSizes.parse(k).label == k
+    except BadInput:
+        return False
+    return steps and isinstance(benchmark, str) and isinstance(cil, str) and type(seed) is int and seed >= 0
 
 
-def trouble(run: object) -> str:
+def find_problem(run: object) -> str:
     """Return why reports could not show a record, or ''."""
     from pydantic import ValidationError
 
     try:
-        record = _adapter().validate_python(run, strict=True)
+        record = _validator().validate_python(run, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
     of_detectors = record["config"].get("detector", {}).values()
-    if not _is_k(record["k"]) or not all(isinstance(values, dict) for values in of_detectors):
+    if not is_identity(*identity(record)) or not all(isinstance(values, dict) for values in of_detectors):
         return "a run in it has no usable 'k' or 'config'"
-    for leaf in _leaves(run):
-        if isinstance(leaf, str) and not showable(leaf):
-            return f"a run in it has {leaf!r}, with control characters"
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return f"a run in it has {leaf}, which is not finite"
-    return ""
+    return find_unshowable(run)
 
 
 @cache
-def _adapter() -> "TypeAdapter[RunRecord]":
+def _validator() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(RunRecord)
 
 
-def _is_k(value: object) -> bool:
-    """Return whether a value is a number of classes of a step, in its only form."""
-    try:
-        return isinstance(value, int | str) and StepSizes.parse(value).label == value
-    except BadInput:
-        return False
+def find_unshowable(value: object) -> str:
+    """Return why a nested value cannot be shown: control characters, or a number is not finite.
 
-
-#: Whether a value can identify a run.
-USABLE: dict[str, Callable[[Any], bool]] = {
-    "benchmark": lambda value: isinstance(value, str),
-    "k": _is_k,
-    "cil": lambda value: isinstance(value, str),
-    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-}
+    Blanks may be of any width. Return '' where it can be shown.
+    """
+    for leaf in _leaves(value):
+        if isinstance(leaf, str) and not all(
+            c.isprintable() or unicodedata.category(c) == "Zs" for c in leaf
+        ):
+            return f"{leaf!r} in it has control characters"
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return f"{leaf} in it is not finite"
+    return ""
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Yield every key and every value that has no parts, however deep."""
+    """Yield the keys and the leaves of a nested value."""
     if isinstance(value, dict):
         yield from value
         value = list(value.values())
@@ -141,8 +133,3 @@ def _leaves(value: object) -> Iterator[object]:
             yield from _leaves(part)
     else:
         yield value
-
-
-def showable(text: str) -> bool:
-    """Return whether a terminal can show a text: no control characters; blanks may be of any width."""
-    return all(c.isprintable() or unicodedata.category(c) == "Zs" for c in text)

@@ -1,4 +1,4 @@
-"""Rows, one per measured value: their columns, and the Parquet files that hold them."""
+"""Rows, one per measured value: their columns and their Parquet files."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -30,7 +30,7 @@ def write_rows(path: Path, rows: pd.DataFrame) -> str:
 
 
 def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
-    """Read the rows of some files, each with its checksum if that is known, one after the other."""
+    """Read the rows of some files, each with its checksum if known, one after the other."""
     import pyarrow as pa
 
     read = [_read_table(path, sha256) for path, sha256 in files]
@@ -43,23 +43,16 @@ def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
     return rows.assign(k=rows["k"].map(labels))
 
 
-def plain_k(value: Any) -> int | str:
-    """Return a row's k as plain Python: a number, or a text."""
-    return value if isinstance(value, str) else int(value)
-
-
 def settings_of(rows: pd.DataFrame) -> list[tuple[str, int | str]]:
     """Return the benchmarks and ks of rows, sorted: 5, 10, 20, 50+10."""
     pairs = rows[["benchmark", "k"]].drop_duplicates().itertuples(index=False, name=None)
-    return sorted(
-        ((str(benchmark), plain_k(k)) for benchmark, k in pairs),
-        key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order),
-    )
+    plain = [(str(benchmark), k if isinstance(k, str) else int(k)) for benchmark, k in pairs]
+    return sorted(plain, key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order))
 
 
 @cache
 def _schemas() -> tuple[Any, Any]:
-    """Return the schema of tables whose k is a number, and of tables whose k is a text."""
+    """Return the schemas of tables where k is a number, and where k is a text."""
     import pyarrow as pa
 
     schema = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])

@@ -1,12 +1,11 @@
 """A study: the rows of some runs with a record of each run, from their folders or as published.
 
 A published study is a folder with two files, ``rows.parquet`` and ``runs.json``; ``opencil report RUNS --out
-FOLDER`` writes it. Everything that a report shows comes from these two.
+FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.files import Damaged, read_json, write_json
-from opencil.study.records import IDENTITY, RunRecord, identity, name_of, showable, trouble
+from opencil.study.records import IDENTITY, RunRecord, find_problem, find_unshowable, identity, name_of
 from opencil.study.rows import read_tables, write_rows
 
 _FORMAT = 2
@@ -25,19 +24,19 @@ _NAMES = ["benchmark", "cil", "detector", "ood", "distance", "metric"]
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Rows, and a record of each run that they come from or will come from.
+    """Rows, and a record of each run, begun or still to come.
 
-    ``left_out`` maps runs that could not be read, by name or folder, to the reason. Records of the other runs
-    name their damaged and missing files.
+    ``left_out`` maps unreadable runs, by name or folder, to the reason. Records of the other runs name their
+    damaged and missing files.
     """
 
-    rows: pd.DataFrame
+    rows: pd.DataFrame = field(default_factory=lambda: read_tables([]))
     runs: list[RunRecord] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
-        """Return a sentence for each file or run that is damaged or missing."""
+        """Return a sentence for each damaged or missing file or run."""
         whole = [f"{run}: {why}" for run, why in self.left_out.items()]
         parts = [
             f"{name_of(*identity(run))}: {file} {why}"
@@ -77,53 +76,40 @@ def write_study(study: Study, folder: Path) -> None:
 
 
 def published_below(root: Path) -> list[Path]:
-    """Return every folder at or below ``root`` that has a published study, or one of its two files."""
+    """Return every folder at or below ``root`` with a published study, or one of its two files."""
     return sorted({path.parent for name in (RUNS, ROWS) for path in root.rglob(name)})
 
 
 def read_published(folder: Path) -> Study:
-    """Read the study that is published in a folder."""
+    """Read a published study."""
     path = folder / RUNS
-    with _published(path):
+    try:
         content = read_json(path)
-    runs, left_out = content.get("runs"), content.get("left_out", {})
-    if content.get("format") != _FORMAT or not isinstance(runs, list):
-        raise unusable(path, f"format {_FORMAT} with a list of runs is expected")
-    with _published(folder / ROWS):
-        rows = read_tables([(folder / ROWS, str(content.get("rows")))])
-    for run in runs:
-        if problem := trouble(run):
-            raise unusable(path, problem)
-    if not isinstance(left_out, dict) or not all(
-        isinstance(text, str) and showable(text) for pair in left_out.items() for text in pair
-    ):
-        raise unusable(path, "left_out is not a mapping of texts")
+        runs, left_out = content.get("runs"), content.get("left_out", {})
+        if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
+            raise unusable(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
+        for problem in (*map(find_problem, runs), find_unshowable(left_out)):
+            if problem:
+                raise unusable(path, problem)
+        path = folder / ROWS
+        rows = showable_rows(read_tables([(path, str(content.get("rows")))]), path)
+    except Damaged as error:  # a published study is not to be deleted, as a run's file is
+        raise unusable(path, error.reason) from None
     named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
     if unknown := set(named) - set(map(identity, runs)):
-        raise unusable(
-            path, f"the rows have a run {name_of(*min(unknown, key=str))} that is not among its runs"
-        )
-    return Study(showable_rows(rows, folder / ROWS), runs, left_out)
-
-
-@contextmanager
-def _published(path: Path) -> Iterator[None]:
-    """Raise ``unusable`` for damage in the block: a published study is not to be deleted."""
-    try:
-        yield
-    except Damaged as error:
-        raise unusable(path, error.reason) from None
+        run = name_of(*min(unknown, key=str))
+        raise unusable(path, f"it has rows of run {run}, which is not in {RUNS}")
+    return Study(rows, runs, left_out)
 
 
 def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """Return rows unchanged, or refuse names that cannot be shown."""
-    for column in _NAMES:
-        if strange := [name for name in rows[column].unique() if not showable(name)]:
-            raise unusable(source, f"its rows have a {column} named {strange[0]!r}, with control characters")
+    """Return rows unchanged, or refuse unprintable names."""
+    if problem := find_unshowable([rows[column].unique().tolist() for column in _NAMES]):
+        raise unusable(source, problem)
     return rows
 
 
 def unusable(path: Path, error: object) -> Damaged:
-    """Return the error for a file that cannot be used, and that deleting does not mend."""
+    """Return the error for a file that only its author can mend."""
     text = f"{path} cannot be used ({error}): restore it, or make it again from the runs"
     return Damaged(text, error)
