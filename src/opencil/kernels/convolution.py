@@ -15,6 +15,9 @@ the same order; so the total needs no launch and is deterministic.
 import triton
 import triton.language as tl
 
+# Kernels take some twenty arguments: those of a kind share a line, as in Triton's own tutorials.
+# fmt: off
+
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _scale(gain, variance, epsilon, channel):  # type: ignore[no-untyped-def]
@@ -49,11 +52,7 @@ def _nearest_tf32(value):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _pixels(  # type: ignore[no-untyped-def]
     pixels,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    back: tl.constexpr,
-    block: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, back: tl.constexpr, block: tl.constexpr,
 ):
     """Return row, column and image of this program's pixels, and a mask of existing pixels.
 
@@ -76,26 +75,9 @@ def _pixels(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tap(  # type: ignore[no-untyped-def]
-    total,
-    source,
-    weight,
-    gain,
-    variance,
-    epsilon,
-    y,
-    x,
-    n,
-    inside,
-    row,
-    column,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    back: tl.constexpr,
-    scaled: tl.constexpr,
-    precision: tl.constexpr,
+    total, source, weight, gain, variance, epsilon, y, x, n, inside, row, column,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, back: tl.constexpr, scaled: tl.constexpr, precision: tl.constexpr,
 ):
     """Return ``total`` + the product of one tap."""
     # Products need 16 channels; only images have fewer.
@@ -135,25 +117,10 @@ def _tap(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _products(  # type: ignore[no-untyped-def]
-    source,
-    weight,
-    gain,
-    variance,
-    epsilon,
-    y,
-    x,
-    n,
-    inside,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    back: tl.constexpr,
-    scaled: tl.constexpr,
-    block: tl.constexpr,
-    unrolled: tl.constexpr,
-    precision: tl.constexpr,
+    source, weight, gain, variance, epsilon, y, x, n, inside,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, back: tl.constexpr, scaled: tl.constexpr, block: tl.constexpr,
+    unrolled: tl.constexpr, precision: tl.constexpr,
 ):
     """Return the convolution at some pixels, float32 [block, to].
 
@@ -172,52 +139,16 @@ def _products(  # type: ignore[no-untyped-def]
             row = 1 - odd_row + 2 * (i // (1 + odd_column))
             column = 1 - odd_column + 2 * (i % (1 + odd_column))
             total = _tap(
-                total,
-                source,
-                weight,
-                gain,
-                variance,
-                epsilon,
-                y,
-                x,
-                n,
-                inside,
-                row,
-                column,
-                height,
-                width,
-                stride,
-                inputs,
-                outputs,
-                back,
-                scaled,
-                precision,
+                total, source, weight, gain, variance, epsilon, y, x, n, inside, row, column, height, width,
+                stride, inputs, outputs, back, scaled, precision,
             )
     else:
         for group in range(9 // unrolled):
             for i in tl.static_range(unrolled):
                 tap = group * unrolled + i
                 total = _tap(
-                    total,
-                    source,
-                    weight,
-                    gain,
-                    variance,
-                    epsilon,
-                    y,
-                    x,
-                    n,
-                    inside,
-                    tap // 3,
-                    tap % 3,
-                    height,
-                    width,
-                    stride,
-                    inputs,
-                    outputs,
-                    back,
-                    scaled,
-                    precision,
+                    total, source, weight, gain, variance, epsilon, y, x, n, inside, tap // 3, tap % 3,
+                    height, width, stride, inputs, outputs, back, scaled, precision,
                 )
     return total
 
@@ -250,21 +181,9 @@ def _all(sums, programs, channels: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def convolve_and_measure(  # type: ignore[no-untyped-def]
-    source,
-    weight,
-    target,
-    sums,
-    about,
-    statistics,
-    pixels,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    block: tl.constexpr,
-    unrolled: tl.constexpr,
-    precision: tl.constexpr,
+    source, weight, target, sums, about, statistics, pixels,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, block: tl.constexpr, unrolled: tl.constexpr, precision: tl.constexpr,
 ):
     """Compute a layer in training, with Σ d and Σ d² of d, its output minus ``about``, the running mean.
 
@@ -274,25 +193,8 @@ def convolve_and_measure(  # type: ignore[no-untyped-def]
     t = tl.arange(0, outputs)
     y, x, n, inside = _pixels(pixels, height, width, stride, False, block)
     total = _products(
-        source,
-        weight,
-        about,
-        about,
-        0.0,
-        y,
-        x,
-        n,
-        inside,
-        height,
-        width,
-        stride,
-        inputs,
-        outputs,
-        False,
-        False,
-        block,
-        unrolled,
-        precision,
+        source, weight, about, about, 0.0, y, x, n, inside, height, width, stride, inputs, outputs, False,
+        False, block, unrolled, precision,
     )
     rounded = total.to(target.dtype.element_ty)
     m = tl.program_id(0) * block + tl.arange(0, block)
@@ -306,13 +208,8 @@ def convolve_and_measure(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _shortcut(  # type: ignore[no-untyped-def]
-    aside,
-    m,
-    inside,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
+    aside, m, inside,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr,
 ):
     """Return the values of a shortcut without parameters for pixels ``m`` of a layer's output, float32.
@@ -336,53 +233,18 @@ def _shortcut(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def convolve_and_normalise(  # type: ignore[no-untyped-def]
-    source,
-    weight,
-    target,
-    gain,
-    bias,
-    mean,
-    variance,
-    epsilon,
-    aside,
-    pixels,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    has_shortcut: tl.constexpr,
-    aside_height: tl.constexpr,
-    aside_width: tl.constexpr,
-    aside_inputs: tl.constexpr,
-    aside_stride: tl.constexpr,
-    block: tl.constexpr,
-    unrolled: tl.constexpr,
+    source, weight, target, gain, bias, mean, variance, epsilon, aside, pixels,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, has_shortcut: tl.constexpr, aside_height: tl.constexpr, aside_width: tl.constexpr,
+    aside_inputs: tl.constexpr, aside_stride: tl.constexpr, block: tl.constexpr, unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
     """Compute a layer in evaluation: convolution, batch norm, an optional shortcut, ReLU."""
     t = tl.arange(0, outputs)
     y, x, n, inside = _pixels(pixels, height, width, stride, False, block)
     total = _products(
-        source,
-        weight,
-        gain,
-        variance,
-        epsilon,
-        y,
-        x,
-        n,
-        inside,
-        height,
-        width,
-        stride,
-        inputs,
-        outputs,
-        False,
-        False,
-        block,
-        unrolled,
-        precision,
+        source, weight, gain, variance, epsilon, y, x, n, inside, height, width, stride, inputs, outputs,
+        False, False, block, unrolled, precision,
     )
     m = tl.program_id(0) * block + tl.arange(0, block)
     scale = _scale(gain, variance, epsilon, t)
@@ -395,30 +257,10 @@ def convolve_and_normalise(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def convolve_back(  # type: ignore[no-untyped-def]
-    gradient,
-    weight,
-    gain,
-    variance,
-    epsilon,
-    target,
-    past,
-    activation,
-    raw,
-    statistics,
-    sums,
-    pixels,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    has_past: tl.constexpr,
-    past_outputs: tl.constexpr,
-    masked: tl.constexpr,
-    measured: tl.constexpr,
-    scaled: tl.constexpr,
-    block: tl.constexpr,
-    unrolled: tl.constexpr,
+    gradient, weight, gain, variance, epsilon, target, past, activation, raw, statistics, sums, pixels,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, has_past: tl.constexpr, past_outputs: tl.constexpr, masked: tl.constexpr,
+    measured: tl.constexpr, scaled: tl.constexpr, block: tl.constexpr, unrolled: tl.constexpr,
     precision: tl.constexpr,
 ):
     """Compute the gradient of a layer's input, which is ``activation`` = ReLU(batch norm of ``raw`` …).
@@ -431,25 +273,8 @@ def convolve_back(  # type: ignore[no-untyped-def]
     t = tl.arange(0, wide)
     y, x, n, inside = _pixels(pixels, height, width, stride, True, block)
     total = _products(
-        gradient,
-        weight,
-        gain,
-        variance,
-        epsilon,
-        y,
-        x,
-        n,
-        inside,
-        height,
-        width,
-        stride,
-        inputs,
-        outputs,
-        True,
-        scaled,
-        block,
-        unrolled,
-        precision,
+        gradient, weight, gain, variance, epsilon, y, x, n, inside, height, width, stride, inputs, outputs,
+        True, scaled, block, unrolled, precision,
     )
     there = inside[:, None]
     if inputs < 16:
@@ -473,16 +298,8 @@ def convolve_back(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def rectify_back(  # type: ignore[no-untyped-def]
-    gradient,
-    target,
-    activation,
-    raw,
-    statistics,
-    sums,
-    pixels,
-    channels: tl.constexpr,
-    measured: tl.constexpr,
-    block: tl.constexpr,
+    gradient, target, activation, raw, statistics, sums, pixels,
+    channels: tl.constexpr, measured: tl.constexpr, block: tl.constexpr,
 ):
     """Do the work of ``convolve_back`` after its products, for a given gradient."""
     m = tl.program_id(0) * block + tl.arange(0, block)
@@ -501,28 +318,10 @@ def rectify_back(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
 def normalise(  # type: ignore[no-untyped-def]
-    raw,
-    sums,
-    programs,
-    gain,
-    bias,
-    running_mean,
-    running_variance,
-    batches,
-    momentum,
-    epsilon,
-    statistics,
-    aside,
-    target,
-    pixels,
-    chunk,
-    channels: tl.constexpr,
-    has_shortcut: tl.constexpr,
-    aside_height: tl.constexpr,
-    aside_width: tl.constexpr,
-    aside_inputs: tl.constexpr,
-    aside_stride: tl.constexpr,
-    block: tl.constexpr,
+    raw, sums, programs, gain, bias, running_mean, running_variance, batches, momentum, epsilon, statistics,
+    aside, target, pixels, chunk,
+    channels: tl.constexpr, has_shortcut: tl.constexpr, aside_height: tl.constexpr, aside_width: tl.constexpr,
+    aside_inputs: tl.constexpr, aside_stride: tl.constexpr, block: tl.constexpr,
 ):
     """Compute ReLU(batch norm of ``raw`` + shortcut) of a chunk, with the sums of ``convolve_and_measure``.
 
@@ -561,19 +360,8 @@ def normalise(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
 def normalise_back(  # type: ignore[no-untyped-def]
-    gradient,
-    raw,
-    sums,
-    programs,
-    gain,
-    statistics,
-    of_gain,
-    of_bias,
-    target,
-    pixels,
-    chunk,
-    channels: tl.constexpr,
-    block: tl.constexpr,
+    gradient, raw, sums, programs, gain, statistics, of_gain, of_bias, target, pixels, chunk,
+    channels: tl.constexpr, block: tl.constexpr,
 ):
     """Compute the gradients of batch norm's input, for a chunk of pixels, and of its gain and bias.
 
@@ -600,20 +388,9 @@ def normalise_back(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels", "chunk"])  # type: ignore[untyped-decorator]
 def weight_sums(  # type: ignore[no-untyped-def]
-    images,
-    gradient,
-    sums,
-    apart,
-    pixels,
-    chunk,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    stride: tl.constexpr,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    across: tl.constexpr,
-    together: tl.constexpr,
-    block: tl.constexpr,
+    images, gradient, sums, apart, pixels, chunk,
+    height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
+    outputs: tl.constexpr, across: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
     precision: tl.constexpr,
 ):
     """Compute the part of a chunk of pixels of the weight gradient [outputs, 3, 3, inputs].
