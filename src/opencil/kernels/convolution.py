@@ -19,20 +19,20 @@ import triton.language as tl
 # fmt: off
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _scale(gain, variance, epsilon, channel):  # type: ignore[no-untyped-def]
+@triton.jit
+def _scale(gain, variance, epsilon, channel):
     """Return the factor of batch norm in evaluation, for some channels."""
     return tl.load(gain + channel) * tl.rsqrt(tl.load(variance + channel) + epsilon)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _relu(value):  # type: ignore[no-untyped-def]
+@triton.jit
+def _relu(value):
     """Return the ReLU; NaN stays NaN as in torch, to show that a training diverges."""
     return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _with_product(a, b, total, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _with_product(a, b, total, precision: tl.constexpr):
     """Return ``total`` + a · b. Factors are rounded to TF32 here, since a GPU truncates them, which makes
     results too small by 0.05 % in every layer.
     """
@@ -42,15 +42,15 @@ def _with_product(a, b, total, precision: tl.constexpr):  # type: ignore[no-unty
     return tl.dot(a, b, total, input_precision=precision)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _nearest_tf32(value):  # type: ignore[no-untyped-def]
+@triton.jit
+def _nearest_tf32(value):
     """Return the nearest number with a mantissa of ten bits; NaN stays NaN."""
     rounded = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(value == value, rounded, value)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _pixels(  # type: ignore[no-untyped-def]
+@triton.jit
+def _pixels(
     pixels,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, back: tl.constexpr, block: tl.constexpr,
 ):
@@ -73,8 +73,8 @@ def _pixels(  # type: ignore[no-untyped-def]
     return y, x, n, inside
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _tap(  # type: ignore[no-untyped-def]
+@triton.jit
+def _tap(
     total, source, weight, gain, variance, epsilon, y, x, n, inside, row, column,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, back: tl.constexpr, scaled: tl.constexpr, precision: tl.constexpr,
@@ -115,8 +115,8 @@ def _tap(  # type: ignore[no-untyped-def]
     return _with_product(given.to(w.dtype), w, total, precision)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _products(  # type: ignore[no-untyped-def]
+@triton.jit
+def _products(
     source, weight, gain, variance, epsilon, y, x, n, inside,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, back: tl.constexpr, scaled: tl.constexpr, block: tl.constexpr,
@@ -153,8 +153,8 @@ def _products(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _store_sums(sums, first, second, channels: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _store_sums(sums, first, second, channels: tl.constexpr):
     """Store this program's two sums over its pixels [pixels, channels]."""
     c = tl.arange(0, channels)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -163,8 +163,8 @@ def _store_sums(sums, first, second, channels: tl.constexpr):  # type: ignore[no
     tl.store(sums + place + channels, tl.sum(second, axis=0))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _all(sums, programs, channels: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _all(sums, programs, channels: tl.constexpr):
     """Return the two totals over all programs, float32 [channels] each."""
     together: tl.constexpr = 4096 // channels
     c = tl.arange(0, channels)
@@ -179,8 +179,8 @@ def _all(sums, programs, channels: tl.constexpr):  # type: ignore[no-untyped-def
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
-def convolve_and_measure(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels"])
+def convolve_and_measure(
     source, weight, target, sums, about, statistics, pixels,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, block: tl.constexpr, unrolled: tl.constexpr, precision: tl.constexpr,
@@ -206,8 +206,8 @@ def convolve_and_measure(  # type: ignore[no-untyped-def]
         tl.store(statistics + t, centre)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _shortcut(  # type: ignore[no-untyped-def]
+@triton.jit
+def _shortcut(
     aside, m, inside,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr,
@@ -231,8 +231,8 @@ def _shortcut(  # type: ignore[no-untyped-def]
     return given.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
-def convolve_and_normalise(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels"])
+def convolve_and_normalise(
     source, weight, target, gain, bias, mean, variance, epsilon, aside, pixels,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, has_shortcut: tl.constexpr, aside_height: tl.constexpr, aside_width: tl.constexpr,
@@ -255,8 +255,8 @@ def convolve_and_normalise(  # type: ignore[no-untyped-def]
     tl.store(target + m[:, None] * outputs + t[None, :], _relu(total), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
-def convolve_back(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels"])
+def convolve_back(
     gradient, weight, gain, variance, epsilon, target, past, activation, raw, statistics, sums, pixels,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, has_past: tl.constexpr, past_outputs: tl.constexpr, masked: tl.constexpr,
@@ -296,8 +296,8 @@ def convolve_back(  # type: ignore[no-untyped-def]
         _store_sums(sums, g, g * off * tl.load(statistics + wide + t)[None, :], wide)
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
-def rectify_back(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels"])
+def rectify_back(
     gradient, target, activation, raw, statistics, sums, pixels,
     channels: tl.constexpr, measured: tl.constexpr, block: tl.constexpr,
 ):
@@ -316,8 +316,8 @@ def rectify_back(  # type: ignore[no-untyped-def]
         _store_sums(sums, g, g * off * tl.load(statistics + channels + t)[None, :], channels)
 
 
-@triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
-def normalise(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "chunk", "programs"])
+def normalise(
     raw, sums, programs, gain, bias, running_mean, running_variance, batches, momentum, epsilon, statistics,
     aside, target, pixels, chunk,
     channels: tl.constexpr, has_shortcut: tl.constexpr, aside_height: tl.constexpr, aside_width: tl.constexpr,
@@ -358,8 +358,8 @@ def normalise(  # type: ignore[no-untyped-def]
         tl.store(target + place, _relu(value), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["pixels", "chunk", "programs"])  # type: ignore[untyped-decorator]
-def normalise_back(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "chunk", "programs"])
+def normalise_back(
     gradient, raw, sums, programs, gain, statistics, of_gain, of_bias, target, pixels, chunk,
     channels: tl.constexpr, block: tl.constexpr,
 ):
@@ -386,8 +386,8 @@ def normalise_back(  # type: ignore[no-untyped-def]
         tl.store(target + place, g * scale[None, :] + x * slope[None, :] + constant[None, :], mask=inside)
 
 
-@triton.jit(do_not_specialize=["pixels", "chunk"])  # type: ignore[untyped-decorator]
-def weight_sums(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "chunk"])
+def weight_sums(
     images, gradient, sums, apart, pixels, chunk,
     height: tl.constexpr, width: tl.constexpr, stride: tl.constexpr, inputs: tl.constexpr,
     outputs: tl.constexpr, across: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
