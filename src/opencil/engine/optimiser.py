@@ -69,11 +69,7 @@ class Optimiser:
             own = _create(name, schedule.values, schedule.weight_decay, parameters, lr, **options)
         except ValueError as error:
             raise BadInput(f"optimiser {name!r} cannot train this model: {error}") from None
-        self._torch, self.step = own, own.step
-
-    def drop_gradients(self) -> None:
-        """Set the gradients of all parameters to None."""
-        self._torch.zero_grad(set_to_none=True)
+        self._torch, self.step, self.zero_grad = own, own.step, own.zero_grad
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next steps, captured ones too."""
