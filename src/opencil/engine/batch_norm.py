@@ -94,7 +94,5 @@ def average_statistics(module: nn.Module, ranks: Ranks, share: Share) -> None:
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     if statistics:
-        summed = ranks.sum_(torch.cat([tensor.flatten() for tensor in statistics]) * share.weight)
-        means = torch.split(summed, [tensor.numel() for tensor in statistics])
-        for tensor, mean in zip(statistics, means, strict=True):
-            tensor.copy_(mean)
+        torch._foreach_mul_(statistics, share.weight)
+        ranks.sum_all_(statistics)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -64,10 +63,10 @@ class Ranks:
         self.rank, self.size, self.device, self.first = rank, size, device, rank == 0
         self.on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self._seconds, self._works, limit = seconds, 0, timedelta(seconds=seconds)
-        with self._connected():
+        with self.connected():
             self._store, _, _ = next(rendezvous("env://", timeout=limit))
             dist.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=limit)
-            places = self._from_all((socket.gethostname(), device))
+            places = self.collect((socket.gethostname(), device))
             # NCCL needs a GPU for each rank; Gloo serves CPUs, and ranks that share a GPU.
             own_gpus = len(set(places)) == size and all(device.type == "cuda" for _, device in places)
             self.capturable = own_gpus and dist.is_nccl_available()
@@ -88,50 +87,25 @@ class Ranks:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by the sum of all ranks' tensors: the same bits on all of them."""
-        with self._connected():
+        with self.connected():
             dist.all_reduce(tensor, group=self._group)
         return tensor
+
+    def sum_all_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks, in one message."""
+        sums = self.sum_(torch.cat([tensor.flatten() for tensor in tensors]))
+        parts = torch.split(sums, [tensor.numel() for tensor in tensors])
+        for tensor, total in zip(tensors, parts, strict=True):
+            tensor.copy_(total.view(tensor.shape))
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the rows of all ranks in the ranks' order; ``counts`` says how many each of them has."""
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
-        with self._connected():
+        with self.connected():
             dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    def agree(self, what: str, *values: object) -> None:
-        """Raise on all ranks where their values differ: tensors are compared by bits, others as text."""
-        digest = hashlib.sha256()
-        for value in values:
-            if isinstance(value, Tensor):
-                value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            digest.update(value if isinstance(value, bytes) else repr(value).encode())
-        if len(set(self._from_all(digest.hexdigest()))) > 1:
-            raise OpenCILError(
-                f"{what} is not the same on all ranks: do they have the same data and versions?"
-            )
-
-    def from_first(self, compute: Callable[[], Any]) -> Any:
-        """Call a function on rank 0 alone; return its value, or raise its error, on all ranks.
-
-        The value is pickled, so its tensors must be on the CPU.
-        """
-        sent: list[Any] = [None, None]
-        if self.first:
-            try:
-                sent[0] = compute()
-            except Exception as problem:
-                sent[1] = type(problem), problem.args, vars(problem)
-        with self._connected():
-            dist.broadcast_object_list(sent, src=0)
-        if sent[1] is not None:
-            kind, args, attributes = sent[1]
-            error: Exception = kind.__new__(kind, *args)  # its __init__ may take other arguments
-            vars(error).update(attributes)
-            raise error
-        return sent[0]
 
     def same_fate(self, error: Exception | None) -> None:
         """Return where all ranks have failed in a work, or none; raise LostRank where only some have.
@@ -143,21 +117,22 @@ class Ranks:
         keys = [f"work {self._works}, rank {rank}" for rank in range(self.size)]
         seconds = self._seconds if error is None else min(_GRACE, self._seconds)
         reason = "" if error is None else f"rank {self.rank} has failed ({type(error).__name__}: {error})"
-        with self._connected(reason):  # not by a message, which a sum on another rank would take for its own
+        with self.connected(reason):  # not by a message, which a sum on another rank would take for its own
             self._store.set(keys[self.rank], "")
             self._store.wait(keys, timedelta(seconds=seconds))
-        reasons = self._from_all(reason)
+        reasons = self.collect(reason)
         if any(reasons) and not all(reasons):
             raise LostRank(f"only {'; '.join(filter(None, reasons))}") from error
 
-    def _from_all(self, value: object) -> list[Any]:
+    def collect(self, value: object) -> list[Any]:
+        """Return the values of all ranks."""
         found: list[Any] = [None] * self.size
-        with self._connected():
+        with self.connected():
             dist.all_gather_object(found, value)
         return found
 
     @contextmanager
-    def _connected(self, reason: str = "") -> Iterator[None]:
+    def connected(self, reason: str = "") -> Iterator[None]:
         """Turn errors between processes into LostRank; errors of the rank's own device stay as they are."""
         try:
             yield
@@ -205,15 +180,40 @@ def using(ranks: Ranks | None) -> Iterator[None]:
 
 
 def from_first(compute: Callable[..., T], *args: Any) -> T:
-    """Return what a function returns on rank 0, where there are ranks; else call it."""
-    found: T = compute(*args) if _current is None else _current.from_first(partial(compute, *args))
-    return found
+    """Call a function on rank 0 alone; return its value, or raise its error, on all ranks.
+
+    The value is pickled, so its tensors must be on the CPU. Without ranks, only call the function.
+    """
+    if _current is None:
+        return compute(*args)
+    sent: list[Any] = [None, None]
+    if _current.first:
+        try:
+            sent[0] = compute(*args)
+        except Exception as problem:
+            sent[1] = type(problem), problem.args, vars(problem)
+    with _current.connected():
+        dist.broadcast_object_list(sent, src=0)
+    if sent[1] is not None:
+        kind, arguments, attributes = sent[1]
+        error: Exception = kind.__new__(kind, *arguments)  # its __init__ may take other arguments
+        vars(error).update(attributes)
+        raise error
+    value: T = sent[0]
+    return value
 
 
 def agree(what: str, *values: object) -> None:
-    """Raise where there are ranks and their values differ."""
-    if _current is not None:
-        _current.agree(what, *values)
+    """Raise on all ranks where their values differ: tensors are compared by bits, others as text."""
+    if _current is None:
+        return
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        digest.update(value if isinstance(value, bytes) else repr(value).encode())
+    if len(set(_current.collect(digest.hexdigest()))) > 1:
+        raise OpenCILError(f"{what} is not the same on all ranks: do they have the same data and versions?")
 
 
 def world_size() -> int:
