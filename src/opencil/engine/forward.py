@@ -18,7 +18,7 @@ from opencil.engine.ranks import current
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
-from opencil.nets.wrap import LogitsAlone, as_classifier
+from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 
 #: Pixels of a batch on a CPU, and its images however large they are. The activations of larger batches do not
 #: fit into the cache.
@@ -335,5 +335,5 @@ def _check_rows(model: Classifier, method: str, value: object, rows: int) -> Ten
     """Return the value of a model's method if it is a tensor with a row for each image."""
     if isinstance(value, Tensor) and value.ndim > 1 and len(value) == rows:
         return value
-    kind = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    raise BadInput(f"{method} of {type(model).__name__} returns {kind}: a tensor of {rows} rows is needed")
+    name = type(model).__name__
+    raise BadInput(f"{method} of {name} returns {describe(value)}: a tensor of {rows} rows is needed")

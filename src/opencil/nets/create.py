@@ -1,6 +1,5 @@
 """Create backbones by name and values, with weights from a file, trainable or frozen."""
 
-import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from opencil.errors import BadInput, one_line
+from opencil.files import checksum
 from opencil.nets.model import Backbone
 from opencil.registry import BACKBONES
 from opencil.validation import Values, build, names_of
@@ -44,7 +44,13 @@ def create_backbone(
             "opencil.AdaptedBackbone turns any module into one"
         )
     if weights is not None:
-        _load(backbone, Path(weights).expanduser(), sha256)
+        tensors, _ = _read(weights, sha256)
+        prefix = "backbone."  # the head in a whole model's file is left out
+        of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
+        try:
+            backbone.weighted.load_state_dict(of_model or tensors, strict=True)
+        except RuntimeError as error:
+            raise BadInput(f"backbone.weights = {weights!r} does not fit: {one_line(error)}") from None
     return backbone.freeze() if freeze else backbone
 
 
@@ -68,9 +74,7 @@ def pin_weights(named: Named) -> Named:
     """Return the backbone with the checksum of its file of weights, which must match an expected one."""
     if isinstance(named, str) or "weights" not in named:
         return named
-    content = _content(Path(named["weights"]).expanduser(), named.get("sha256"))
-    _tensors(named["weights"], content)
-    return named | {"sha256": hashlib.sha256(content).hexdigest()}
+    return named | {"sha256": _read(named["weights"], named.get("sha256"))[1]}
 
 
 def without_weights(named: Named) -> Named:
@@ -80,34 +84,20 @@ def without_weights(named: Named) -> Named:
     return {key: value for key, value in named.items() if key not in ("weights", "sha256")}
 
 
-def _content(path: Path, sha256: str | None) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} cannot be read: {error.strerror}") from None
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, found):
-        raise BadInput(
-            f"backbone.weights = {str(path)!r} has changed: its sha256 is {found}, and {sha256} is expected"
-        )
-    return content
-
-
-def _tensors(path: Path | str, content: bytes) -> dict[str, Tensor]:
+def _read(weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a file of weights, and its checksum, which must match an expected one."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    key = f"backbone.weights = {weights!r}"
     try:
-        return load(content)
+        content = Path(weights).expanduser().read_bytes()
+    except OSError as error:
+        raise BadInput(f"{key} cannot be read: {error.strerror}") from None
+    found = checksum(content)
+    if sha256 not in (None, found):
+        raise BadInput(f"{key} has changed: its sha256 is {found}, and {sha256} is expected")
+    try:
+        return load(content), found
     except SafetensorError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} is no safetensors file: {error}") from None
-
-
-def _load(backbone: Backbone, path: Path, sha256: str | None) -> None:
-    tensors = _tensors(path, _content(path, sha256))
-    prefix = "backbone."  # the head in a whole model's file is left out
-    of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
-    try:
-        backbone.weighted.load_state_dict(of_model or tensors, strict=True)
-    except RuntimeError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} does not fit: {one_line(error)}") from None
+        raise BadInput(f"{key} is no safetensors file: {error}") from None
