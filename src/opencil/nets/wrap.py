@@ -34,17 +34,24 @@ class WrappedModel(nn.Module):
             raise BadInput(f"a {type(network).__name__} has no layers to wrap: a torch module is needed")
         self.network, self.head_name = network, head
         self.stage_names = (stages,) if isinstance(stages, str) else tuple(stages)
-        linear = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear) and name]
-        found = _layer(network, head, "head", linear)
-        if not isinstance(found, nn.Linear):
+        layers = {name: layer for name, layer in network.named_modules() if name}
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+        of_network = f"of {type(network).__name__} is"
+        if head not in linear:
+            kind = f"a {type(layers[head]).__name__}" if head in layers else "not there"
             inside = [name for name in linear if name.startswith(f"{head}.")]
-            hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(head, linear)
+            hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(str(head), linear)
             raise BadInput(
-                f"head {head!r} of {type(network).__name__} is a {type(found).__name__}: a linear layer is "
-                f"needed, which are {_list_last(linear)}{hint}"
+                f"head {head!r} {of_network} {kind}: a linear layer is needed, which are "
+                f"{_list_last(linear)}{hint}"
             )
-        for name in self.stage_names:
-            _layer(network, name, "stage", [n for n, _ in network.named_children()])
+        children = [name for name, _ in network.named_children()]
+        for stage in self.stage_names:
+            if stage not in layers:
+                hint = nearest(str(stage), children)
+                raise BadInput(
+                    f"stage {stage!r} {of_network} not there: allowed are {_list_last(children)}{hint}"
+                )
 
     @property
     def head(self) -> nn.Module:
@@ -193,16 +200,6 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
             "as 'logits' of an object or mapping, or as the first of a tuple"
         )
     return found
-
-
-def _layer(network: nn.Module, name: str, what: str, known: list[str]) -> nn.Module:
-    layers: dict[str, nn.Module] = dict(network.named_modules())
-    if not name or name not in layers:
-        hint = nearest(str(name), known)
-        raise BadInput(
-            f"{what} {name!r} is not in {type(network).__name__}: allowed are {_list_last(known)}{hint}"
-        )
-    return layers[name]
 
 
 def _version(value: Any) -> int | None:
