@@ -56,7 +56,7 @@ class Schedule(Values):
         object.__setattr__(self, "values", {k: v for k, v in values.items() if v is not None})
         object.__setattr__(self, "optimiser", self.optimiser.lower())
         if self.values or self.optimiser != "sgd":  # the default needs no check
-            check_optimiser(self.optimiser, self.values, self.weight_decay)
+            check_optimiser(self)
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""
