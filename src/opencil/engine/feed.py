@@ -102,11 +102,8 @@ class TensorFeed(Feed):
 
 def extras_of(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
     """Return the extras that the loss of a stage has as arguments after (images, labels)."""
-    try:
-        arguments = list(inspect.signature(loss).parameters.values())
-    except ValueError:  # a built-in function without a signature
-        return frozenset()
-    named = [a for a in arguments if a.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)][2:]
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    named = [a for a in inspect.signature(loss).parameters.values() if a.kind not in variadic][2:]
     for argument in named:
         if argument.name not in EXTRAS and argument.default is Parameter.empty:
             raise BadInput(
