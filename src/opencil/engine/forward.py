@@ -59,7 +59,7 @@ class Inputs:
     def _check_indices(self, indices: Tensor) -> None:
         """Check that indices are within the images; an iterable that can be read once has no count yet."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
-            raise BadInput(f"indices are {indices.dtype} {list(indices.shape)}: int64 [N] is needed")
+            raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
         if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
             return
         low, high = (int(end) for end in indices.aminmax())
@@ -115,9 +115,8 @@ class Inputs:
             with torch.no_grad(), FULL.active(), evaluating(self.model):
                 stages = maps(batch)
             if not isinstance(stages, (list, tuple)) or any(stage.ndim != 4 for stage in stages):
-                raise BadInput(
-                    f"maps of {type(self.model).__name__} should be a list of tensors [B, C, H, W]"
-                )
+                name = type(self.model).__name__
+                raise BadInput(f"maps of {name} should be a list of tensors [B, C, H, W]")
             yield [stage.float() for stage in stages]
 
     def last_stage(self, maps: Tensor) -> Tensor:
@@ -182,11 +181,6 @@ class Outputs:
             self, features=self.features[rows], logits=self.logits[rows], labels=labels, inputs=inputs
         )
 
-    def by(self, model: Classifier) -> "Outputs":
-        """Return the same outputs as those of a copy of their model."""
-        inputs = None if self.inputs is None else replace(self.inputs, model=model)
-        return replace(self, classify=model.classify, inputs=inputs)
-
     def layers(self) -> Iterator[list[Tensor]]:
         """Return the maps after each stage of the backbone, batch by batch in the samples' order."""
         return self._inputs().maps()
@@ -223,7 +217,7 @@ def forward(
     nothing else. ``Inputs`` says which ``images`` are accepted.
     """
     inputs = Inputs(as_classifier(model), images, transform, indices, batch_size)
-    shared = compute_by_ranks(inputs, lambda part, _: _compute(part)[:2])
+    shared = compute_by_ranks(inputs, lambda part, _: _compute(part))
     features, logits, *labels = shared or _compute(inputs)
     known = labels[0] if labels else inputs.labels
     if isinstance(inputs.model, LogitsAlone):
@@ -233,10 +227,8 @@ def forward(
 
 def _check_normalised(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point() or not len(images):
-        raise BadInput(
-            f"images are {images.dtype} {list(images.shape)}: floating-point [N, channels, H, W], N > 0, is "
-            "needed, or an ImageSet"
-        )
+        needed = "floating-point [N, channels, H, W], N > 0, is needed, or an ImageSet"
+        raise BadInput(f"images are {describe(images)}: {needed}")
     if not torch.isfinite(images).all():
         bad = int((~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()[0])
         raise BadInput(f"image {bad} is not finite: a model cannot read it")
@@ -277,20 +269,21 @@ def same_logits(one: Classify, other: Classify, width: int, device: torch.device
 @contextmanager
 def evaluating(model: Classifier) -> Iterator[None]:
     """Put a model into eval mode, without gradients of its parameters, inside the block."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    trained = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
-    training = [module for module in modules if module.training]
-    try:
+    network = model if isinstance(model, nn.Module) else nn.Module()
+    training = [module for module in network.modules() if module.training]
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def switch(on: bool) -> None:
         for module in training:
-            module.training = False
+            module.training = on
         for parameter in trained:
-            parameter.requires_grad = False
+            parameter.requires_grad = on
+
+    switch(False)
+    try:
         yield
     finally:
-        for module in training:
-            module.training = True
-        for parameter in trained:
-            parameter.requires_grad = True
+        switch(True)
 
 
 def compute_by_ranks(
