@@ -1,6 +1,5 @@
 """Create backbones by name and values, with weights from a file, trainable or frozen."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,14 @@ from opencil.errors import BadInput, one_line
 from opencil.files import checksum
 from opencil.nets.model import Backbone
 from opencil.registry import BACKBONES
-from opencil.validation import Values, build, names_of
+from opencil.validation import check_arguments
 
 #: A backbone in a config: a name, or a mapping with a ``name`` and values.
 Named = str | dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Common(Values):
-    """Values of every backbone, beside the arguments of its function or class."""
-
-    weights: str | None = None
-    sha256: str | None = None
-    freeze: bool = False
-
-
-#: Keys of every backbone in a config.
-COMMON = ("name", *sorted(names_of(_Common)))
+#: Keys of every backbone in a config, beside the arguments of its function or class.
+COMMON = ("name", "weights", "sha256", "freeze")
 
 
 def create_backbone(
@@ -62,12 +52,12 @@ def check_backbone(named: Named) -> Named:
     if not isinstance(name, str):
         raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
     own = {key: value for key, value in named.items() if key not in COMMON}
-    common = build(_Common, {k: v for k, v in named.items() if k in COMMON and k != "name"}, where="backbone")
+    check_arguments(create_backbone, {k: named[k] for k in COMMON if k in named}, where="backbone")
     BACKBONES.check(name, own, where="backbone", beside=COMMON)
-    if common.sha256 and not common.weights:
+    common = {key: named[key] for key in COMMON if named.get(key)}
+    if "sha256" in common and "weights" not in common:
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
-    shared = {key: value for key, value in asdict(common).items() if value}
-    return {"name": name, **own, **shared} if own or shared else name
+    return {"name": name, **own, **common} if own or len(common) > 1 else name
 
 
 def pin_weights(named: Named) -> Named:
