@@ -63,7 +63,7 @@ class ImageFeed(Feed):
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield bytes [B, 3, H, W], labels [B], the augmentation of each image, and the extras."""
-        length, share = self._batch * self.iterations, self.share or Share(0, self._batch, self._batch)
+        length = self._batch * self.iterations
         drawn = self._indices[epoch_order(len(self._indices), length, number, self._seed)]
         order = move_to(drawn, self.device)
         tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
@@ -71,12 +71,11 @@ class ImageFeed(Feed):
             tensors += self._draw(length, "second view", number)
         if "index" in self._extras:
             tensors.append(order)
+        rows = slice(None) if self.share is None else slice(self.share.start, self.share.stop)
         # Indices on the host, so that images decoded there do not wait for the device.
-        own = drawn.view(self.iterations, self._batch)[:, share.start : share.stop].flatten()
-        for i, pixels in enumerate(self._images.batches(own, len(share))):
-            first = i * self._batch
-            rows = slice(first + share.start, first + share.stop)
-            yield pixels, *(tensor[rows] for tensor in tensors)
+        own, *batches = (tensor.view(-1, self._batch)[:, rows] for tensor in (drawn, *tensors))
+        pixels = self._images.batches(own.flatten(), own.shape[1])
+        yield from zip(pixels, *batches, strict=True)
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
         numbers = generator(*self._seed, purpose, number)
