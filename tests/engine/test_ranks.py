@@ -22,17 +22,7 @@ from opencil.engine.arithmetic import FULL
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.forward import forward
 from opencil.engine.loop import Stage, train
-from opencil.engine.ranks import (
-    LostRank,
-    Ranks,
-    agree,
-    current,
-    from_first,
-    is_first_rank,
-    join,
-    using,
-    world_size,
-)
+from opencil.engine.ranks import LostRank, Ranks, agree, current, from_first, join, using
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.protocol import measure
@@ -69,6 +59,7 @@ def test_shares_are_the_rows_in_order(size: int, more: int) -> None:
 
 
 def test_a_single_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world_size, is_first_rank = ranks_module.world_size, ranks_module.is_first_rank
     assert (join("cpu", 1.0), current(), world_size(), is_first_rank()) == (None, None, 1, True)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in variables.items():

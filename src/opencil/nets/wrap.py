@@ -185,7 +185,7 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
     found = output
     if isinstance(output, Mapping):
         found = output.get("logits")
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
+    elif hasattr(output, "logits"):
         found = output.logits
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
@@ -193,13 +193,13 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
         found = tensor_of(np.asarray(found))
     if isinstance(found, Tensor):
         found = dense(found, f"logits of {name}")
-    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != rows or not found.shape[1]:
-        keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
-        raise BadInput(
-            f"{name} returns {describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, "
-            "as 'logits' of an object or mapping, or as the first of a tuple"
-        )
-    return found
+        if found.ndim == 2 and len(found) == rows and found.shape[1]:
+            return found
+    keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    raise BadInput(
+        f"{name} returns {describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, as "
+        "'logits' of an object or mapping, or as the first of a tuple"
+    )
 
 
 def _version(value: Any) -> int | None:
