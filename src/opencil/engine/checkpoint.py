@@ -58,12 +58,12 @@ class Checkpoint:
 
     @property
     def finite(self) -> bool:
-        """Return whether all numbers are finite, so that training can resume."""
+        """Return whether all numbers are finite, as training needs them to resume."""
         tensors = (*self.weights.values(), *self.state.values())
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def restore(self, module: nn.Module, trained: nn.Module, schedule: Schedule) -> Self:
-        """Load the weights into the module, a part of which is trained; raise if anything does not fit."""
+        """Load the weights into the module; raise if they, or the state for ``trained``, do not fit."""
         if self.epoch > schedule.epochs:
             raise BadCheckpoint(f"it is of epoch {self.epoch}, and there are {schedule.epochs}")
         _load(module, self.weights)
@@ -72,7 +72,7 @@ class Checkpoint:
         return self
 
     def restore_end(self, module: nn.Module, stage: int) -> None:
-        """Load the weights that the module had after a stage."""
+        """Load the weights after a stage."""
         _load(module, self.ended[stage])
 
 

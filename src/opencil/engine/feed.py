@@ -14,7 +14,7 @@ from opencil.engine.ranks import Share
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
 
-#: Arguments that a loss can have beyond images and labels: the images' indices in the training set, int64
+#: Arguments of a loss beyond images and labels: the images' indices in the training set, int64
 #: [B]; whether they are of classes of earlier steps, bool [B]; and a second augmentation [B, 3, H, W].
 EXTRAS = ("index", "from_memory", "second_view")
 
@@ -29,7 +29,7 @@ class Feed(ABC):
     iterations: int  #: of an epoch
     #: Generator on the device for losses that draw; the feed seeds it at the beginning of an epoch.
     generator: torch.Generator | None = None
-    #: Rows of a batch that this rank serves; None: all.
+    #: Rows of a batch for this rank; None: all.
     share: Share | None = None
 
     @abstractmethod
@@ -72,7 +72,7 @@ class ImageFeed(Feed):
         if "index" in self._extras:
             tensors.append(order)
         rows = slice(None) if self.share is None else slice(self.share.start, self.share.stop)
-        # Indices on the host, so that images decoded there do not wait for the device.
+        # Indices on the host: images decoded there do not wait for the device.
         own, *batches = (tensor.view(-1, self._batch)[:, rows] for tensor in (drawn, *tensors))
         pixels = self._images.batches(own.flatten(), own.shape[1])
         yield from zip(pixels, *batches, strict=True)
@@ -100,7 +100,7 @@ class TensorFeed(Feed):
 
 
 def extras_of(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
-    """Return the extras that the loss of a stage has as arguments after (images, labels)."""
+    """Return the extras among the arguments of a stage's loss after (images, labels)."""
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     named = [a for a in inspect.signature(loss).parameters.values() if a.kind not in variadic][2:]
     for argument in named:

@@ -1,4 +1,4 @@
-"""One forward pass of a model over images, which herding, detectors and accuracy all read."""
+"""One forward pass of a model over images, for herding, detectors and accuracy together."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ class Inputs:
             self._check_indices(self.indices)
 
     def _check_indices(self, indices: Tensor) -> None:
-        """Check that indices are within the images; an iterable that can be read once has no count yet."""
+        """Refuse indices outside of the images; an iterable has no count before it is read."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
             raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
         if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
@@ -71,12 +71,12 @@ class Inputs:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels [N] of an image set; those of other images come with their batches."""
+        """Return the labels [N] of an image set; labels of other images come with their batches."""
         return self.images.labels[self._device_indices] if isinstance(self.images, Images) else None
 
     @property
     def std(self) -> Tensor:
-        """Standard deviations that normalising divided pixels by, [channels, 1, 1]; 1 without a transform."""
+        """Return the std of the transform, [channels, 1, 1]; 1 without a transform."""
         values = (1.0,) if self.transform is None else self.transform.std
         return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
 
@@ -120,7 +120,7 @@ class Inputs:
             yield [stage.float() for stage in stages]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] that the last stage computes from other maps than those before it."""
+        """Return features [B, D] of the last stage for given maps before it."""
         last_stage = self._method("last_stage")
         with torch.no_grad(), FULL.active(), evaluating(self.model):
             return _check_rows(self.model, "last_stage", last_stage(maps), len(maps)).float()
@@ -133,7 +133,7 @@ class Inputs:
 
     @property
     def _host_indices(self) -> Tensor:
-        """The indices where they are: a store that decodes on the host need not copy them from a device."""
+        """Return the indices on their own device; images decoded on the host need them there."""
         return torch.arange(len(self.images)) if self.indices is None else self.indices
 
     @property
@@ -145,10 +145,10 @@ class Inputs:
 class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
-    ``classify`` is the head h that computed the logits from the features, and ``inputs`` are the model and
-    its images, for detectors that read more than one forward pass. A model that returns logits alone has
-    neither, and features without columns. ``tasks`` [classes] is the task, counted from 1, that each class
-    came with, where it is known; the highest is the new one.
+    ``classify`` is the head h, from features to logits. ``inputs`` are the model and its images, for
+    detectors with more than one forward pass. A model with logits alone has neither, and features without
+    columns. ``tasks`` [classes] is the task of each class, counted from 1, if known; the highest is the new
+    one.
     """
 
     features: Tensor
@@ -186,7 +186,7 @@ class Outputs:
         return self._inputs().maps()
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] that the backbone's last stage computes from other maps."""
+        """Return features [B, D] of the backbone's last stage for other maps."""
         return self._inputs().last_stage(maps)
 
     def _inputs(self) -> Inputs:
@@ -245,7 +245,7 @@ Classify = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def linear_head(classify: Classify, width: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Return W [classes, width] and b [classes] of a head that computes W f + b; None for another head.
+    """Return W [classes, width] and b [classes] of a linear head, W f + b; None for another head.
 
     They are its values at the unit vectors and at 0, so they include linear operations after the linear
     layer, such as BiC's corrections.
@@ -289,10 +289,10 @@ def evaluating(model: Classifier) -> Iterator[None]:
 def compute_by_ranks(
     inputs: Inputs, compute: Callable[[Inputs, slice], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...] | None:
-    """Compute tensors of inputs, each rank on batches that a single process would have, and gather them.
+    """Compute tensors of inputs, each rank on some batches of a single process, and gather them.
 
-    ``compute`` takes inputs of some rows, and which rows these are. None is returned where there are no
-    ranks, fewer batches than ranks, or images of an iterable.
+    ``compute`` takes inputs of some rows, and these rows as a slice. Return None without ranks, with fewer
+    batches than ranks, and for other images than an image set.
     """
     ranks, size = current(), inputs.batch_size
     if ranks is None or not isinstance(inputs.images, Images) or len(inputs) <= (ranks.size - 1) * size:

@@ -25,7 +25,7 @@ WARM_UP = 3
 class Iteration:
     """Compute the loss of a batch and step the optimiser; a call returns the loss, on the device.
 
-    ``loss`` is a scalar of the tensors of a call, which have the same shapes in every call. Its draws from
+    ``loss`` is a scalar of the tensors of a call; their shapes are the same in every call. Its draws from
     ``generator``, on the device, differ from call to call.
 
     On several ranks the tensors are a ``share`` of the batch. The loss and the gradients are still those of

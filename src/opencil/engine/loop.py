@@ -27,8 +27,8 @@ class Diverged(OpenCILError):
 class Stage:
     """One training of the parameters of ``module`` that require gradients, in training mode.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images, so that ranks can
-    share a batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
+    ``loss(images, labels)`` is a scalar on an augmented batch: a mean over its images, as ranks share a
+    batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
     ``EXTRAS`` in feed.py. ``indices`` are the training images.
 
     With ``tensors`` the loss gets rows of these instead of images, for example of precomputed features.
@@ -95,7 +95,7 @@ def batches(
 ) -> tuple[Feed, Callable[..., Tensor]]:
     """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Ranks share batches of images, but not rows of tensors, which are few.
+    Ranks share batches of images, but not rows of tensors: they are few.
     """
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
@@ -115,10 +115,10 @@ def optimise(
     arithmetic: Arithmetic,
     resume: Checkpoint | None = None,
 ) -> Iterator[Progress]:
-    """Train a module on a feed, yielding after each iteration, so that heads can be tuned in turn.
+    """Train a module on a feed, yielding after each iteration: heads can be tuned in turn.
 
-    ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to check
-    that the loss is finite.
+    ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to
+    refuse a loss that is not finite.
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 #: State of an optimiser by parameter and key, such as ``00003.exp_avg``.
 State = dict[str, Tensor]
 
-#: Arguments that a schedule sets by itself, or that choose an implementation.
+#: Arguments set by a schedule itself, or choosing an implementation.
 _RESERVED = {"params", "lr", "weight_decay", "capturable", "differentiable", "foreach", "fused", "maximize"}
-#: Defaults that differ from torch's.
+#: Defaults in place of torch's.
 _DEFAULTS = {"sgd": {"momentum": 0.9}}
-#: Classes that compute the loss several times a step, or take sparse gradients only.
+#: Classes with several losses a step, or for sparse gradients only.
 _UNSUPPORTED = {"optimizer", "lbfgs", "sparseadam"}
 
 
@@ -54,8 +54,7 @@ def is_capturable(schedule: "Schedule") -> bool:
 class Optimiser:
     """The schedule's optimiser of some parameters.
 
-    On a GPU its steps can be captured, where torch has that: the learning rate is a tensor, which a captured
-    step reads at every replay.
+    On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
     """
 
     def __init__(self, schedule: "Schedule", parameters: Sequence[Tensor], on_gpu: bool = False) -> None:
@@ -97,7 +96,7 @@ class Optimiser:
 
 
 def fits(schedule: "Schedule", parameters: Sequence[Tensor], state: State) -> bool:
-    """Return whether a state has the shapes that the optimiser's has after a step on these parameters."""
+    """Return whether a state has the shapes of the optimiser's state after a step on these parameters."""
     copies = [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for p in parameters]
     optimiser = Optimiser(schedule, copies)
     for copy in copies:

@@ -1,7 +1,7 @@
 """The processes of one torchrun command: each executes the same run, on its share of every batch.
 
 All random choices follow from seeds, so the ranks execute the same code on the same data. They sum gradients,
-gather the rows of forward passes and compare what must be equal. Rank 0 alone shows progress and writes.
+gather the rows of forward passes and compare checksums. Rank 0 alone shows progress and writes.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from opencil.engine.device import resolve_device
 from opencil.errors import BadInput, OpenCILError
 
 T = TypeVar("T")
-#: Environment variables that torchrun sets in each process.
+#: Environment variables set by torchrun in each process.
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: Seconds in which a rank with an error expects the others to have it too; they may be waiting for this one.
 _GRACE = 20.0
@@ -37,7 +37,7 @@ class LostRank(BaseException):
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of every batch that belong to one rank."""
+    """The rows of one rank in every batch."""
 
     start: int
     stop: int
@@ -48,12 +48,12 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """The fraction of the batch: a batch mean is the sum of the shares' means times their weights."""
+        """Return the fraction of the batch: its mean is the sum of the shares' means times their weights."""
         return len(self) / self.whole
 
 
 class Ranks:
-    """All ranks of a command, seen from this one, which computes on ``device``; the ``first`` alone writes.
+    """All ranks of a command, seen from this one on its ``device``; the ``first`` alone writes.
 
     Each waits ``seconds`` for the others; ``on_machine`` of them share this machine's processors. Where they
     are ``capturable``, CUDA graphs can contain their sums.
@@ -73,7 +73,7 @@ class Ranks:
             self._group = dist.new_group(backend="nccl", timeout=limit) if self.capturable else None
 
     def share(self, rows: int, what: str = "a batch") -> Share:
-        """Return this rank's part of a number of rows, which the ranks take in order."""
+        """Return this rank's part of a number of rows; the ranks take them in order."""
         if rows < self.size:
             raise BadInput(f"{what} has {rows} images for {self.size} ranks: use at most {rows} of these")
         counts = self.counts(rows)
@@ -99,7 +99,7 @@ class Ranks:
             tensor.copy_(total.view(tensor.shape))
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks in the ranks' order; ``counts`` says how many each of them has."""
+        """Return the rows of all ranks in the ranks' order; ``counts`` are the numbers of their rows."""
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
@@ -110,8 +110,8 @@ class Ranks:
     def same_fate(self, error: Exception | None) -> None:
         """Return where all ranks have failed in a work, or none; raise LostRank where only some have.
 
-        All ranks call it at the end of each work that may fail. A failed one whose others wait for it in the
-        middle of the work gives up after ``_GRACE`` seconds; its end makes the others give up too.
+        All ranks call it at the end of each work. If others wait for a failed rank in the middle of the work,
+        it gives up after ``_GRACE`` seconds; its end makes the others give up too.
         """
         self._works += 1
         keys = [f"work {self._works}, rank {rank}" for rank in range(self.size)]
@@ -148,9 +148,9 @@ _current: Ranks | None = None
 
 
 def join(device: str, seconds: float) -> Ranks | None:
-    """Return the ranks that torchrun started, joined at the first call; None in a single process.
+    """Return the ranks started by torchrun, joined at the first call; None in a single process.
 
-    A kind of device such as ``cuda`` is the GPU that has this process's number on the machine.
+    A kind of device such as ``cuda`` is the GPU with this process's number on the machine.
     """
     global _joined
     if _joined is None and world_size() > 1:
@@ -164,7 +164,7 @@ def join(device: str, seconds: float) -> Ranks | None:
 
 
 def current() -> Ranks | None:
-    """Return the ranks that share the work at this moment; None where this process computes alone."""
+    """Return the ranks sharing the work at this moment; None if this process computes alone."""
     return _current
 
 
@@ -217,7 +217,7 @@ def agree(what: str, *values: object) -> None:
 
 
 def world_size() -> int:
-    """Return the number of processes that torchrun started; 1 without it."""
+    """Return the number of processes started by torchrun; 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _VARIABLES) else 1
 
 

@@ -61,21 +61,21 @@ def check_backbone(named: Named) -> Named:
 
 
 def pin_weights(named: Named) -> Named:
-    """Return the backbone with the checksum of its file of weights, which must match an expected one."""
+    """Return the backbone with the checksum of its file of weights; refuse an unexpected checksum."""
     if isinstance(named, str) or "weights" not in named:
         return named
     return named | {"sha256": _read(named["weights"], named.get("sha256"))[1]}
 
 
 def without_weights(named: Named) -> Named:
-    """Return the backbone without its file, for a model whose weights will be loaded."""
+    """Return the backbone without its file, for a model with other weights."""
     if isinstance(named, str):
         return named
     return {key: value for key, value in named.items() if key not in ("weights", "sha256")}
 
 
 def _read(weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a file of weights, and its checksum, which must match an expected one."""
+    """Return the tensors of a file of weights, and its checksum; refuse an unexpected checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
