@@ -1,7 +1,7 @@
 """Devices: choose one by name, and streams, threads and memory of it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -84,11 +84,9 @@ class SideStream:
             tensor.record_stream(current)
 
 
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
+def own_stream(device: torch.device) -> AbstractContextManager[None]:
     """Use a new stream inside the block on a GPU: a captured step must not run on the default one."""
-    with SideStream(device).active():
-        yield
+    return SideStream(device).active()
 
 
 @contextmanager

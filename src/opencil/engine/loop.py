@@ -133,14 +133,14 @@ def optimise(
         for i, batch in enumerate(feed.epoch(epoch), start=1):
             value = iterate(*batch)
             total += value
-            if i == feed.iterations:
-                if not torch.isfinite(total):
-                    raise _diverged(f"the loss is {float(total / i)} in stage {name!r}", epoch, schedule)
-                if feed.share is not None and (ranks := current()) is not None:
-                    if arithmetic.batch_norm == "local":
-                        average_statistics(module, ranks, feed.share)
-                    sums = [tensor.double().sum() for tensor in module.state_dict().values()]
-                    agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
+            last = i == feed.iterations
+            if last and not torch.isfinite(total):
+                raise _diverged(f"the loss is {float(total / i)} in stage {name!r}", epoch, schedule)
+            if last and feed.share is not None and (ranks := current()) is not None:
+                if arithmetic.batch_norm == "local":
+                    average_statistics(module, ranks, feed.share)
+                sums = [tensor.double().sum() for tensor in module.state_dict().values()]
+                agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
             position = name, epoch + 1, schedule.epochs, i, feed.iterations
             yield Progress(*position, lr, value, total, iterate.optimiser.state)
     # No loss shows whether the last update diverged.
