@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
+from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.feed import epoch_order
-from opencil.engine.loop import Diverged, Progress, Resume, Stage, train
+from opencil.engine.loop import Diverged, Progress, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import Model
@@ -114,7 +115,7 @@ def test_weights_that_the_last_update_spoils_are_found_out(
         model.head.bias.fill_(math.nan)
     stage = Stage("train", model, lambda x, y: model(x).sum(), Schedule(epochs=2), torch.arange(10))
     with pytest.raises(Diverged, match="weights are not finite after stage 'train'"):
-        list(train(stage, images, plain, 4, SEED, resume=Resume(2, {})))
+        list(train(stage, images, plain, 4, SEED, resume=Checkpoint(0, 2, {}, {})))
 
 
 @settings(max_examples=60)

@@ -22,7 +22,7 @@ from opencil.engine.arithmetic import FULL
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.forward import forward
 from opencil.engine.loop import Stage, train
-from opencil.engine.ranks import LostRank, Ranks, current, is_first_rank, join, using, world_size
+from opencil.engine.ranks import LostRank, Ranks, agree, current, from_first, join, using
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 from opencil.evaluation.protocol import measure
@@ -59,6 +59,7 @@ def test_shares_are_the_rows_in_order(size: int, more: int) -> None:
 
 
 def test_a_single_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world_size, is_first_rank = ranks_module.world_size, ranks_module.is_first_rank
     assert (join("cpu", 1.0), current(), world_size(), is_first_rank()) == (None, None, 1, True)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in variables.items():
@@ -80,12 +81,13 @@ def test_ranks_have_sums_rows_of_all_and_decisions_of_the_first(on_ranks: OnRank
             assert current() is ranks
             with using(None):
                 assert current() is None
+            agree("this", rows, "text")
+            decided = from_first(lambda: {"rank": ranks.rank})
         assert current() is None
-        ranks.agree("this", rows, "text")
         ranks.same_fate(None)
         summed = ranks.sum_(torch.tensor([ranks.rank + 1.0]))
         gathered = ranks.gather(rows[share.start : share.stop], ranks.counts(7))
-        return [ranks.first, summed, gathered, ranks.from_first(lambda: {"rank": ranks.rank})]
+        return [ranks.first, summed, gathered, decided]
 
     for rank, (first, summed, gathered, decided) in enumerate(on_ranks(call, size=3)):
         assert (first, float(summed), decided) == (rank == 0, 6.0, {"rank": 0})
@@ -98,8 +100,8 @@ def test_an_error_of_the_firsts_decision_is_raised_on_all(on_ranks: OnRanks) -> 
 
     def call() -> tuple[str, str, bool]:
         ranks = joined()
-        with pytest.raises(Damaged) as caught:
-            ranks.from_first(damaged)
+        with using(ranks), pytest.raises(Damaged) as caught:
+            from_first(damaged)
         ranks.same_fate(caught.value)  # all have failed, so they can go on
         return str(caught.value), caught.value.reason, bool(ranks.sum_(torch.ones(1)) == 2)
 
@@ -109,8 +111,8 @@ def test_an_error_of_the_firsts_decision_is_raised_on_all(on_ranks: OnRanks) -> 
 def test_ranks_that_differ_are_refused_on_all(on_ranks: OnRanks) -> None:
     def call() -> str:
         ranks = joined()
-        with pytest.raises(OpenCILError, match="the memory"):
-            ranks.agree("the memory", torch.tensor([1, 2, ranks.rank]))
+        with using(ranks), pytest.raises(OpenCILError, match="the memory"):
+            agree("the memory", torch.tensor([1, 2, ranks.rank]))
         return "refused"
 
     assert on_ranks(call) == ["refused"] * 2
@@ -145,7 +147,7 @@ def test_the_end_of_a_rank_is_noticed(on_ranks: OnRanks, place: str) -> None:
         ranks, norm = joined(5.0), nn.BatchNorm1d(3)
 
         def end(here: str) -> None:
-            ranks.agree(here)
+            ranks.collect(here)
             if (ranks.rank, place) == (1, here):
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -176,7 +178,7 @@ def test_a_silent_rank_is_waited_for_no_longer_than_its_seconds(on_ranks: OnRank
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
 def test_errors_of_the_ranks_own_device_are_no_lost_rank(error: type[RuntimeError]) -> None:
-    with pytest.raises(error), unconnected(0, 2)._connected():
+    with pytest.raises(error), unconnected(0, 2).connected():
         raise error("of this rank alone")
 
 

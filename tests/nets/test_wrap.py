@@ -126,7 +126,7 @@ def test_maps_are_those_of_the_named_stages_or_of_timm() -> None:
         opencil.wrap(network, "fc").last_stage(maps[0])
     with pytest.raises(BadInput, match=r"stage 'fc' .*\[4, 5\]"):
         opencil.wrap(network, "fc", stages="fc").maps(IMAGES)
-    with pytest.raises(BadInput, match=r"stage 'layer3' is not in LikeTorchvision: .*'layer[12]'"):
+    with pytest.raises(BadInput, match=r"stage 'layer3' of LikeTorchvision is not there: .*'layer[12]'"):
         opencil.wrap(network, "fc", stages=["layer3"])
 
 

@@ -16,11 +16,11 @@ from opencil.validation import Values
 class Arithmetic(Values):
     """The arithmetic of a training on a GPU; a CPU always computes in float32.
 
-    ``precision``: ``fp32``; ``tf32`` rounds the factors of products, on a GPU that can; ``bf16`` computes in
-    bfloat16 where autocast allows, on a GPU that can, and in TF32 elsewhere. ``deterministic`` gives the same
-    bits for the same seed, alone or packed with other runs; without it cuDNN chooses its fastest algorithms.
-    ``compile`` fuses small kernels of backbones that have none of our own, which takes the compiler half a
-    minute. ``batch_norm``: with several ranks, statistics are of the whole batch or of each rank's share.
+    ``precision``: ``fp32``; ``tf32`` rounds the factors of products, where the GPU can; ``bf16`` computes in
+    bfloat16 where autocast and the GPU can, and in TF32 elsewhere. ``deterministic`` gives the same bits for
+    the same seed, alone or packed with other runs; without it cuDNN chooses its fastest algorithms.
+    ``compile`` fuses small kernels of backbones without kernels of ours; compiling takes half a minute.
+    ``batch_norm``: with several ranks, statistics are of the whole batch or of each rank's share.
     """
 
     precision: Literal["fp32", "tf32", "bf16"] = "bf16"
@@ -51,13 +51,13 @@ class Arithmetic(Values):
                 setattr(backend, name, value)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Return an autocast to bfloat16, enabled if that is the precision on the device."""
+        """Return an autocast to bfloat16, enabled if this is the precision on the device."""
         enabled = self.on(device) == "bf16"
-        # Without the cache of weights, which would outlive a capture.
+        # Without the cache of weights: it would outlive a capture.
         return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def on(self, device: torch.device) -> str:
-        """Return the precision that a device computes in."""
+        """Return the precision of computations on a device."""
         if self.precision == "bf16" and has_bfloat16(device):
             return "bf16"
         return "tf32" if self.precision != "fp32" and has_tf32(device) else "fp32"
@@ -98,7 +98,7 @@ def only_deterministic(enabled: bool) -> Iterator[None]:
 
 
 def refused_operation(error: BaseException | None) -> str | None:
-    """Return the operation that torch refused, according to an error or its causes, or None."""
+    """Return the operation refused by torch, according to an error or its causes, or None."""
     while error is not None:
         if isinstance(error, RuntimeError):
             if found := _OPERATION.search(str(error)):

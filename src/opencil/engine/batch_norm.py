@@ -1,4 +1,4 @@
-"""Batch norm on several ranks: statistics of the whole batch, of which each rank has a share."""
+"""Batch norm on several ranks: statistics of the whole batch or of each rank's share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +17,9 @@ from opencil.nets.fused import without_kernels
 
 @contextmanager
 def synchronised(ranks: Ranks | None) -> Iterator[None]:
-    """Compute batch norm in training mode from the rows of all ranks, whichever module calls it.
+    """Compute batch norm in training mode from the rows of all ranks, inside the block.
 
-    Fused kernels, which compute statistics themselves, are off inside the block.
+    Fused kernels are off, since they compute statistics themselves.
     """
     if ranks is None:
         yield
@@ -87,14 +87,12 @@ class _Sum(Function):
 
 
 def average_statistics(module: nn.Module, ranks: Ranks, share: Share) -> None:
-    """Replace running statistics of local batch norm, which sees one share, by their mean over the ranks.
+    """Replace running statistics of local batch norm by their mean over the ranks.
 
     They are linear in the batches, so averaging them once an epoch is enough. Frozen layers keep their bits.
     """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     if statistics:
-        summed = ranks.sum_(torch.cat([tensor.flatten() for tensor in statistics]) * share.weight)
-        means = torch.split(summed, [tensor.numel() for tensor in statistics])
-        for tensor, mean in zip(statistics, means, strict=True):
-            tensor.copy_(mean)
+        torch._foreach_mul_(statistics, share.weight)
+        ranks.sum_all_(statistics)

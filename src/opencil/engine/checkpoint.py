@@ -1,14 +1,18 @@
 """Checkpoints: resume a training from the end of an epoch, with the same bits."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 
-from opencil.engine.loop import Progress, Resume
 from opencil.engine.optimiser import State, fits
 from opencil.engine.schedule import Schedule
 from opencil.errors import OpenCILError
+
+if TYPE_CHECKING:
+    from opencil.engine.loop import Progress
 
 
 class BadCheckpoint(OpenCILError):
@@ -23,21 +27,25 @@ class Checkpoint:
     epoch: int
     weights: dict[str, Tensor]
     state: State  #: of the optimiser
-    #: Weights after each stage before this one.
-    ended: list[dict[str, Tensor]] = field(default_factory=list)
+    ended: Sequence[dict[str, Tensor]] = ()  #: weights after each stage before this one
 
     @classmethod
     def take(
-        cls, module: nn.Module, progress: Progress, ended: list[dict[str, Tensor]] | None = None
+        cls, module: nn.Module, progress: "Progress", ended: Sequence[dict[str, Tensor]] = ()
     ) -> "Checkpoint":
         """Return the checkpoint of a module at the end of an epoch."""
-        return cls(progress.stage_number, progress.epoch, module.state_dict(), progress.state(), ended or [])
+        return cls(progress.stage_number, progress.epoch, module.state_dict(), progress.state(), ended)
 
-    @property
-    def finite(self) -> bool:
-        """Return whether all numbers are finite, so that training can resume."""
-        tensors = (*self.weights.values(), *self.state.values())
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """Return the checkpoint made of stored tensors."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
+
+        stage, epoch = tensors["position"].tolist()
+        ended = [under(f"ended.{i}.") for i in range(stage)]
+        return cls(stage, epoch, under("model."), under("optimiser."), ended)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, to be stored."""
@@ -48,32 +56,24 @@ class Checkpoint:
             | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
         )
 
-    def restore(self, module: nn.Module, trained: nn.Module, schedule: Schedule) -> Resume:
-        """Load the weights into the module, a part of which is trained; raise if anything does not fit."""
+    @property
+    def finite(self) -> bool:
+        """Return whether all numbers are finite, as training needs them to resume."""
+        tensors = (*self.weights.values(), *self.state.values())
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def restore(self, module: nn.Module, trained: nn.Module, schedule: Schedule) -> Self:
+        """Load the weights into the module; raise if they, or the state for ``trained``, do not fit."""
         if self.epoch > schedule.epochs:
             raise BadCheckpoint(f"it is of epoch {self.epoch}, and there are {schedule.epochs}")
         _load(module, self.weights)
         if not fits(schedule, [p for p in trained.parameters() if p.requires_grad], self.state):
             raise BadCheckpoint(f"its optimiser is not {schedule.optimiser}, or is one of other parameters")
-        return Resume(self.epoch, self.state)
+        return self
 
     def restore_end(self, module: nn.Module, stage: int) -> None:
-        """Load the weights that the module had after a stage."""
+        """Load the weights after a stage."""
         _load(module, self.ended[stage])
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
-        """Return the checkpoint made of stored tensors."""
-        position = tensors.get("position", torch.empty(0))
-        if position.shape != (2,) or position.dtype != torch.int64 or (position < torch.tensor([0, 1])).any():
-            raise BadCheckpoint("its position is missing or impossible")
-        stage, epoch = position.tolist()
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
-
-        ended = [under(f"ended.{i}.") for i in range(stage)]
-        return cls(stage, epoch, under("model."), under("optimiser."), ended)
 
 
 def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Devices: choose one by name, and streams, threads and memory of it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from opencil.errors import BadInput, nearest
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name: ``auto``, ``gpu``, or the name of a device that is present.
+    """Return the device of a name: ``auto``, ``gpu``, or the name of a device of this machine.
 
     ``gpu`` is torch's accelerator of any kind. ``auto`` is the accelerator if it has float64, as CUDA's do,
-    else the CPU; on Apple's MPS nothing was ever measured.
+    else the CPU; nothing has been measured on Apple's MPS.
     """
     accelerator = _accelerator()
     if name == "auto" and (accelerator is None or widest(accelerator) is not torch.float64):
@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).sum().item()
     except (RuntimeError, AssertionError, ImportError) as error:
-        # torch's own text is short for a kind of device that it has, such as "invalid device ordinal".
+        # torch's own text is short for a kind of device of this machine, such as "invalid device ordinal".
         known = accelerator and name.startswith(accelerator.type)
         reason = str(error).split("\n")[0] if known else "torch has no such device here"
         present, kinds = present_devices(), ("cuda", "mps", "xpu")
@@ -42,7 +42,7 @@ def _accelerator() -> torch.device | None:
 
 
 def present_devices() -> list[str]:
-    """Return the names that ``resolve_device`` accepts on this machine."""
+    """Return the names of devices for ``resolve_device`` on this machine."""
     accelerator = _accelerator()
     if accelerator is None:
         return ["auto", "cpu"]
@@ -51,7 +51,7 @@ def present_devices() -> list[str]:
 
 
 class SideStream:
-    """A stream beside the current one on a GPU, which waits for the current one's work so far.
+    """A stream beside the current one on a GPU; it begins after the current one's work so far.
 
     On other devices it does nothing.
     """
@@ -84,11 +84,9 @@ class SideStream:
             tensor.record_stream(current)
 
 
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
+def own_stream(device: torch.device) -> AbstractContextManager[None]:
     """Use a new stream inside the block on a GPU: a captured step must not run on the default one."""
-    with SideStream(device).active():
-        yield
+    return SideStream(device).active()
 
 
 @contextmanager
@@ -103,7 +101,7 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def free_unused(device: torch.device, share: float = 0.1) -> None:
-    """Free GPU memory that torch reserves without using it, if it is more than a share of the total."""
+    """Free GPU memory reserved by torch and unused, if it is more than a share of the total."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if unused > share * torch.cuda.get_device_properties(device).total_memory:
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from opencil.engine.ranks import Share
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
 
-#: Arguments that a loss can have beyond images and labels: the images' indices in the training set, int64
+#: Arguments of a loss beyond images and labels: the images' indices in the training set, int64
 #: [B]; whether they are of classes of earlier steps, bool [B]; and a second augmentation [B, 3, H, W].
 EXTRAS = ("index", "from_memory", "second_view")
 
@@ -29,7 +29,7 @@ class Feed(ABC):
     iterations: int  #: of an epoch
     #: Generator on the device for losses that draw; the feed seeds it at the beginning of an epoch.
     generator: torch.Generator | None = None
-    #: Rows of a batch that this rank serves; None: all.
+    #: Rows of a batch for this rank; None: all.
     share: Share | None = None
 
     @abstractmethod
@@ -63,7 +63,7 @@ class ImageFeed(Feed):
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield bytes [B, 3, H, W], labels [B], the augmentation of each image, and the extras."""
-        length, share = self._batch * self.iterations, self.share or Share(0, self._batch, self._batch)
+        length = self._batch * self.iterations
         drawn = self._indices[epoch_order(len(self._indices), length, number, self._seed)]
         order = move_to(drawn, self.device)
         tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
@@ -71,12 +71,11 @@ class ImageFeed(Feed):
             tensors += self._draw(length, "second view", number)
         if "index" in self._extras:
             tensors.append(order)
-        # Indices on the host, so that images decoded there do not wait for the device.
-        own = drawn.view(self.iterations, self._batch)[:, share.start : share.stop].flatten()
-        for i, pixels in enumerate(self._images.batches(own, len(share))):
-            first = i * self._batch
-            rows = slice(first + share.start, first + share.stop)
-            yield pixels, *(tensor[rows] for tensor in tensors)
+        rows = slice(None) if self.share is None else slice(self.share.start, self.share.stop)
+        # Indices on the host: images decoded there do not wait for the device.
+        own, *batches = (tensor.view(-1, self._batch)[:, rows] for tensor in (drawn, *tensors))
+        pixels = self._images.batches(own.flatten(), own.shape[1])
+        yield from zip(pixels, *batches, strict=True)
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
         numbers = generator(*self._seed, purpose, number)
@@ -101,12 +100,9 @@ class TensorFeed(Feed):
 
 
 def extras_of(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
-    """Return the extras that the loss of a stage has as arguments after (images, labels)."""
-    try:
-        arguments = list(inspect.signature(loss).parameters.values())
-    except ValueError:  # a built-in function without a signature
-        return frozenset()
-    named = [a for a in arguments if a.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)][2:]
+    """Return the extras among the arguments of a stage's loss after (images, labels)."""
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    named = [a for a in inspect.signature(loss).parameters.values() if a.kind not in variadic][2:]
     for argument in named:
         if argument.name not in EXTRAS and argument.default is Parameter.empty:
             raise BadInput(

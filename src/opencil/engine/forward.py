@@ -1,4 +1,4 @@
-"""One forward pass of a model over images, which herding, detectors and accuracy all read."""
+"""One forward pass of a model over images, for herding, detectors and accuracy together."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from opencil.engine.ranks import current
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 from opencil.nets.model import Classifier
-from opencil.nets.wrap import LogitsAlone, as_classifier
+from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 
 #: Pixels of a batch on a CPU, and its images however large they are. The activations of larger batches do not
 #: fit into the cache.
@@ -57,9 +57,9 @@ class Inputs:
             self._check_indices(self.indices)
 
     def _check_indices(self, indices: Tensor) -> None:
-        """Check that indices are within the images; an iterable that can be read once has no count yet."""
+        """Refuse indices outside of the images; an iterable has no count before it is read."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
-            raise BadInput(f"indices are {indices.dtype} {list(indices.shape)}: int64 [N] is needed")
+            raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
         if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
             return
         low, high = (int(end) for end in indices.aminmax())
@@ -71,12 +71,12 @@ class Inputs:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels [N] of an image set; those of other images come with their batches."""
+        """Return the labels [N] of an image set; labels of other images come with their batches."""
         return self.images.labels[self._device_indices] if isinstance(self.images, Images) else None
 
     @property
     def std(self) -> Tensor:
-        """Standard deviations that normalising divided pixels by, [channels, 1, 1]; 1 without a transform."""
+        """Return the std of the transform, [channels, 1, 1]; 1 without a transform."""
         values = (1.0,) if self.transform is None else self.transform.std
         return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
 
@@ -115,13 +115,12 @@ class Inputs:
             with torch.no_grad(), FULL.active(), evaluating(self.model):
                 stages = maps(batch)
             if not isinstance(stages, (list, tuple)) or any(stage.ndim != 4 for stage in stages):
-                raise BadInput(
-                    f"maps of {type(self.model).__name__} should be a list of tensors [B, C, H, W]"
-                )
+                name = type(self.model).__name__
+                raise BadInput(f"maps of {name} should be a list of tensors [B, C, H, W]")
             yield [stage.float() for stage in stages]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] that the last stage computes from other maps than those before it."""
+        """Return features [B, D] of the last stage for given maps before it."""
         last_stage = self._method("last_stage")
         with torch.no_grad(), FULL.active(), evaluating(self.model):
             return _check_rows(self.model, "last_stage", last_stage(maps), len(maps)).float()
@@ -134,7 +133,7 @@ class Inputs:
 
     @property
     def _host_indices(self) -> Tensor:
-        """The indices where they are: a store that decodes on the host need not copy them from a device."""
+        """Return the indices on their own device; images decoded on the host need them there."""
         return torch.arange(len(self.images)) if self.indices is None else self.indices
 
     @property
@@ -146,10 +145,10 @@ class Inputs:
 class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
-    ``classify`` is the head h that computed the logits from the features, and ``inputs`` are the model and
-    its images, for detectors that read more than one forward pass. A model that returns logits alone has
-    neither, and features without columns. ``tasks`` [classes] is the task, counted from 1, that each class
-    came with, where it is known; the highest is the new one.
+    ``classify`` is the head h, from features to logits. ``inputs`` are the model and its images, for
+    detectors with more than one forward pass. A model with logits alone has neither, and features without
+    columns. ``tasks`` [classes] is the task of each class, counted from 1, if known; the highest is the new
+    one.
     """
 
     features: Tensor
@@ -182,17 +181,12 @@ class Outputs:
             self, features=self.features[rows], logits=self.logits[rows], labels=labels, inputs=inputs
         )
 
-    def by(self, model: Classifier) -> "Outputs":
-        """Return the same outputs as those of a copy of their model."""
-        inputs = None if self.inputs is None else replace(self.inputs, model=model)
-        return replace(self, classify=model.classify, inputs=inputs)
-
     def layers(self) -> Iterator[list[Tensor]]:
         """Return the maps after each stage of the backbone, batch by batch in the samples' order."""
         return self._inputs().maps()
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] that the backbone's last stage computes from other maps."""
+        """Return features [B, D] of the backbone's last stage for other maps."""
         return self._inputs().last_stage(maps)
 
     def _inputs(self) -> Inputs:
@@ -223,7 +217,7 @@ def forward(
     nothing else. ``Inputs`` says which ``images`` are accepted.
     """
     inputs = Inputs(as_classifier(model), images, transform, indices, batch_size)
-    shared = compute_by_ranks(inputs, lambda part, _: _compute(part)[:2])
+    shared = compute_by_ranks(inputs, lambda part, _: _compute(part))
     features, logits, *labels = shared or _compute(inputs)
     known = labels[0] if labels else inputs.labels
     if isinstance(inputs.model, LogitsAlone):
@@ -233,10 +227,8 @@ def forward(
 
 def _check_normalised(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point() or not len(images):
-        raise BadInput(
-            f"images are {images.dtype} {list(images.shape)}: floating-point [N, channels, H, W], N > 0, is "
-            "needed, or an ImageSet"
-        )
+        needed = "floating-point [N, channels, H, W], N > 0, is needed, or an ImageSet"
+        raise BadInput(f"images are {describe(images)}: {needed}")
     if not torch.isfinite(images).all():
         bad = int((~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()[0])
         raise BadInput(f"image {bad} is not finite: a model cannot read it")
@@ -253,7 +245,7 @@ Classify = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def linear_head(classify: Classify, width: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Return W [classes, width] and b [classes] of a head that computes W f + b; None for another head.
+    """Return W [classes, width] and b [classes] of a linear head, W f + b; None for another head.
 
     They are its values at the unit vectors and at 0, so they include linear operations after the linear
     layer, such as BiC's corrections.
@@ -277,29 +269,30 @@ def same_logits(one: Classify, other: Classify, width: int, device: torch.device
 @contextmanager
 def evaluating(model: Classifier) -> Iterator[None]:
     """Put a model into eval mode, without gradients of its parameters, inside the block."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    trained = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
-    training = [module for module in modules if module.training]
-    try:
+    network = model if isinstance(model, nn.Module) else nn.Module()
+    training = [module for module in network.modules() if module.training]
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def switch(on: bool) -> None:
         for module in training:
-            module.training = False
+            module.training = on
         for parameter in trained:
-            parameter.requires_grad = False
+            parameter.requires_grad = on
+
+    switch(False)
+    try:
         yield
     finally:
-        for module in training:
-            module.training = True
-        for parameter in trained:
-            parameter.requires_grad = True
+        switch(True)
 
 
 def compute_by_ranks(
     inputs: Inputs, compute: Callable[[Inputs, slice], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...] | None:
-    """Compute tensors of inputs, each rank on batches that a single process would have, and gather them.
+    """Compute tensors of inputs, each rank on some batches of a single process, and gather them.
 
-    ``compute`` takes inputs of some rows, and which rows these are. None is returned where there are no
-    ranks, fewer batches than ranks, or images of an iterable.
+    ``compute`` takes inputs of some rows, and these rows as a slice. Return None without ranks, with fewer
+    batches than ranks, and for other images than an image set.
     """
     ranks, size = current(), inputs.batch_size
     if ranks is None or not isinstance(inputs.images, Images) or len(inputs) <= (ranks.size - 1) * size:
@@ -335,5 +328,5 @@ def _check_rows(model: Classifier, method: str, value: object, rows: int) -> Ten
     """Return the value of a model's method if it is a tensor with a row for each image."""
     if isinstance(value, Tensor) and value.ndim > 1 and len(value) == rows:
         return value
-    kind = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    raise BadInput(f"{method} of {type(model).__name__} returns {kind}: a tensor of {rows} rows is needed")
+    name = type(model).__name__
+    raise BadInput(f"{method} of {name} returns {describe(value)}: a tensor of {rows} rows is needed")

@@ -25,7 +25,7 @@ WARM_UP = 3
 class Iteration:
     """Compute the loss of a batch and step the optimiser; a call returns the loss, on the device.
 
-    ``loss`` is a scalar of the tensors of a call, which have the same shapes in every call. Its draws from
+    ``loss`` is a scalar of the tensors of a call; their shapes are the same in every call. Its draws from
     ``generator``, on the device, differ from call to call.
 
     On several ranks the tensors are a ``share`` of the batch. The loss and the gradients are still those of
@@ -47,8 +47,7 @@ class Iteration:
         self._on_gpu = device.type == "cuda"
         self._share, self._ranks = share, current() if share is not None else None
         alone = self._ranks is None or self._ranks.capturable
-        #: Whether steps are captured; if not, ``step`` is all that a call does.
-        self.captures = capture and self._on_gpu and alone and is_capturable(schedule)
+        self._captures = capture and self._on_gpu and alone and is_capturable(schedule)
         self._norm_ranks = self._ranks if arithmetic.batch_norm == "synchronised" else None
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimiser = Optimiser(schedule, self.parameters, self._on_gpu)
@@ -60,7 +59,7 @@ class Iteration:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Take one step on a batch; the returned loss is valid until the next call."""
         self._calls += 1
-        if not self.captures or self._calls <= WARM_UP:
+        if not self._captures or self._calls <= WARM_UP:
             return self.step(*inputs)
         if self._graph is None:
             self._capture(inputs)
@@ -81,34 +80,22 @@ class Iteration:
                     f"a loss returns {loss}: a tensor of one number is needed, with gradients of the trained "
                     "parameters"
                 )
-            self.optimiser.drop_gradients()
+            self.optimiser.zero_grad()
             if self._share is not None:
                 # Its part of the batch's loss: the gradients of all parts add up to those of the batch.
                 loss = loss * self._share.weight
             loss.backward()  # type: ignore[no-untyped-call]
-            if self._share is not None:
-                loss = self._sum_over_ranks(loss.detach())
+            loss = loss.detach()
+            if self._ranks is not None:
+                # After the backward pass, for growing heads and stages that train other parameters. A
+                # parameter without a gradient has none on any rank.
+                self._ranks.sum_all_([loss, *(p.grad for p in self.parameters if p.grad is not None)])
         self.optimiser.step()
-        return loss.detach()
-
-    def _sum_over_ranks(self, loss: Tensor) -> Tensor:
-        """Replace loss and gradients of the share by those of the whole batch, in one sum.
-
-        It comes after the backward pass, so it serves growing heads and stages that train other parameters. A
-        parameter without a gradient has none on any rank.
-        """
-        assert self._ranks is not None
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        parts = [loss, *gradients]
-        dtype = self.parameters[0].dtype
-        summed = self._ranks.sum_(torch.cat([part.reshape(-1).to(dtype) for part in parts]))
-        for part, total in zip(parts, torch.split(summed, [part.numel() for part in parts]), strict=True):
-            part.copy_(total.view(part.shape))
         return loss
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(tensor.clone() for tensor in inputs)
-        self.optimiser.drop_gradients()
+        self.optimiser.zero_grad()
         self._graph = torch.cuda.CUDAGraph()
         if self._generator is not None:
             self._graph.register_generator_state(self._generator)

@@ -10,10 +10,11 @@ from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.batch_norm import average_statistics
+from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
 from opencil.engine.iteration import Iteration
 from opencil.engine.optimiser import State
-from opencil.engine.ranks import current
+from opencil.engine.ranks import agree, current
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 
@@ -26,8 +27,8 @@ class Diverged(OpenCILError):
 class Stage:
     """One training of the parameters of ``module`` that require gradients, in training mode.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch, a mean over its images, so that ranks can
-    share a batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
+    ``loss(images, labels)`` is a scalar on an augmented batch: a mean over its images, as ranks share a
+    batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
     ``EXTRAS`` in feed.py. ``indices`` are the training images.
 
     With ``tensors`` the loss gets rows of these instead of images, for example of precomputed features.
@@ -71,14 +72,6 @@ class Progress:
         return float(self.total) / self.iteration
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Point to resume a stage from: the epochs done, and the optimiser's state after them."""
-
-    epoch: int
-    state: State
-
-
 def train(
     stage: Stage,
     images: Images,
@@ -86,14 +79,13 @@ def train(
     batch_size: int,
     seed: tuple[int | str, ...],
     arithmetic: Arithmetic = FULL,
-    resume: Resume | None = None,
+    resume: Checkpoint | None = None,
     old: int = 0,
 ) -> Iterator[Progress]:
     """Train a stage, yielding after each iteration; labels below ``old`` are of earlier steps."""
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
-    if (ranks := current()) is not None:
-        ranks.agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
+    agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
     feed, loss = batches(stage, images, transform, batch_size, seed, old)
     return optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
 
@@ -103,7 +95,7 @@ def batches(
 ) -> tuple[Feed, Callable[..., Tensor]]:
     """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Ranks share batches of images, but not rows of tensors, which are few.
+    Ranks share batches of images, but not rows of tensors: they are few.
     """
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
@@ -121,18 +113,16 @@ def optimise(
     schedule: Schedule,
     feed: Feed,
     arithmetic: Arithmetic,
-    resume: Resume | None = None,
+    resume: Checkpoint | None = None,
 ) -> Iterator[Progress]:
-    """Train a module on a feed, yielding after each iteration, so that heads can be tuned in turn.
+    """Train a module on a feed, yielding after each iteration: heads can be tuned in turn.
 
-    ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to check
-    that the loss is finite.
+    ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to
+    refuse a loss that is not finite.
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
-    advance = iterate if iterate.captures else iterate.step
-    ranks = current() if feed.share is not None else None
     if resume:
         iterate.optimiser.restore(resume.state)
     module.train()
@@ -141,15 +131,16 @@ def optimise(
         iterate.optimiser.set_lr(lr)
         total = torch.zeros((), device=feed.device)
         for i, batch in enumerate(feed.epoch(epoch), start=1):
-            value = advance(*batch)
+            value = iterate(*batch)
             total += value
-            if i == feed.iterations and not torch.isfinite(total):
+            last = i == feed.iterations
+            if last and not torch.isfinite(total):
                 raise _diverged(f"the loss is {float(total / i)} in stage {name!r}", epoch, schedule)
-            if ranks is not None and feed.share is not None and i == feed.iterations:
+            if last and feed.share is not None and (ranks := current()) is not None:
                 if arithmetic.batch_norm == "local":
                     average_statistics(module, ranks, feed.share)
                 sums = [tensor.double().sum() for tensor in module.state_dict().values()]
-                ranks.agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
+                agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
             position = name, epoch + 1, schedule.epochs, i, feed.iterations
             yield Progress(*position, lr, value, total, iterate.optimiser.state)
     # No loss shows whether the last update diverged.

@@ -1,7 +1,7 @@
 """Optimisers: any class of ``torch.optim`` by its name, with its values and its state as named tensors."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 #: State of an optimiser by parameter and key, such as ``00003.exp_avg``.
 State = dict[str, Tensor]
 
-#: Arguments that a schedule sets by itself, or that choose an implementation.
+#: Arguments set by a schedule itself, or choosing an implementation.
 _RESERVED = {"params", "lr", "weight_decay", "capturable", "differentiable", "foreach", "fused", "maximize"}
-#: Defaults that differ from torch's.
+#: Defaults in place of torch's.
 _DEFAULTS = {"sgd": {"momentum": 0.9}}
-#: Classes that compute the loss several times a step, or take sparse gradients only.
+#: Classes with several losses a step, or for sparse gradients only.
 _UNSUPPORTED = {"optimizer", "lbfgs", "sparseadam"}
 
 
@@ -31,49 +31,42 @@ def find_optimiser(name: str) -> type[torch.optim.Optimizer]:
     return classes[name]  # type: ignore[no-any-return]
 
 
-def check_optimiser(name: str, values: Mapping[str, Any], weight_decay: float) -> None:
-    """Raise if there is no such optimiser, or if it does not take these values."""
-    make, takes = find_optimiser(name), _arguments_of(name)
-    allowed = sorted(takes.keys() - _RESERVED)
-    for key in values.keys() - set(allowed):
-        raise BadInput(
-            f"values.{key} is unknown: {make.__name__} takes {', '.join(allowed)}{nearest(key, allowed)}"
-        )
-    if weight_decay and "weight_decay" not in takes:
-        raise BadInput(f"weight_decay = {weight_decay} is not allowed: {make.__name__} has none; set it to 0")
+def check_optimiser(schedule: "Schedule") -> None:
+    """Raise if there is no such optimiser, or if it does not take the schedule's values."""
+    name, takes = find_optimiser(schedule.optimiser).__name__, _arguments_of(schedule)
+    allowed = sorted(takes - _RESERVED)
+    for key in schedule.values.keys() - set(allowed):
+        raise BadInput(f"values.{key} is unknown: {name} takes {', '.join(allowed)}{nearest(key, allowed)}")
+    if schedule.weight_decay and "weight_decay" not in takes:
+        decay = schedule.weight_decay
+        raise BadInput(f"weight_decay = {decay} is not allowed: {name} has none; set it to 0")
     try:
-        _create(name, values, weight_decay, [torch.zeros(1, 1, requires_grad=True)], lr=0.1)
+        _create(schedule, [torch.zeros(1, 1, requires_grad=True)], lr=0.1)
     except (TypeError, ValueError, IndexError) as error:
-        raise BadInput(f"values = {dict(values)} are not allowed by {make.__name__}: {error}") from None
+        raise BadInput(f"values = {schedule.values} are not allowed by {name}: {error}") from None
 
 
 def is_capturable(schedule: "Schedule") -> bool:
     """Return whether a CUDA graph can hold the steps of the schedule's optimiser."""
-    return schedule.optimiser == "sgd" or "capturable" in _arguments_of(schedule.optimiser)
+    return schedule.optimiser == "sgd" or "capturable" in _arguments_of(schedule)
 
 
 class Optimiser:
     """The schedule's optimiser of some parameters.
 
-    On a GPU its steps can be captured, where torch has that: the learning rate is a tensor, which a captured
-    step reads at every replay.
+    On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
     """
 
     def __init__(self, schedule: "Schedule", parameters: Sequence[Tensor], on_gpu: bool = False) -> None:
-        name, options = schedule.optimiser, {}
-        lr: float | Tensor = schedule.lr
+        options: dict[str, Any] = {"lr": schedule.lr}
         if on_gpu and is_capturable(schedule):
-            lr = torch.tensor(lr, device=parameters[0].device)
-            options = {key: True for key in ("capturable", "fused") if key in _arguments_of(name)}
+            options = dict.fromkeys(_arguments_of(schedule) & {"capturable", "fused"}, True)
+            options["lr"] = torch.tensor(schedule.lr, device=parameters[0].device)
         try:
-            own = _create(name, schedule.values, schedule.weight_decay, parameters, lr, **options)
+            own = _create(schedule, parameters, **options)
         except ValueError as error:
-            raise BadInput(f"optimiser {name!r} cannot train this model: {error}") from None
-        self._torch, self.step = own, own.step
-
-    def drop_gradients(self) -> None:
-        """Set the gradients of all parameters to None."""
-        self._torch.zero_grad(set_to_none=True)
+            raise BadInput(f"optimiser {schedule.optimiser!r} cannot train this model: {error}") from None
+        self._torch, self.step, self.zero_grad = own, own.step, own.zero_grad
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next steps, captured ones too."""
@@ -103,7 +96,7 @@ class Optimiser:
 
 
 def fits(schedule: "Schedule", parameters: Sequence[Tensor], state: State) -> bool:
-    """Return whether a state has the shapes that the optimiser's has after a step on these parameters."""
+    """Return whether a state has the shapes of the optimiser's state after a step on these parameters."""
     copies = [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for p in parameters]
     optimiser = Optimiser(schedule, copies)
     for copy in copies:
@@ -114,18 +107,12 @@ def fits(schedule: "Schedule", parameters: Sequence[Tensor], state: State) -> bo
     return {name: tensor.shape for name, tensor in state.items()} == expected
 
 
-def _arguments_of(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(find_optimiser(name)).parameters
+def _arguments_of(schedule: "Schedule") -> set[str]:
+    return set(inspect.signature(find_optimiser(schedule.optimiser)).parameters)
 
 
-def _create(
-    name: str,
-    values: Mapping[str, Any],
-    weight_decay: float,
-    parameters: Sequence[Tensor],
-    lr: float | Tensor,
-    **options: bool,
-) -> torch.optim.Optimizer:
-    make: Any = find_optimiser(name)
-    decay = {"weight_decay": weight_decay} if "weight_decay" in _arguments_of(name) else {}
-    return make(parameters, lr=lr, **decay, **_DEFAULTS.get(name, {}) | dict(values), **options)  # type: ignore[no-any-return]
+def _create(schedule: "Schedule", parameters: Sequence[Tensor], **options: Any) -> torch.optim.Optimizer:
+    make, values = find_optimiser(schedule.optimiser), _DEFAULTS.get(schedule.optimiser, {}) | schedule.values
+    if "weight_decay" in _arguments_of(schedule):
+        options["weight_decay"] = schedule.weight_decay
+    return make(parameters, **options, **values)

@@ -37,13 +37,7 @@ class Schedule(Values):
     betas: InitVar[tuple[BelowOne, BelowOne] | None] = field(default=None, kw_only=True)
     eps: InitVar[Positive | None] = field(default=None, kw_only=True)
 
-    def __post_init__(
-        self,
-        momentum: float | None,
-        nesterov: bool | None,
-        betas: tuple[float, float] | None,
-        eps: float | None,
-    ) -> None:
+    def __post_init__(self, *shorthands: Any) -> None:
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones = {list(self.milestones)} are not allowed: they should increase")
         if self.milestones and self.milestones[-1] >= self.epochs:
@@ -57,25 +51,22 @@ class Schedule(Values):
             raise ValueError(
                 f"every = {self.every} is not allowed with decay = {self.decay!r}: 'every' alone needs it"
             )
-        shorthands = {"momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps}
-        values = self.values | {key: value for key, value in shorthands.items() if value is not None}
+        given = zip(("momentum", "nesterov", "betas", "eps"), shorthands, strict=True)
+        values = self.values | {key: value for key, value in given if value is not None}
         object.__setattr__(self, "values", {k: v for k, v in values.items() if v is not None})
         object.__setattr__(self, "optimiser", self.optimiser.lower())
         if self.values or self.optimiser != "sgd":  # the default needs no check
-            check_optimiser(self.optimiser, self.values, self.weight_decay)
+            check_optimiser(self)
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""
-        rate = self._lr_after_decay(epoch)
-        return rate * (epoch + 1) / (self.warmup + 1) if epoch < self.warmup else rate
-
-    def _lr_after_decay(self, epoch: int) -> float:
+        rate = self.lr
         if self.decay == "cosine":
-            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
-        if self.decay == "constant":
-            return self.lr
-        times = epoch // self.every if self.every else sum(epoch >= m for m in self.milestones)
-        return self.lr * self.factor**times
+            rate = rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        elif self.decay != "constant":
+            times = epoch // self.every if self.every else sum(epoch >= m for m in self.milestones)
+            rate = rate * self.factor**times
+        return rate * (epoch + 1) / (self.warmup + 1) if epoch < self.warmup else rate
 
     def with_epochs(self, epochs: int) -> "Schedule":
         """Return the same shape over ``epochs`` epochs; milestones move along, and equal ones merge."""

@@ -11,7 +11,7 @@ import torch
 
 
 def derive(*parts: int | str) -> int:
-    """Return a seed that depends on all parts, such as ``derive(seed, "shuffle", step, epoch)``."""
+    """Return a seed derived from all parts, such as ``derive(seed, "shuffle", step, epoch)``."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

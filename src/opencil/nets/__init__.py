@@ -1,1 +1,1 @@
-"""Backbones, the growing head, and the model that joins them."""
+"""Backbones, heads, and models made of both."""

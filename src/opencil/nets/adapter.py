@@ -11,9 +11,9 @@ from opencil.registry import register_backbone
 
 
 class AdaptedBackbone(Backbone):
-    """A backbone made of a module that returns features [B, D], or maps [B, C, H, W] to be averaged.
+    """A backbone made of a module from images to features [B, D], or to maps [B, C, H, W] to be averaged.
 
-    A module that ends in a classifier needs timm's methods: ``forward_features``, optionally
+    A module with a classifier at its end needs timm's methods: ``forward_features``, optionally
     ``forward_head(…, pre_logits=True)``, and ``forward_intermediates`` for the maps of the stages. ``width``
     is D, by default the module's ``num_features``.
     """

@@ -18,8 +18,8 @@ class CosineHead(nn.Module):
     """Logits σ · cos(f, w), σ learned.
 
     The cosine of a class with several rows (``proxies``) is the mean of theirs, weighted by their softmax.
-    The rows of each step's classes are a separate parameter, so that old ones can be frozen. ``sizes`` are
-    the steps' numbers of classes.
+    The rows of each step's classes are a separate parameter, since old ones can be frozen. ``sizes`` are the
+    steps' numbers of classes.
     """
 
     def __init__(self, width: int, sizes: Sequence[int], proxies: int = 1) -> None:
@@ -34,7 +34,7 @@ class CosineHead(nn.Module):
         return sum(len(rows) for rows in self.rows) // self.proxies
 
     def _draw(self, classes: int) -> Tensor:
-        """Draw rows of new classes, on the CPU so that they are the same on all devices."""
+        """Draw rows of new classes, on the CPU: the same for all devices."""
         bound = self.in_features**-0.5
         return torch.empty(classes * self.proxies, self.in_features).uniform_(-bound, bound)
 

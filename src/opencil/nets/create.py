@@ -1,32 +1,22 @@
 """Create backbones by name and values, with weights from a file, trainable or frozen."""
 
-import hashlib
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from opencil.errors import BadInput, one_line
+from opencil.files import checksum
 from opencil.nets.model import Backbone
 from opencil.registry import BACKBONES
-from opencil.validation import Values, build, names_of
+from opencil.validation import check_arguments
 
 #: A backbone in a config: a name, or a mapping with a ``name`` and values.
 Named = str | dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Common(Values):
-    """Values of every backbone, beside the arguments of its function or class."""
-
-    weights: str | None = None
-    sha256: str | None = None
-    freeze: bool = False
-
-
-#: Keys of every backbone in a config.
-COMMON = ("name", *sorted(names_of(_Common)))
+#: Keys of every backbone in a config, beside the arguments of its function or class.
+COMMON = ("name", "weights", "sha256", "freeze")
 
 
 def create_backbone(
@@ -44,7 +34,13 @@ def create_backbone(
             "opencil.AdaptedBackbone turns any module into one"
         )
     if weights is not None:
-        _load(backbone, Path(weights).expanduser(), sha256)
+        tensors, _ = _read(weights, sha256)
+        prefix = "backbone."  # the head in a whole model's file is left out
+        of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
+        try:
+            backbone.weighted.load_state_dict(of_model or tensors, strict=True)
+        except RuntimeError as error:
+            raise BadInput(f"backbone.weights = {weights!r} does not fit: {one_line(error)}") from None
     return backbone.freeze() if freeze else backbone
 
 
@@ -56,58 +52,42 @@ def check_backbone(named: Named) -> Named:
     if not isinstance(name, str):
         raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
     own = {key: value for key, value in named.items() if key not in COMMON}
-    common = build(_Common, {k: v for k, v in named.items() if k in COMMON and k != "name"}, where="backbone")
+    check_arguments(create_backbone, {k: named[k] for k in COMMON if k in named}, where="backbone")
     BACKBONES.check(name, own, where="backbone", beside=COMMON)
-    if common.sha256 and not common.weights:
+    common = {key: named[key] for key in COMMON if named.get(key)}
+    if "sha256" in common and "weights" not in common:
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
-    shared = {key: value for key, value in asdict(common).items() if value}
-    return {"name": name, **own, **shared} if own or shared else name
+    return {"name": name, **own, **common} if own or len(common) > 1 else name
 
 
 def pin_weights(named: Named) -> Named:
-    """Return the backbone with the checksum of its file of weights, which must match an expected one."""
+    """Return the backbone with the checksum of its file of weights; refuse an unexpected checksum."""
     if isinstance(named, str) or "weights" not in named:
         return named
-    content = _content(Path(named["weights"]).expanduser(), named.get("sha256"))
-    _tensors(named["weights"], content)
-    return named | {"sha256": hashlib.sha256(content).hexdigest()}
+    return named | {"sha256": _read(named["weights"], named.get("sha256"))[1]}
 
 
 def without_weights(named: Named) -> Named:
-    """Return the backbone without its file, for a model whose weights will be loaded."""
+    """Return the backbone without its file, for a model with other weights."""
     if isinstance(named, str):
         return named
     return {key: value for key, value in named.items() if key not in ("weights", "sha256")}
 
 
-def _content(path: Path, sha256: str | None) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} cannot be read: {error.strerror}") from None
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, found):
-        raise BadInput(
-            f"backbone.weights = {str(path)!r} has changed: its sha256 is {found}, and {sha256} is expected"
-        )
-    return content
-
-
-def _tensors(path: Path | str, content: bytes) -> dict[str, Tensor]:
+def _read(weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a file of weights, and its checksum; refuse an unexpected checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    key = f"backbone.weights = {weights!r}"
     try:
-        return load(content)
+        content = Path(weights).expanduser().read_bytes()
+    except OSError as error:
+        raise BadInput(f"{key} cannot be read: {error.strerror}") from None
+    found = checksum(content)
+    if sha256 not in (None, found):
+        raise BadInput(f"{key} has changed: its sha256 is {found}, and {sha256} is expected")
+    try:
+        return load(content), found
     except SafetensorError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} is no safetensors file: {error}") from None
-
-
-def _load(backbone: Backbone, path: Path, sha256: str | None) -> None:
-    tensors = _tensors(path, _content(path, sha256))
-    prefix = "backbone."  # the head in a whole model's file is left out
-    of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
-    try:
-        backbone.weighted.load_state_dict(of_model or tensors, strict=True)
-    except RuntimeError as error:
-        raise BadInput(f"backbone.weights = {str(path)!r} does not fit: {one_line(error)}") from None
+        raise BadInput(f"{key} is no safetensors file: {error}") from None

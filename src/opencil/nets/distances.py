@@ -47,7 +47,7 @@ class DistanceHead(CosineHead):
 
 
 def signed_power(features: Tensor, power: float) -> Tensor:
-    """Return sign(f) |f|^β, whose gradient at 0 is 0 instead of infinite."""
+    """Return sign(f) |f|^β; its gradient at 0 is 0 instead of infinite."""
     return features.sign() * features.abs().clamp(min=1e-12) ** power
 
 
@@ -58,7 +58,7 @@ def covariance(features: Tensor) -> Tensor:
 
 
 def shrink(spread: Tensor, diagonal: float, rest: float) -> Tensor:
-    """Return Σ + a · mean variance · I + b · mean of the other entries that are not 0 · (1 − I)."""
+    """Return Σ + a · mean variance · I + b · mean of the other non-zero entries · (1 − I)."""
     eye = torch.eye(len(spread)).to(spread)
     others = spread * (1 - eye)
     mean = others.sum() / (others != 0).sum().clamp(min=1)

@@ -66,11 +66,8 @@ def precision(images: Tensor) -> tuple[torch.dtype, str] | None:
     if images.dtype != torch.float32:
         return None
     conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    return torch.float32, "tf32" if conv.fp32_precision == "tf32" else FLOAT32
-
-
-#: Products in full float32: three TF32 products each, with float32's error.
-FLOAT32 = "tf32x3"
+    # Products in full float32 are three TF32 products each, with float32's error.
+    return torch.float32, "tf32" if conv.fp32_precision == "tf32" else "tf32x3"
 
 
 def _fits(layer: Layer) -> bool:

@@ -1,4 +1,4 @@
-"""Models of several backbones under one head, for methods that add a backbone per step."""
+"""Models of several backbones under one head, for methods with a further backbone per step."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from opencil.nets.model import Backbone, Head, Model
 class SideBySide(Model):
     """A model with the features of several backbones of one kind; ``backbone`` is the newest of them.
 
-    If they share all stages but the last, ``shared`` is the backbone of these stages, whose last map they
-    read.
+    If they share all stages but the last, ``shared`` is the backbone of these stages; they read its last map.
     """
 
     def __init__(self, newest: Backbone, classes: int, shared: Backbone | None = None) -> None:
@@ -54,7 +53,7 @@ class SideBySide(Model):
 
 
 class GrownModel(SideBySide):
-    """Frozen backbones (``older``) beside the newest, which also has an ``auxiliary`` head.
+    """Frozen backbones (``older``) beside the newest, and an ``auxiliary`` head of the newest.
 
     The auxiliary head separates the ``new`` classes from each other and from all others, its first output.
     ``head`` initialises the head of all backbones.

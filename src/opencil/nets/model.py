@@ -1,4 +1,4 @@
-"""Models: a backbone φ from images to features, and a head h that grows with the classes."""
+"""Models: a backbone φ from images to features, and a growing head h."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -33,18 +33,18 @@ class Backbone(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return features [B, width] of normalised images."""
-        # One compiled function for all backbones, so that copies and later steps are not compiled again.
+        # One compiled function for all backbones: copies and later steps are not compiled again.
         if _fused.get() and not self.has_kernels_for(*args):
             return _compiled_forward()(self, *args)
         return super().__call__(*args, **kwargs)
 
     def has_kernels_for(self, images: Tensor) -> bool:
-        """Return whether it runs on these images in its own kernels, which need no compiler."""
+        """Return whether it runs on these images in its own kernels, without a compiler."""
         return False
 
     @property
     def weighted(self) -> nn.Module:
-        """Return the module that a file of weights is loaded into."""
+        """Return the module to load a file of weights into."""
         return self
 
     def freeze(self) -> Self:
@@ -95,7 +95,7 @@ class Classifier(Protocol):
 
 
 class Head(nn.Linear):
-    """A linear classifier that can grow."""
+    """A linear classifier with further rows for further classes."""
 
     def reset_parameters(self) -> None:
         """Draw weights kaiming-uniform for a linear layer, and set the bias to 0."""
@@ -144,7 +144,7 @@ class Model(nn.Module):
         return self.classify(self.features(images))
 
     def extra_head(self) -> nn.Module:
-        """Return a copy of h, from features to logits, that fine-tuning detectors can train."""
+        """Return a copy of h, from features to logits, to be trained by fine-tuning detectors."""
         return copy.deepcopy(self.head).requires_grad_(True)
 
     def grow(self, classes: int) -> None:

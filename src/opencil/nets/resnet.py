@@ -59,7 +59,7 @@ class ResNet(Backbone):
     def create(
         cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool, signed: bool
     ) -> "ResNet":
-        """Create stages of these widths, which halve the image after the first; ``signed``: no last ReLU.
+        """Create stages of these widths, each halving the image after the first; ``signed``: no last ReLU.
 
         Weights of convolutions are normal with He's fan-out scale.
         """
@@ -85,7 +85,7 @@ class ResNet(Backbone):
         return F.adaptive_avg_pool2d(maps[-1], 1).flatten(1), maps
 
     def split(self) -> tuple["ResNet", "ResNet"]:
-        """Return all stages but the last, and the last, which share this network's layers."""
+        """Return all stages but the last, and the last; both share this network's layers."""
         blocks, count = cast(list[BasicBlock], list(self.blocks)), self.per_stage
         parts = ResNet(self.stem, blocks[:-count], count), ResNet(nn.Identity(), blocks[-count:], count)
         for part in parts:

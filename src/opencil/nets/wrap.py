@@ -1,7 +1,7 @@
 """Wrap other models: features by a hook on their head, or logits only."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from opencil.arrays import dense, tensor_of
 from opencil.errors import BadInput, nearest
 from opencil.nets.model import Backbone, Classifier
-
-Hook = Callable[[nn.Module, Any, Any], None]
 
 
 def wrap(model: nn.Module, head: str, stages: Sequence[str] = ()) -> "WrappedModel":
@@ -36,17 +34,24 @@ class WrappedModel(nn.Module):
             raise BadInput(f"a {type(network).__name__} has no layers to wrap: a torch module is needed")
         self.network, self.head_name = network, head
         self.stage_names = (stages,) if isinstance(stages, str) else tuple(stages)
-        linear = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear) and name]
-        found = _layer(network, head, "head", linear)
-        if not isinstance(found, nn.Linear):
+        layers = {name: layer for name, layer in network.named_modules() if name}
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+        of_network = f"of {type(network).__name__} is"
+        if head not in linear:
+            kind = f"a {type(layers[head]).__name__}" if head in layers else "not there"
             inside = [name for name in linear if name.startswith(f"{head}.")]
-            hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(head, linear)
+            hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(str(head), linear)
             raise BadInput(
-                f"head {head!r} of {type(network).__name__} is a {type(found).__name__}: a linear layer is "
-                f"needed, which are {_list_last(linear)}{hint}"
+                f"head {head!r} {of_network} {kind}: a linear layer is needed, which are "
+                f"{_list_last(linear)}{hint}"
             )
-        for name in self.stage_names:
-            _layer(network, name, "stage", [n for n, _ in network.named_children()])
+        children = [name for name, _ in network.named_children()]
+        for stage in self.stage_names:
+            if stage not in layers:
+                hint = nearest(str(stage), children)
+                raise BadInput(
+                    f"stage {stage!r} {of_network} not there: allowed are {_list_last(children)}{hint}"
+                )
 
     @property
     def head(self) -> nn.Module:
@@ -60,9 +65,25 @@ class WrappedModel(nn.Module):
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             calls.append((inputs[0] if inputs else None, output, _version(output)))
 
-        with _hooks([(self.head, note)]):
+        with self.head.register_forward_hook(note):
             output = self.network(images)
-        return self._check(images, calls, output)
+        name = type(self.network).__name__
+        place = f"head {self.head_name!r} of {name}"
+        if len(calls) != 1:
+            raise BadInput(f"{place} is called {len(calls)} times by the model: the last layer is needed")
+        ((features, of_head, version),) = calls
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
+            raise BadInput(f"{place} reads {describe(features)}: features [{len(images)}, D] are needed")
+        logits = logits_of(output, len(images), name)
+        if _version(of_head) != version:  # changed in place, by a mask or a scale
+            of_head = self.classify(features)
+        # Compared only if necessary: tensors cannot be compared while a step is captured.
+        if logits is not of_head and not torch.equal(logits.float(), of_head.float()):
+            raise BadInput(
+                f"{name} returns {describe(logits)}, not the output of its head {self.head_name!r}: wrap the "
+                "part that ends with it, or use a function to logits"
+            )
+        return features
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits z [B, classes] of features."""
@@ -80,17 +101,20 @@ class WrappedModel(nn.Module):
             return list(intermediates(images, intermediates_only=True))
         if not self.stage_names:
             raise self._no_stages()
-        outputs: dict[str, Any] = {}
+        layers = [self.network.get_submodule(name) for name in self.stage_names]
+        outputs: dict[nn.Module, Any] = {}
 
-        def store(name: str) -> Hook:
-            return lambda _, __, output: outputs.update({name: output})
+        def note(layer: nn.Module, _: Any, output: Any) -> None:
+            outputs[layer] = output
 
-        with _hooks((self.network.get_submodule(name), store(name)) for name in self.stage_names):
+        with ExitStack() as hooks:
+            for layer in layers:
+                hooks.enter_context(layer.register_forward_hook(note))
             self.network(images)
-        maps = [outputs.get(name) for name in self.stage_names]
+        maps = [outputs.get(layer) for layer in layers]
         for name, output in zip(self.stage_names, maps, strict=True):
             if not isinstance(output, Tensor) or output.ndim != 4:
-                raise BadInput(f"stage {name!r} returns {_describe(output)}: maps [B, C, H, W] are needed")
+                raise BadInput(f"stage {name!r} returns {describe(output)}: maps [B, C, H, W] are needed")
         return maps  # type: ignore[return-value]
 
     def last_stage(self, maps: Tensor) -> Tensor:
@@ -103,24 +127,6 @@ class WrappedModel(nn.Module):
     def _no_stages(self) -> BadInput:
         name = type(self.network).__name__
         return BadInput(f"the stages of {name} are not known: name them, wrap(model, head=…, stages=[…])")
-
-    def _check(self, images: Tensor, calls: list[tuple[Any, Any, int | None]], output: Any) -> Tensor:
-        """Return the head's input; raise if it is no features, or its output not the network's."""
-        place = f"head {self.head_name!r} of {type(self.network).__name__}"
-        if len(calls) != 1:
-            raise BadInput(f"{place} is called {len(calls)} times by the model: the last layer is needed")
-        ((features, of_head, version),) = calls
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
-            raise BadInput(f"{place} reads {_describe(features)}: features [{len(images)}, D] are needed")
-        logits = logits_of(output, len(images), type(self.network).__name__)
-        if _version(of_head) != version:  # changed in place, by a mask or a scale
-            of_head = self.classify(features)
-        if logits is not of_head and not torch.equal(logits.float(), of_head.float()):
-            raise BadInput(
-                f"{type(self.network).__name__} returns {_describe(logits)}, not the output of its head "
-                f"{self.head_name!r}: wrap the part that ends with it, or use a function to logits"
-            )
-        return features
 
 
 class LogitsAlone(nn.Module):
@@ -140,12 +146,10 @@ class LogitsAlone(nn.Module):
         return logits_of(self.function(images), len(images), self.name)
 
     def features(self, images: Tensor) -> Tensor:
-        """Raise: there are no features."""
+        """Raise: there are neither features nor a head."""
         raise BadInput(f"{self.name} returns logits only: {WRAP_HINT}")
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Raise: there is no head."""
-        raise BadInput(f"{self.name} returns logits only: {WRAP_HINT}")
+    classify = features
 
 
 WRAP_HINT = "opencil.wrap(model, head=…) adds features, the input of a module's last linear layer"
@@ -157,9 +161,10 @@ def as_classifier(model: Any) -> Classifier:
         raise BadInput(
             f"{type(model).__name__} is a backbone without a head: use opencil.Model(backbone, classes)"
         )
-    weights = list(model.parameters()) if isinstance(model, nn.Module) else []
-    if other := next((w.dtype for w in weights if w.is_floating_point() and w.dtype != torch.float32), None):
-        raise BadInput(f"{type(model).__name__} has weights in {other}, not float32: use model.float()")
+    for weight in model.parameters() if isinstance(model, nn.Module) else ():
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            name = type(model).__name__
+            raise BadInput(f"{name} has weights in {weight.dtype}, not float32: use model.float()")
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
             classifier: Classifier = model
@@ -167,7 +172,7 @@ def as_classifier(model: Any) -> Classifier:
         if callable(model):
             return LogitsAlone(model)
     raise BadInput(
-        f"{_describe(model)} is no model: a module with features(images) and classify(features), as "
+        f"{describe(model)} is no model: a module with features(images) and classify(features), as "
         "opencil.wrap(model, head=…) makes it, or a function from images to logits, is needed"
     )
 
@@ -180,7 +185,7 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
     found = output
     if isinstance(output, Mapping):
         found = output.get("logits")
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
+    elif hasattr(output, "logits"):
         found = output.logits
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
@@ -188,32 +193,13 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
         found = tensor_of(np.asarray(found))
     if isinstance(found, Tensor):
         found = dense(found, f"logits of {name}")
-    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != rows or not found.shape[1]:
-        keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
-        raise BadInput(
-            f"{name} returns {_describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, "
-            "as 'logits' of an object or mapping, or as the first of a tuple"
-        )
-    return found
-
-
-@contextmanager
-def _hooks(hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
-    """Register forward hooks inside the block."""
-    with ExitStack() as stack:
-        for layer, hook in hooks:
-            stack.callback(layer.register_forward_hook(hook).remove)
-        yield
-
-
-def _layer(network: nn.Module, name: str, what: str, known: list[str]) -> nn.Module:
-    layers: dict[str, nn.Module] = dict(network.named_modules())
-    if not name or name not in layers:
-        hint = nearest(str(name), known)
-        raise BadInput(
-            f"{what} {name!r} is not in {type(network).__name__}: allowed are {_list_last(known)}{hint}"
-        )
-    return layers[name]
+        if found.ndim == 2 and len(found) == rows and found.shape[1]:
+            return found
+    keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    raise BadInput(
+        f"{name} returns {describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, as "
+        "'logits' of an object or mapping, or as the first of a tuple"
+    )
 
 
 def _version(value: Any) -> int | None:
@@ -226,7 +212,8 @@ def _list_last(names: list[str]) -> str:
     return ", ".join([*["…"] * (len(names) > 4), *names[-4:]]) or "none"
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Return a value's type, and a tensor's shape, for an error."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, type):

@@ -33,7 +33,7 @@ class Checkpoints:
         self,
         module: nn.Module,
         progress: Progress,
-        ended: list[dict[str, Tensor]] | None = None,
+        ended: Sequence[dict[str, Tensor]] = (),
         notes: Sequence[Any] = (),
     ) -> None:
         """Take note of an iteration: at the end of an epoch store its state, copy it, or pass over it.
