@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,8 +44,8 @@ class Download(FileDataset):
 
     def places(self, split: Split) -> tuple[str, ...]:
         """Return the first place of each layout, then all others."""
-        places = [layout.places for layout in self.layouts.get(split, ())]
-        return tuple(dict.fromkeys([*(p[0] for p in places), *(place for p in places for place in p)]))
+        places = [[name + layout.inside for name in layout.places] for layout in self.layouts.get(split, ())]
+        return tuple(dict.fromkeys([*(first for first, *_ in places), *chain(*places)]))
 
 
 class CIFAR100(Download, name="cifar100"):
@@ -60,7 +61,7 @@ class CIFAR100(Download, name="cifar100"):
     }
     layouts = {
         split: (
-            cifar("cifar-100-python", "cifar-100-python", "fine_label", "meta", split),
+            *cifar("cifar-100-python", "cifar-100-python", "fine_label", "meta", split),
             image_list(f"cifar100/{split}_cifar100.txt"),
         )
         for split in ("train", "test")
@@ -79,7 +80,7 @@ class CIFAR10(Download, name="cifar10"):
     }
     layouts = {
         split: (
-            cifar("cifar-10-batches-py", "cifar-10-python", "label", "batches.meta", *batches),
+            *cifar("cifar-10-batches-py", "cifar-10-python", "label", "batches.meta", *batches),
             image_list(f"cifar100/{split}_cifar10.txt", f"cifar10/{split}_cifar10.txt"),
         )
         for split, batches in (("train", [f"data_batch_{i}" for i in range(1, 6)]), ("test", ["test_batch"]))
@@ -95,8 +96,8 @@ class TIN(Download, name="tin"):
     layouts = {
         "test": (
             image_list("cifar100/test_tin.txt"),
-            shipped_list(
-                "tin.txt", "tiny-imagenet-200/val", "images_classic/tin/val", "tiny-imagenet-200.zip"
+            *shipped_list(
+                "tin.txt", "tiny-imagenet-200.zip", "tiny-imagenet-200/val", "images_classic/tin/val"
             ),
         )
     }
@@ -116,11 +117,7 @@ class MNIST(Download, name="mnist"):
     }
     layouts = {
         split: (
-            idx(
-                ("MNIST/raw", "MNIST", "mnist", "."),
-                (f"{stem}-images-idx3-ubyte", f"{stem}-images.idx3-ubyte"),
-                (f"{stem}-labels-idx1-ubyte", f"{stem}-labels.idx1-ubyte"),
-            ),
+            idx(stem, "MNIST/raw", "MNIST", "mnist", "."),
             image_list(f"cifar100/{split}_mnist.txt", f"imagenet/{split}_mnist.txt"),
         )
         for split, stem in (("train", "train"), ("test", "t10k"))

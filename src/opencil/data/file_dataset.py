@@ -110,6 +110,6 @@ class FileDataset(Dataset):
         The same dataset at another place has another file.
         """
         on_disk = self.locate(name, split, access.root)
-        place = hashlib.sha256(f"{on_disk.layout}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
+        place = hashlib.sha256(f"{on_disk.layout.name}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
         folder = cache_folder(access.root, access.cache)
         return PreparedFile(folder / f"{name}-{split}-{size}px-{place}.safetensors", on_disk, size)

@@ -1,14 +1,15 @@
 """Use your own image files as an ID or OOD dataset, from a config alone."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
-from opencil.data.readers.folders import class_folders, flat_folder
-from opencil.data.readers.lists import split_by_list
-from opencil.data.readers.source import SplitOnDisk
+from opencil.data.readers.folders import flat, folders
+from opencil.data.readers.lists import read_listed_images
+from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.errors import BadInput
 
 
@@ -42,9 +43,9 @@ class OwnDataset(FileDataset):
                 continue
             images = self.train_list if split == "train" else self.test_list
             if images is None:
-                return flat_folder(folder) if self.layout == "flat" else class_folders(folder)
+                return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
             place = (root or Path()) / images
             if not place.is_file():
                 raise BadInput(f"{split}_list = {images!r} is not allowed: there is no file {place}")
-            return split_by_list("list", place, (folder,))
+            return SplitOnDisk(Layout("list", (), partial(read_listed_images, folders=(folder,))), place)
         return None

@@ -98,7 +98,7 @@ class PreparedFile:
 
         Names are relative to the split's place, so that the spelling of the data root does not matter.
         """
-        parts = [f"{self.on_disk.layout}:{self.side}"]
+        parts = [f"{self.on_disk.layout.name}:{self.side}"]
         place, folders = self.on_disk.place.resolve(), dict[Path, str]()
         for path in self.on_disk.files():
             state = path.stat()

@@ -154,10 +154,10 @@ def test_openood_lists_are_found_beside_their_images(tree: Tree, tmp_path: Path)
     lists.mkdir(parents=True)
     (lists / "test_texture.txt").write_text("texture/dotted/0.png -1\n")
     on_disk = Texture().locate("texture", "test", tmp_path)
-    assert (on_disk.layout, len(on_disk.source)) == ("OpenOOD list", 1)
+    assert (on_disk.layout.name, len(on_disk.source)) == ("OpenOOD list", 1)
     (lists / "test_texture.txt").unlink()
     on_disk = Texture().locate("texture", "test", tmp_path)
-    assert (on_disk.layout, on_disk.source.classes) == ("class folders", ("banded", "dotted"))
+    assert (on_disk.layout.name, on_disk.source.classes) == ("class folders", ("banded", "dotted"))
 
 
 def test_openood_imagenet_labels_are_those_of_the_list(tree: Tree, picture: Picture, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_openood_imagenet_labels_are_those_of_the_list(tree: Tree, picture: Pict
 def test_flat_and_class_folders_are_distinguished(tree: Tree, picture: Picture, tmp_path: Path) -> None:
     picture(tmp_path / "flat" / "places365" / "val_256" / "a.png")
     tree(tmp_path / "classes" / "places365" / "val", {"bay": 1})
-    layouts = [Places365().locate("p", "test", tmp_path / r).layout for r in ("flat", "classes")]
+    layouts = [Places365().locate("p", "test", tmp_path / r).layout.name for r in ("flat", "classes")]
     assert layouts == ["flat folder", "class folders"]
     tree(tmp_path / "o" / "imagenet-o", {"n01": 2})
     assert len(ImageNetO().locate("o", "test", tmp_path / "o").source) == 2

@@ -61,7 +61,7 @@ def test_the_shipped_selection_is_openoods(real: Real, tmp_path: Path) -> None:
     plain.mkdir()
     (plain / "val").symlink_to(root / "images_classic" / "tin" / "val")
     on_disk = TIN().locate("tin", "test", tmp_path)
-    assert on_disk.layout == "folder, shipped list"
+    assert on_disk.layout.name == "folder, shipped list"
     listed = TIN().locate("tin", "test", root).source
     for i in (0, 3000, 7497):
         assert Path(on_disk.source.name(i)).name == Path(listed.name(i)).name

@@ -2,14 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from opencil.data.readers.decode import SUFFIXES
-from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
+from opencil.data.readers.source import FileSource, Layout, no_parts
 from opencil.errors import BadInput
 
 
@@ -72,31 +71,19 @@ def read_flat_folder(folder: Path) -> FileSource:
     return FileSource(np.zeros(len(paths), np.int64), (folder.name,), paths)
 
 
-def class_folders(folder: Path) -> SplitOnDisk:
-    """Return the split of a folder that has a folder per class."""
-    return SplitOnDisk("class folders", folder, partial(read_class_folders, folder), separate=True)
-
-
-def flat_folder(folder: Path) -> SplitOnDisk:
-    """Return the split of all images in a folder."""
-    return SplitOnDisk("flat folder", folder, partial(read_flat_folder, folder), separate=True)
-
-
 def folders(*names: str) -> Layout:
     """Return the layout of a folder per class, in the first of some folders that has sub-folders."""
-    return _layout(names, "<class>/<image>", lambda path: bool(list_folder(path)[0]), class_folders)
+
+    def fits(folder: Path) -> bool:
+        return folder.is_dir() and bool(list_folder(folder)[0])
+
+    return Layout("class folders", names, read_class_folders, fits, no_parts, "/<class>/<image>")
 
 
 def flat(*names: str) -> Layout:
     """Return the layout of all images in a folder, the first of some folders that has images."""
-    return _layout(names, "<image>", lambda path: any(map(is_image, list_folder(path)[1])), flat_folder)
 
+    def fits(folder: Path) -> bool:
+        return folder.is_dir() and any(map(is_image, list_folder(folder)[1]))
 
-def _layout(
-    names: tuple[str, ...], inside: str, fits: Callable[[Path], bool], split: Callable[[Path], SplitOnDisk]
-) -> Layout:
-    def find(base: Path) -> SplitOnDisk | None:
-        present = (base / name for name in names if (base / name).is_dir())
-        return next((split(folder) for folder in present if fits(folder)), None)
-
-    return Layout(tuple(f"{name}/{inside}" for name in names), find)
+    return Layout("flat folder", names, read_flat_folder, fits, no_parts, "/<image>")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opencil.data.readers.folders import find_images, list_folder
-from opencil.data.readers.source import LARGEST_FILE, FileSource, Layout, SplitOnDisk, first_file
+from opencil.data.readers.source import LARGEST_FILE, FileSource, Layout, no_parts
 from opencil.errors import BadInput
 
 
@@ -85,36 +85,28 @@ def _class_names(labels: list[int], parents: list[str]) -> tuple[str, ...]:
     return names if known else ()
 
 
-def split_by_list(layout: str, place: Path, folders: tuple[Path, ...]) -> SplitOnDisk:
-    """Return a split whose list names images in the first of the folders that has them."""
-    return SplitOnDisk(layout, place, partial(read_listed_images, place, folders), (place,), separate=True)
-
-
 def image_list(*lists: str) -> Layout:
     """Return OpenOOD's layout: list files beside folders of images."""
-    places = tuple(f"benchmark_imglist/{name}" for name in lists)
 
-    def find(base: Path) -> SplitOnDisk | None:
-        folders = tuple(filter(Path.is_dir, (base / "images_classic", base / "images_largescale")))
-        place = first_file(base, places)
-        return split_by_list("OpenOOD list", place, folders) if folders and place else None
+    def folders(place: Path) -> tuple[Path, ...]:
+        root = place.parents[2]
+        return tuple(filter(Path.is_dir, (root / "images_classic", root / "images_largescale")))
 
-    return Layout(places, find)
+    return Layout(
+        "OpenOOD list",
+        tuple(f"benchmark_imglist/{name}" for name in lists),
+        lambda place: read_listed_images(place, folders(place)),
+        lambda place: place.is_file() and bool(folders(place)),
+    )
 
 
-def shipped_list(chosen: str, *places: str) -> Layout:
-    """Return the layout of the images of a package's list, in the first folder or zip archive found."""
-
-    def find(base: Path) -> SplitOnDisk | None:
-        for place in (base / name for name in places):
-            read = partial(_read_selection, chosen, place)
-            if place.is_dir():
-                return SplitOnDisk("folder, shipped list", place, read, separate=True)
-            if place.is_file():
-                return SplitOnDisk("zip, shipped list", place, read, (place,))
-        return None
-
-    return Layout(places, find)
+def shipped_list(chosen: str, archive: str, *folders: str) -> tuple[Layout, Layout]:
+    """Return the layouts of the images of a package's list: in a folder, or in a zip archive."""
+    read = partial(_read_selection, chosen)
+    return (
+        Layout("folder, shipped list", folders, read, Path.is_dir, no_parts),
+        Layout("zip, shipped list", (archive,), read),
+    )
 
 
 def read_shipped_list(name: str) -> list[str]:

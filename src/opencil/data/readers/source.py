@@ -1,7 +1,7 @@
-"""Images of a split as a reader delivers them, and the split's place on disk."""
+"""Images of a split as a reader delivers them, and the layouts in which splits are stored."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,39 +77,45 @@ class FileSource(ImageSource):
         return crop_square(read_image(self.paths[index].read_bytes, name), side, name)
 
 
-@dataclass(frozen=True)
-class SplitOnDisk:
-    """A split found at a place on disk in a known layout.
-
-    ``parts`` are the files that contain the split, or the list that names its images. ``separate``: each
-    image is a file of its own beside them.
-    """
-
-    layout: str
-    place: Path
-    read: Callable[[], ImageSource]
-    parts: tuple[Path, ...] = ()
-    separate: bool = False
-
-    @cached_property
-    def source(self) -> ImageSource:
-        """Return the images; the first access reads the split."""
-        return self.read()
-
-    def files(self) -> list[Path]:
-        """Return all files that the images depend on."""
-        separate = self.source.paths if self.separate and isinstance(self.source, FileSource) else ()
-        return [*self.parts, *separate]
+def no_parts(_: Path) -> tuple[Path, ...]:
+    """Return no files: each image is a file of its own."""
+    return ()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to store a split: places relative to a folder, and a function that looks for the split."""
+    """A way to store a split, and the places where it may be, relative to a folder.
 
+    ``fits`` checks a place. ``parts`` returns the files that contain the split, or the list that names its
+    images. ``inside`` is the path of an image in a folder, for messages.
+    """
+
+    name: str
     places: tuple[str, ...]
-    find: Callable[[Path], SplitOnDisk | None]
+    read: Callable[[Path], ImageSource]
+    fits: Callable[[Path], bool] = Path.is_file
+    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,)
+    inside: str = ""
+
+    def find(self, base: Path) -> "SplitOnDisk | None":
+        """Return the split at the first place that fits."""
+        places = (base / name for name in self.places)
+        return next((SplitOnDisk(self, place) for place in places if self.fits(place)), None)
 
 
-def first_file(base: Path, names: Iterable[str]) -> Path | None:
-    """Return the first of some files below ``base`` that exists."""
-    return next((base / name for name in names if (base / name).is_file()), None)
+@dataclass(frozen=True)
+class SplitOnDisk:
+    """A split found at a place on disk."""
+
+    layout: Layout
+    place: Path
+
+    @cached_property
+    def source(self) -> ImageSource:
+        """Return the images; the first access reads the split."""
+        return self.layout.read(self.place)
+
+    def files(self) -> list[Path]:
+        """Return all files that the images depend on."""
+        images = self.source.paths if isinstance(self.source, FileSource) else ()
+        return [*self.layout.parts(self.place), *(path for path in images if isinstance(path, Path))]
