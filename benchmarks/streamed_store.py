@@ -34,8 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from opencil.data.images import ImageSet
 from opencil.data.prepared import PreparedFile
-from opencil.data.readers.decode import read_image
-from opencil.data.readers.source import FileSource, ImageSource, Layout, SplitOnDisk, no_parts
+from opencil.data.readers.source import FileSource, ImageSource, Layout, SplitOnDisk, no_parts, read_image
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 

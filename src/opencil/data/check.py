@@ -5,18 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from opencil.data.decoding import count_workers, decode_batches
 from opencil.data.file_dataset import FileDataset
-from opencil.data.images import Access, Dataset, Progress, Split, no_progress
+from opencil.data.images import Access, Dataset, Progress, Split
 from opencil.data.readers.source import FileSource, SplitOnDisk
 from opencil.data.roles import Role
+from opencil.data.streamed import count_workers, decode_batches
 from opencil.errors import BadInput
 from opencil.files import digest
 
 #: Images of a larger split that are decoded, at even distances, unless all are requested.
 SAMPLE = 20_000
 _SIDE, _BATCH = 32, 256  # a small side makes decoding cheap
-
 Checksum = Literal["", "canonical", "differs"]
 
 
@@ -60,7 +59,11 @@ class CheckResult:
 
 
 def check(
-    entry: BenchmarkSplit, root: Path | None, size: int, full: bool = False, progress: Progress = no_progress
+    entry: BenchmarkSplit,
+    root: Path | None,
+    size: int,
+    full: bool = False,
+    progress: Progress = lambda *_: None,
 ) -> CheckResult:
     """Find a split, count its images, compare checksums and decode all images or a sample.
 

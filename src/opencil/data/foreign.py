@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -80,22 +81,18 @@ class ArrayImages(ForeignImages):
 
 
 class DatasetImages(ForeignImages):
-    """A map-style Dataset, or a DataLoader over such a Dataset, whose order is drawn once."""
+    """A DataLoader over a map-style Dataset, whose order is drawn once."""
 
-    def __init__(self, dataset: Any, loader: "DataLoader[Any] | None", *values: Any) -> None:
+    def __init__(self, loader: "DataLoader[Any]", *values: Any) -> None:
         super().__init__(*values)
-        drawn: list[Any] = [range(len(dataset))]
-        if loader is not None:
-            drawn = [list(batch) for batch in loader.batch_sampler or ()]
-        self._order = torch.tensor([index for batch in drawn for index in batch], dtype=torch.int64)
-        if not len(self._order):
+        drawn = [list(batch) for batch in loader.batch_sampler or ()]
+        self._order = torch.tensor(list(chain(*drawn)), dtype=torch.int64)
+        if not drawn:
             raise _no_images(self.name)
-        self._dataset, self._largest = dataset, None if loader is None else max(map(len, drawn))
-        self._workers = 0 if loader is None else loader.num_workers
-        self._collate = default_collate if loader is None else loader.collate_fn
-        if self._collate is default_collate:
+        self._loader, self._largest = loader, max(map(len, drawn))
+        if loader.collate_fn is default_collate:
             # An image that torch cannot collate is refused before anything runs.
-            _split_pair(dataset[int(self._order[0])], self.name, labelled=False)
+            _split_pair(loader.dataset[int(self._order[0])], self.name, labelled=False)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -104,10 +101,10 @@ class DatasetImages(ForeignImages):
         """Yield batches of items, collated by the loader's own function or by torch's."""
         order = self._order if indices is None else self._order[indices.cpu()]
         yield from DataLoader(
-            self._dataset,
-            batch_sampler=[rows.tolist() for rows in torch.split(order, min(size, self._largest or size))],
-            collate_fn=self._collate,
-            num_workers=self._workers,
+            self._loader.dataset,
+            batch_sampler=[rows.tolist() for rows in torch.split(order, min(size, self._largest))],
+            collate_fn=self._loader.collate_fn,
+            num_workers=self._loader.num_workers,
             generator=torch.Generator(),  # without it the loader draws from the user's random numbers
         )
 
@@ -171,19 +168,20 @@ def serve_images(
         images = DataLoader(images, batch_size=batch_size)
     if isinstance(images, DataLoader):
         indexed = images.batch_sampler is not None and not isinstance(images.dataset, IterableDataset)
-        return DatasetImages(images.dataset, images, *values) if indexed else BatchedImages(images, *values)
+        return DatasetImages(images, *values) if indexed else BatchedImages(images, *values)
     indexed = hasattr(images, "__getitem__") and hasattr(images, "__len__")
     if isinstance(images, (str, bytes, Mapping, type)) or not (indexed or hasattr(images, "__iter__")):
         raise BadInput(
             f"{name} is a {type(images).__name__}: images are a tensor or array [N, channels, H, W], an "
             "image set, a Dataset, a DataLoader or another iterable of batches"
         )
-    if not indexed:
-        return BatchedImages(images, *values)
-    if not len(images):
-        raise _no_images(name)
-    first, _ = _split_pair(images[0], name, labelled=False)
-    return DatasetImages(images, None, *values) if first.ndim == 3 else BatchedImages(images, *values)
+    if indexed:
+        if not len(images):
+            raise _no_images(name)
+        first, _ = _split_pair(images[0], name, labelled=False)
+        if first.ndim == 3:
+            return DatasetImages(DataLoader(images, batch_size), *values)
+    return BatchedImages(images, *values)
 
 
 def _no_images(name: str) -> BadInput:
@@ -210,7 +208,7 @@ def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
                 f"under {', '.join(IMAGE_KEYS)}"
             )
     elif isinstance(item, (tuple, list)) and item:
-        images, labels = item[0], item[1] if len(item) > 1 else None
+        images, labels = (*item, None)[:2]
     if not isinstance(images, (Tensor, np.ndarray)):
         raise BadInput(
             f"{name} gives a {type(images).__name__} as image: a tensor or an array is needed, normalised as "

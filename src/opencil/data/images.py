@@ -20,10 +20,6 @@ Store = Literal["auto", "resident", "streamed"]
 Progress = Callable[[int, int], None]
 
 
-def no_progress(done: int, total: int) -> None:
-    """Show nothing."""
-
-
 def move_to(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device without waiting for earlier work on it."""
     if tensor.device == device or device.type != "cuda":

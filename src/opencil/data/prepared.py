@@ -16,14 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from opencil.data.decoding import decode_batches
-from opencil.data.images import Progress, no_progress
-from opencil.data.readers.decode import Pixels
-from opencil.data.readers.source import ImageSource, SplitOnDisk
+from opencil.data.images import Progress
+from opencil.data.readers.source import ImageSource, Pixels, SplitOnDisk
+from opencil.data.streamed import decode_batches
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import DiskError, size_in_words, write
 
@@ -94,7 +93,7 @@ class PreparedFile:
 
     @cached_property
     def key(self) -> str:
-        """Digest of the source files' names, sizes and times, and of the images' side.
+        """Return a digest of the source files' names, sizes and times, and of the images' side.
 
         Names are relative to the split's place, so that the spelling of the data root does not matter.
         """
@@ -117,10 +116,7 @@ class PreparedFile:
             return None
         try:
             # Not writable unless necessary: the system refuses to map more than it has memory for.
-            content = np.memmap(self.path, np.uint8, "c" if writable else "r")
-            source, key = self._parse(content)
-            if key != self.key:
-                raise ValueError("it was made from other files")
+            source = self._parse(np.memmap(self.path, np.uint8, "c" if writable else "r"))
             if verify and not source.is_whole():
                 raise ValueError("an image differs from its checksum")
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -129,18 +125,9 @@ class PreparedFile:
         return source
 
     def make(
-        self,
-        workers: int,
-        skip_corrupt: bool = False,
-        progress: Progress = no_progress,
-        writable: bool = False,
+        self, workers: int, skip_corrupt: bool = False, progress: Progress = lambda *_: None
     ) -> PreparedSource:
         """Decode the split into the file, which replaces an older file only when it is complete."""
-
-        def fill(partial: Path) -> None:
-            with partial.open("wb") as file:
-                self._write(file, workers, skip_corrupt, progress)
-
         needed = len(self.on_disk.source) * 3 * self.side**2
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,75 +135,70 @@ class PreparedFile:
                 raise OSError(
                     f"{self.path} takes {size_in_words(needed)}, and {size_in_words(free)} are free"
                 )
-            write(self.path, fill)
+            write(self.path, lambda partial: self._write(partial, workers, skip_corrupt, progress))
         except OSError as error:
             raise DiskError(f"{error}; --cache or $OPENCIL_CACHE names another folder") from None
-        source = self.load(writable=writable)
+        source = self.load()
         assert source is not None, "the file was just written"
         return source
 
-    def _write(self, file: IO[bytes], workers: int, skip_corrupt: bool, progress: Progress) -> None:
-        source, sealed = self.on_disk.source, hashlib.sha256()
+    def _write(self, path: Path, workers: int, skip_corrupt: bool, progress: Progress) -> None:
+        source, done = self.on_disk.source, 0
         count = len(source)
         checksums, corrupt = np.zeros(count, "<u4"), np.zeros(count, np.uint8)
-
-        def put(content: bytes) -> None:
-            sealed.update(content)
-            file.write(content)
-
-        put(self._header(count))
-        put(source.labels.astype("<i8").tobytes())
-        with closing(decode_batches(source, range(count), self.side, _BATCH, workers)) as batches:
-            for number, (pixels, errors) in enumerate(batches):
-                start = number * _BATCH
+        head = self._header(count) + source.labels.astype("<i8").tobytes()
+        decoding = decode_batches(source, range(count), self.side, _BATCH, workers)
+        with path.open("wb") as file, closing(decoding) as batches:
+            file.write(head)
+            for pixels, errors in batches:
+                array = pixels.numpy()
                 for position, error in errors.items():
                     if not skip_corrupt:
                         raise error
-                    corrupt[start + position], pixels[position] = 1, 0
-                checksums[start : start + len(pixels)] = [zlib.crc32(image.data) for image in pixels]
-                file.write(pixels.data)
-                progress(start + len(pixels), count)
-        if corrupt.all():
-            raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
-        put(checksums.tobytes())
-        put(corrupt.tobytes())
-        file.write(sealed.digest())
+                    corrupt[done + position], array[position] = 1, 0
+                checksums[done : done + len(array)] = [zlib.crc32(image.data) for image in array]
+                file.write(array.data)
+                done += len(array)
+                progress(done, count)
+            if corrupt.all():
+                raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
+            tail = checksums.tobytes() + corrupt.tobytes()
+            file.write(tail + hashlib.sha256(head + tail).digest())
 
     def _header(self, count: int) -> bytes:
-        shapes: dict[str, tuple[str, list[int]]] = {
-            "labels": ("I64", [count]),
-            "images": ("U8", [count, 3, self.side, self.side]),
-            "checksums": ("U32", [count]),
-            "corrupt": ("U8", [count]),
-            "sha256": ("U8", [32]),
-        }
         metadata = {"key": self.key, "classes": json.dumps(self.on_disk.source.classes)}
         header: dict[str, Any] = {"__metadata__": metadata}
         end = 0
-        for name, (kind, shape) in shapes.items():
+        for name, kind, shape in (
+            ("labels", "I64", [count]),
+            ("images", "U8", [count, 3, self.side, self.side]),
+            ("checksums", "U32", [count]),
+            ("corrupt", "U8", [count]),
+            ("sha256", "U8", [32]),
+        ):
             start, end = end, end + math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def _parse(self, content: Pixels) -> tuple[PreparedSource, str]:
-        """Return the images of a file's bytes, and its key."""
+    def _parse(self, content: Pixels) -> PreparedSource:
+        """Return the images in the bytes of a file; raise an error if they are others or damaged."""
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:start].tobytes())
-
-        def tensor(name: str) -> np.ndarray[Any, Any]:
-            value = header[name]
+        metadata = header["__metadata__"]
+        del header["__metadata__"]
+        if metadata["key"] != self.key:
+            raise ValueError("it was made from other files")
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, value in header.items():
             begin, end = (start + offset for offset in value["data_offsets"])
-            return content[begin:end].view(_TYPES[value["dtype"]]).reshape(value["shape"])
-
-        images, labels, checksums, corrupt = map(tensor, ("images", "labels", "checksums", "corrupt"))
-        sealed = hashlib.sha256(content[:start].tobytes())
-        for part in (labels, checksums, corrupt):
-            sealed.update(part.tobytes())
-        if sealed.digest() != tensor("sha256").tobytes() or images.shape[1:] != (3, self.side, self.side):
+            found[name] = content[begin:end].view(_TYPES[value["dtype"]]).reshape(value["shape"])
+        labels, images, checksums, corrupt, sha256 = found.values()
+        rest = (content[:start], labels, checksums, corrupt)
+        digest = hashlib.sha256(b"".join(part.tobytes() for part in rest)).digest()
+        if digest != sha256.tobytes() or images.shape[1:] != (3, self.side, self.side):
             raise ValueError("its labels or its header are damaged")
-        metadata, rows = header["__metadata__"], np.flatnonzero(corrupt == 0)
-        classes = tuple(json.loads(metadata["classes"]))
+        rows, classes = np.flatnonzero(corrupt == 0), tuple(json.loads(metadata["classes"]))
         own = np.array(labels[rows], np.int64)
-        return PreparedSource(own, classes, self.path, images, np.array(checksums), rows), metadata["key"]
+        return PreparedSource(own, classes, self.path, images, np.array(checksums), rows)

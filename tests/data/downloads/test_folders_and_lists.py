@@ -201,7 +201,7 @@ def tin(root: Path) -> ImageSource:
 
 
 def test_the_shipped_list() -> None:
-    names = read_shipped_list("tin.txt")
+    names = read_shipped_list("tin")
     numbers = {int(name.removeprefix("val_").removesuffix(".JPEG")) for name in names}
     assert len(numbers) == len(names) == TIN.counts["test"] == 7498
     assert numbers <= set(range(10_000))

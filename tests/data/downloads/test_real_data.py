@@ -56,7 +56,7 @@ def test_pixels_have_the_recorded_checksum(
 def test_the_shipped_selection_is_openoods(real: Real, tmp_path: Path) -> None:
     root = real("tin")
     lines = read_list(root / "benchmark_imglist" / "cifar100" / "test_tin.txt")
-    assert [Path(line.path).name for line in lines] == read_shipped_list("tin.txt")
+    assert [Path(line.path).name for line in lines] == read_shipped_list("tin")
     plain = tmp_path / "tiny-imagenet-200"
     plain.mkdir()
     (plain / "val").symlink_to(root / "images_classic" / "tin" / "val")

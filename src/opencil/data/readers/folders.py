@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opencil.data.readers.decode import SUFFIXES
-from opencil.data.readers.source import FileSource, Layout, no_parts
+from opencil.data.readers.source import SUFFIXES, FileSource, Layout, no_parts
 from opencil.errors import BadInput
 
 

@@ -94,7 +94,7 @@ def image_list(*lists: str) -> Layout:
 
     return Layout(
         "OpenOOD list",
-        tuple(f"benchmark_imglist/{name}" for name in lists),
+        tuple(f"benchmark_imglist/{name}.txt" for name in lists),
         lambda place: read_listed_images(place, folders(place)),
         lambda place: place.is_file() and bool(folders(place)),
     )
@@ -111,7 +111,7 @@ def shipped_list(chosen: str, archive: str, *folders: str) -> tuple[Layout, Layo
 
 def read_shipped_list(name: str) -> list[str]:
     """Return the file names in a list of the package."""
-    return (resources.files("opencil.data") / "lists" / name).read_text(encoding="utf-8").split()
+    return (resources.files("opencil.data") / "lists" / f"{name}.txt").read_text(encoding="utf-8").split()
 
 
 def _read_selection(chosen: str, place: Path) -> FileSource:
