@@ -9,8 +9,7 @@ from typing import ClassVar
 from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
 from opencil.data.readers.arrays import idx, mat
-from opencil.data.readers.folders import flat, folders
-from opencil.data.readers.lists import image_list, shipped_list
+from opencil.data.readers.image_files import flat, folders, image_list, shipped_list
 from opencil.data.readers.pickles import cifar
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.errors import BadInput

@@ -13,7 +13,7 @@ from opencil.data.streamed import count_workers, decode_batches
 from opencil.errors import BadInput
 from opencil.files import digest
 
-#: Images of a larger split that are decoded, at even distances, unless all are requested.
+#: Images to decode of a larger split, at even distances, unless all are requested.
 SAMPLE = 20_000
 _SIDE, _BATCH = 32, 256  # a small side makes decoding cheap
 Checksum = Literal["", "canonical", "differs"]
@@ -72,8 +72,8 @@ def check(
     result = CheckResult(entry)
     try:
         if not isinstance(entry.dataset, FileDataset):
-            result.images = len(entry.dataset.serve(entry.name, entry.split, size, Access(root)))
-            result.decoded = result.images
+            images = entry.dataset.serve(entry.name, entry.split, size, Access(root))
+            result.images = result.decoded = len(images)
             return result
         result.on_disk = entry.dataset.find(entry.split, root)
         if result.on_disk is None:

@@ -1,4 +1,4 @@
-"""The embedded benchmark's data: real images that come with scikit-learn, so that nothing is downloaded."""
+"""The embedded benchmark's data: real images of scikit-learn's package, without a download."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -80,7 +80,7 @@ class PhotoPatches(Dataset):
     patch: Count = 32
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Return patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
+        """Return patches without overlap, labelled by photograph: 520 at 32 pixels."""
         if self.patch % _SIDE or self.patch > 256:
             raise BadInput(
                 f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"

@@ -1,4 +1,4 @@
-"""Datasets in image files: found in a folder of downloads, prepared once, served resident or streamed."""
+"""Datasets in files: found in a folder of downloads, prepared once, served resident or streamed."""
 
 import hashlib
 import logging
@@ -13,8 +13,7 @@ import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
 from opencil.data.prepared import PreparedFile, cache_folder
-from opencil.data.readers.folders import flat, folders
-from opencil.data.readers.lists import read_listed_images
+from opencil.data.readers.image_files import flat, folders, read_listed_images
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
 from opencil.errors import BadInput
@@ -23,7 +22,7 @@ _log = logging.getLogger("opencil.data")
 
 
 class PreparedSplit(NamedTuple):
-    """Numbers of a split that is prepared: usable images, names of corrupt images, bytes on disk."""
+    """Numbers of a prepared split: usable images, names of corrupt images, bytes on disk."""
 
     images: int
     left_out: list[str]
@@ -40,7 +39,7 @@ class FileDataset(Dataset):
     home: ClassVar[str] = ""
     #: Images of each split in the paper.
     counts: ClassVar[Mapping[str, int]] = {}
-    #: MD5 of the files that the dataset's authors distribute, by file name.
+    #: MD5 of the files of the dataset's authors, by file name.
     checksums: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
@@ -97,7 +96,7 @@ class FileDataset(Dataset):
     def prepare(
         self, name: str, split: Split, size: int, access: Access, skip_corrupt: bool, progress: Progress
     ) -> PreparedSplit:
-        """Decode a split into its prepared file, unless that is there and undamaged."""
+        """Decode a split into its prepared file, unless an undamaged one is there."""
         file = self.prepared_file(name, split, size, access)
         workers = access.workers or count_workers()
         prepared = file.load(verify=True) or file.make(workers, skip_corrupt, progress)
@@ -132,7 +131,7 @@ class OwnDataset(FileDataset):
     test_list: str | None = None
 
     def places(self, split: Split) -> tuple[str, ...]:
-        """Return the place that the config names; none for a dataset without training images."""
+        """Return the place in the config; none for a dataset without training images."""
         if split == "train" and self.train is None and self.train_list is None:
             return ()
         inner = (self.train or ".") if split == "train" else self.test

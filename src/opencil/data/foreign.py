@@ -23,10 +23,10 @@ Pair = tuple[Tensor, Tensor | None]
 
 
 class ForeignImages(ABC):
-    """Normalised images that are served in batches, in an order that stays the same.
+    """Serve normalised images in batches, always in the same order.
 
-    ``name`` is for errors, ``device`` is the device of the batches, ``labelled``: read labels that come with
-    them. ``by_index``: images can be read by their indices. ``again``: they can be read a second time.
+    ``name`` is for errors, ``device`` is the device of the batches, ``labelled``: read their labels too.
+    ``by_index``: images can be read by their indices. ``again``: they can be read a second time.
     """
 
     by_index: bool = True
@@ -153,8 +153,7 @@ def serve_images(
 ) -> "Images | Tensor | ForeignImages":
     """Return an image set or a tensor as it is, and anything else as ``ForeignImages``.
 
-    ``device`` is the model's device, None if it is unknown. ``labelled``: read labels that come with the
-    images.
+    ``device`` is the model's device, None if it is unknown. ``labelled``: read labels with the images.
     """
     values = (name, device or torch.device("cpu"), labelled)
     if isinstance(images, (Images, ForeignImages)):
@@ -175,12 +174,10 @@ def serve_images(
             f"{name} is a {type(images).__name__}: images are a tensor or array [N, channels, H, W], an "
             "image set, a Dataset, a DataLoader or another iterable of batches"
         )
-    if indexed:
-        if not len(images):
-            raise _no_images(name)
-        first, _ = _split_pair(images[0], name, labelled=False)
-        if first.ndim == 3:
-            return DatasetImages(DataLoader(images, batch_size), *values)
+    if indexed and not len(images):
+        raise _no_images(name)
+    if indexed and _split_pair(images[0], name, labelled=False)[0].ndim == 3:
+        return DatasetImages(DataLoader(images, batch_size), *values)
     return BatchedImages(images, *values)
 
 

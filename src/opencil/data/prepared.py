@@ -1,8 +1,8 @@
-"""Prepared images: a split that is decoded once into one file and mapped into memory by every later start.
+"""Prepared images: a split decoded once into one file, and mapped into memory by every later start.
 
 The file is in the Safetensors format: ``images`` uint8 [N, 3, side, side], ``labels``, a CRC-32 of each image
-(``checksums``), and which images are ``corrupt``. Its metadata are the class names and a key of the files
-that the images were decoded from. ``sha256`` covers everything but the images.
+(``checksums``), and which images are ``corrupt``. Its metadata are the class names and a key of the original
+files. ``sha256`` covers everything but the images.
 """
 
 import hashlib
@@ -43,6 +43,11 @@ def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencil"
 
 
+def compute_checksums(images: Pixels) -> list[int]:
+    """Return the CRC-32 of each image."""
+    return [zlib.crc32(image.data) for image in images]
+
+
 @dataclass(frozen=True)
 class PreparedSource(ImageSource):
     """Images of a prepared file; each is compared with its checksum when it is read.
@@ -57,7 +62,7 @@ class PreparedSource(ImageSource):
 
     @property
     def left_out(self) -> list[int]:
-        """Return the indices of the corrupt images in the split that was prepared."""
+        """Return the indices of the corrupt images in the original split."""
         return sorted({*range(len(self.images))}.difference(self.rows.tolist()))
 
     def name(self, index: int) -> str:
@@ -75,12 +80,8 @@ class PreparedSource(ImageSource):
         return image
 
     def array(self) -> Pixels:
-        """Return all images that are not corrupt, uint8 [N, 3, side, side]."""
+        """Return all images but the corrupt ones, uint8 [N, 3, side, side]."""
         return self.images[self.rows] if self.left_out else self.images
-
-    def is_whole(self) -> bool:
-        """Return whether all images have their checksums."""
-        return [zlib.crc32(image.data) for image in np.asarray(self.images)] == list(self.checksums)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class PreparedFile:
     def key(self) -> str:
         """Return a digest of the source files' names, sizes and times, and of the images' side.
 
-        Names are relative to the split's place, so that the spelling of the data root does not matter.
+        Names are relative to the split's place: the spelling of the data root does not matter.
         """
         parts = [f"{self.on_disk.layout.name}:{self.side}"]
         place, folders = self.on_disk.place.resolve(), dict[Path, str]()
@@ -109,15 +110,15 @@ class PreparedFile:
     def load(self, *, verify: bool = False, writable: bool = False) -> PreparedSource | None:
         """Map the file; return None, and log why, where it is absent, damaged or made from other files.
 
-        ``verify`` compares all images with their checksums at once. ``writable`` makes a private copy of each
-        page that is written to, as torch requires of an array.
+        ``verify`` compares all images with their checksums at once. ``writable`` copies
+        pages when they are written to, as torch requires of an array.
         """
         if not self.path.is_file():
             return None
         try:
             # Not writable unless necessary: the system refuses to map more than it has memory for.
             source = self._parse(np.memmap(self.path, np.uint8, "c" if writable else "r"))
-            if verify and not source.is_whole():
+            if verify and compute_checksums(np.asarray(source.images)) != source.checksums.tolist():
                 raise ValueError("an image differs from its checksum")
         except (OSError, ValueError, LookupError, TypeError) as error:
             _log.warning("%s is prepared again: %s", self.path, error)
@@ -156,7 +157,7 @@ class PreparedFile:
                     if not skip_corrupt:
                         raise error
                     corrupt[done + position], array[position] = 1, 0
-                checksums[done : done + len(array)] = [zlib.crc32(image.data) for image in array]
+                checksums[done : done + len(array)] = compute_checksums(array)
                 file.write(array.data)
                 done += len(array)
                 progress(done, count)

@@ -1,4 +1,4 @@
-"""Images that stay on disk and are read batch by batch, for datasets too large for a device's memory.
+"""Images read from disk batch by batch, for datasets too large for a device's memory.
 
 Threads read them, not processes: Pillow releases the interpreter's lock while it decodes and resizes. A
 thread writes into the batch itself, where pixels of a process would be copied twice (benchmarks/README.md).
@@ -18,12 +18,12 @@ from torch import Tensor
 from opencil.data.images import Images
 from opencil.data.readers.source import CorruptImage, ImageSource
 
-_AHEAD = 2  # batches in work beside the batch that is served
+_AHEAD = 2  # batches in work beside the served batch
 _CHUNK = 8  # images of a task at most: few enough to share a batch evenly, enough to hide the cost of a task
 
 
 def count_workers() -> int:
-    """Return the number of processors that this process may use, at most 16."""
+    """Return the number of processors available to this process, at most 16."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(processors, 16)
 
@@ -69,7 +69,7 @@ def decode_batches(
 
 @dataclass(frozen=True, repr=False)
 class StreamedImages(Images):
-    """Images that ``workers`` threads read or decode two batches ahead of the computation.
+    """Images read or decoded by ``workers`` threads, two batches ahead of the computation.
 
     Batches have the same bytes as those of an ``ImageSet`` of the same source, for any number of workers.
     """
@@ -97,7 +97,7 @@ class StreamedImages(Images):
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
         """Yield the images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device.
 
-        A corrupt image raises an error that names it. Closing the iterator early ends the threads.
+        A corrupt image raises an error with its name. Closing the iterator early ends the threads.
         """
         pinned = self.device.type == "cuda"  # only pinned memory is copied to a GPU beside the computation
         decoding = decode_batches(self.source, indices.tolist(), self.size, size, self.workers, pinned)

@@ -11,7 +11,7 @@ import pytest
 import opencil
 from opencil.config import resolve
 from opencil.data.catalogue import TIN
-from opencil.data.readers.lists import read_list, read_shipped_list
+from opencil.data.readers.image_files import read_list, read_shipped_list
 from opencil.runs.loading import load
 
 Real = Callable[..., Path]

@@ -1,4 +1,4 @@
-"""CIFAR's pickles, read by an unpickler that creates only plain values and arrays of bytes.
+"""CIFAR's pickles, read by an unpickler for plain values and arrays of bytes only.
 
 A pickle is a program, and these come from the internet.
 """

@@ -27,7 +27,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 #: The most pixels of an image: decoding them takes up to three seconds and 200 MB in each thread.
 LARGEST_IMAGE = 50_000_000
-#: The most bytes that are read into memory from a file; CIFAR-100's training pickle has 155 MB.
+#: The most bytes read into memory from a file; CIFAR-100's training pickle has 155 MB.
 LARGEST_FILE = 2**30
 
 
@@ -98,7 +98,7 @@ def crop_square(image: "Image.Image", side: int, name: str) -> Pixels:
 
 @dataclass(frozen=True)
 class ImageSource(ABC):
-    """Labels in memory, and images that are read on demand. ``classes`` are the names of labels 0, 1, …"""
+    """Labels in memory, and images read on demand. ``classes`` are the names of labels 0, 1, …"""
 
     labels: Labels
     classes: tuple[str, ...]
@@ -117,7 +117,7 @@ class ImageSource(ABC):
 
 @dataclass(frozen=True)
 class ArraySource(ImageSource):
-    """Images that a single file stores as an array: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
+    """Images stored as an array in a single file: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
 
     place: Path
     array: Pixels
@@ -142,7 +142,7 @@ class ArraySource(ImageSource):
 
 @dataclass(frozen=True)
 class FileSource(ImageSource):
-    """Images that are files of their own, or members of a zip archive."""
+    """Images in files of their own, or in members of a zip archive."""
 
     paths: Sequence[Any]  #: of pathlib or zipfile
 

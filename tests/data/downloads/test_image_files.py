@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from opencil.data.catalogue import TIN, ImageNet1k, ImageNetO, Places365, Texture
-from opencil.data.readers.folders import read_class_folders, read_flat_folder
-from opencil.data.readers.lists import read_list, read_listed_images, read_shipped_list
+from opencil.data.readers.image_files import (
+    read_class_folders,
+    read_flat_folder,
+    read_list,
+    read_listed_images,
+    read_shipped_list,
+)
 from opencil.data.readers.source import ImageSource
 from opencil.errors import BadInput
 
@@ -212,7 +217,7 @@ def test_it_is_applied_to_a_plain_download(
     picture: Picture, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["val_9.png", "val_0.png", "val_3.png"]
-    monkeypatch.setattr("opencil.data.readers.lists.read_shipped_list", lambda name: names)
+    monkeypatch.setattr("opencil.data.readers.image_files.read_shipped_list", lambda name: names)
     for i in range(10):
         picture(tmp_path / "tiny-imagenet-200" / "val" / "images" / f"val_{i}.png", i)
     if packed:
