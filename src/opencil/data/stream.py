@@ -56,9 +56,10 @@ class StepSizes:
     @property
     def label(self) -> int | str:
         """Return the name in folders and rows: a number for equal steps, a text for others."""
+        first = "-".join(map(str, self.first))
         if self.then is None:
-            return "-".join(map(str, self.first))
-        return f"{'-'.join(map(str, self.first))}+{self.then}" if self.first else self.then
+            return first
+        return f"{first}+{self.then}" if first else self.then
 
     @property
     def order(self) -> tuple[bool, tuple[int, ...]]:
