@@ -34,8 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from opencil.data.images import ImageSet
 from opencil.data.prepared import PreparedFile
-from opencil.data.readers.decode import read_image
-from opencil.data.readers.source import FileSource, ImageSource, SplitOnDisk
+from opencil.data.readers.source import FileSource, ImageSource, Layout, SplitOnDisk, no_parts, read_image
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 
@@ -121,7 +120,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
     order = [i % len(source) for i in range(chosen.images)]
     labels = torch.from_numpy(source.labels)
     images = StreamedImages("photographs", source, labels, SIDE, chosen.workers, key="photographs")
-    on_disk = SplitOnDisk("photographs", chosen.root, lambda: source, separate=True)
+    on_disk = SplitOnDisk(Layout("photographs", (), lambda _: source, parts=no_parts), chosen.root)
     prepared = PreparedFile(folder / "photographs.safetensors", on_disk, SIDE)
     stored = replace(images, source=prepared.make(chosen.workers))
     resident = ImageSet(

@@ -200,7 +200,7 @@ def jpeg_compression(x: Array, _: np.random.Generator, quality: float) -> Array:
 def test_a_corruption_is_its_naive_reference(name: str, severity: int) -> None:
     images = pictures(2)
     found = corrupt_images(images, name, severity, generators(2)).numpy().astype(int)
-    values = CORRUPTIONS[name].values[severity - 1]
+    values = CORRUPTIONS[name][1][severity - 1]
     for image, generator, here in zip(images.numpy() / 255, generators(2), found, strict=True):
         expected = np.clip(globals()[name](image, generator, *values), 0, 1) * 255
         assert np.abs(here - expected).max() <= 0.51

@@ -8,7 +8,7 @@ import pytest
 
 import opencil
 from opencil.config import Config, PlaceConfig
-from opencil.data.decoding import count_workers
+from opencil.data.streamed import count_workers
 from opencil.errors import BadInput
 from opencil.runs.loading import describe_data, load, with_share
 

@@ -10,7 +10,7 @@ import yaml
 
 import opencil
 from opencil.config import Config, dump_yaml
-from opencil.data.own_dataset import OwnDataset
+from opencil.data.file_dataset import OwnDataset
 from opencil.data.stream import Step
 from opencil.errors import BadInput
 from opencil.runs.spec import Seeds, plan, plan_share, training_values

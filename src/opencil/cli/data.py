@@ -197,7 +197,7 @@ def _table(title: str, results: "list[CheckResult]", root: Path | None) -> Table
     table = Table(*columns, title=Text(title), title_justify="left")
     for r in results:
         place = str(r.on_disk.place).removeprefix(f"{root}/") if r.on_disk else "in a package"
-        layout = r.on_disk.layout if r.on_disk else "–"
+        layout = r.on_disk.layout.name if r.on_disk else "–"
         images, expected = (f"{n:,}" if n is not None else "–" for n in (r.images, r.expected))
         decodable = f"{len(r.corrupt):,} corrupt" if r.corrupt else f"{r.decoded:,}"
         if r.images is None:

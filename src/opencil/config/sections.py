@@ -8,9 +8,9 @@ from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from opencil.config.yml import dump_yaml
+from opencil.data.file_dataset import OwnDataset
 from opencil.data.images import Store
 from opencil.data.memory import quota
-from opencil.data.own_dataset import OwnDataset
 from opencil.data.roles import OOD_ROLES, Role
 from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes

@@ -69,10 +69,9 @@ def load_data(
     train, test = load(id_name, "train"), load(id_name, "test")
     if train.classes and test.classes and train.classes != test.classes:
         names, others = set(train.classes), set(test.classes)
-        differing = ", ".join(sorted(names ^ others)[:5]) or "in another order"
         raise BadInput(
             f"{train.name!r} has {len(names)} classes in training and {len(others)} in test images, and they "
-            f"differ: {differing}"
+            f"differ: {', '.join(sorted(names ^ others)[:5]) or 'in another order'}"
         )
     return BenchmarkData(
         train,

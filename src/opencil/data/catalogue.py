@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
 from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
 from opencil.data.readers.arrays import idx, mat
-from opencil.data.readers.folders import flat, folders
-from opencil.data.readers.lists import image_list, shipped_list
+from opencil.data.readers.image_files import flat, folders, image_list, shipped_list
 from opencil.data.readers.pickles import cifar
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.errors import BadInput
@@ -43,8 +43,8 @@ class Download(FileDataset):
 
     def places(self, split: Split) -> tuple[str, ...]:
         """Return the first place of each layout, then all others."""
-        places = [layout.places for layout in self.layouts.get(split, ())]
-        return tuple(dict.fromkeys([*(p[0] for p in places), *(place for p in places for place in p)]))
+        places = [[name + layout.inside for name in layout.places] for layout in self.layouts.get(split, ())]
+        return tuple(dict.fromkeys([*(first for first, *_ in places), *chain(*places)]))
 
 
 class CIFAR100(Download, name="cifar100"):
@@ -60,8 +60,8 @@ class CIFAR100(Download, name="cifar100"):
     }
     layouts = {
         split: (
-            cifar("cifar-100-python", "cifar-100-python", "fine_label", "meta", split),
-            image_list(f"cifar100/{split}_cifar100.txt"),
+            *cifar("cifar-100-python", "cifar-100-python", "fine_label", "meta", split),
+            image_list(f"cifar100/{split}_cifar100"),
         )
         for split in ("train", "test")
     }
@@ -79,8 +79,8 @@ class CIFAR10(Download, name="cifar10"):
     }
     layouts = {
         split: (
-            cifar("cifar-10-batches-py", "cifar-10-python", "label", "batches.meta", *batches),
-            image_list(f"cifar100/{split}_cifar10.txt", f"cifar10/{split}_cifar10.txt"),
+            *cifar("cifar-10-batches-py", "cifar-10-python", "label", "batches.meta", *batches),
+            image_list(f"cifar100/{split}_cifar10", f"cifar10/{split}_cifar10"),
         )
         for split, batches in (("train", [f"data_batch_{i}" for i in range(1, 6)]), ("test", ["test_batch"]))
     }
@@ -94,10 +94,8 @@ class TIN(Download, name="tin"):
     checksums = {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}
     layouts = {
         "test": (
-            image_list("cifar100/test_tin.txt"),
-            shipped_list(
-                "tin.txt", "tiny-imagenet-200/val", "images_classic/tin/val", "tiny-imagenet-200.zip"
-            ),
+            image_list("cifar100/test_tin"),
+            *shipped_list("tin", "tiny-imagenet-200.zip", "tiny-imagenet-200/val", "images_classic/tin/val"),
         )
     }
 
@@ -116,12 +114,8 @@ class MNIST(Download, name="mnist"):
     }
     layouts = {
         split: (
-            idx(
-                ("MNIST/raw", "MNIST", "mnist", "."),
-                (f"{stem}-images-idx3-ubyte", f"{stem}-images.idx3-ubyte"),
-                (f"{stem}-labels-idx1-ubyte", f"{stem}-labels.idx1-ubyte"),
-            ),
-            image_list(f"cifar100/{split}_mnist.txt", f"imagenet/{split}_mnist.txt"),
+            idx(stem, "MNIST/raw", "MNIST", "mnist", "."),
+            image_list(f"cifar100/{split}_mnist", f"imagenet/{split}_mnist"),
         )
         for split, stem in (("train", "train"), ("test", "t10k"))
     }
@@ -137,7 +131,7 @@ class SVHN(Download, name="svhn"):
     layouts = {
         "test": (
             mat("svhn/test_32x32.mat", "SVHN/test_32x32.mat", "test_32x32.mat"),
-            image_list("cifar100/test_svhn.txt"),
+            image_list("cifar100/test_svhn"),
         )
     }
 
@@ -149,9 +143,7 @@ class Texture(Download, name="texture"):
     counts = {"test": 5_640}
     layouts = {
         "test": (
-            image_list(
-                "cifar100/test_texture.txt", "imagenet/test_texture.txt", "imagenet/test_textures.txt"
-            ),
+            image_list("cifar100/test_texture", "imagenet/test_texture", "imagenet/test_textures"),
             folders("dtd/images", "dtd/dtd/images", "images_classic/texture", "texture"),
         )
     }
@@ -164,7 +156,7 @@ class Places365(Download, name="places365"):
     counts = {"test": 33_773}
     layouts = {
         "test": (
-            image_list("cifar100/test_places365.txt"),
+            image_list("cifar100/test_places365"),
             folders("places365_standard/val", "places365/val", "images_classic/places365"),
             flat("places365/val_256", "val_256", "images_classic/places365", "places365"),
         )
@@ -180,20 +172,18 @@ class ImageNet1k(Download, name="imagenet1k"):
     home = "https://www.image-net.org/download.php"
     counts = {"train": 1_281_167, "test": 50_000}
     layouts = {
-        "train": (
-            folders(*(f"{folder}/train" for folder in _IMAGENET)),
-            image_list("imagenet/train_imagenet.txt"),
-        ),
-        "test": (
-            folders(*(f"{folder}/val" for folder in _IMAGENET)),
-            image_list("imagenet/test_imagenet.txt"),
-        ),
+        split: (
+            folders(*(f"{place}/{folder}" for place in _IMAGENET)),
+            image_list(f"imagenet/{split}_imagenet"),
+        )
+        for split, folder in (("train", "train"), ("test", "val"))
     }
 
 
-def _photographs(lists: tuple[str, ...], places: tuple[str, ...]) -> Mapping[str, tuple[Layout, ...]]:
+def _photographs(names: list[str], *places: str) -> Mapping[str, tuple[Layout, ...]]:
     """Return the layouts of an OOD set for ImageNet: OpenOOD's list, or a folder with or without classes."""
-    files = (f"imagenet/test_{name}.txt" for name in lists)
+    places = (*places, f"images_largescale/{names[0]}")
+    files = (f"imagenet/test_{name}" for name in names)
     return {"test": (image_list(*files), folders(*places), flat(*places))}
 
 
@@ -202,7 +192,7 @@ class ImageNetO(Download, name="imagenet-o"):
 
     home = "https://github.com/hendrycks/natural-adv-examples"
     counts = {"test": 2_000}
-    layouts = _photographs(("imagenet_o",), ("imagenet-o", "imagenet_o", "images_largescale/imagenet_o"))
+    layouts = _photographs(["imagenet_o"], "imagenet-o", "imagenet_o")
 
 
 class INaturalist(Download, name="inaturalist"):
@@ -210,9 +200,7 @@ class INaturalist(Download, name="inaturalist"):
 
     home = "https://github.com/deeplearning-wisc/large_scale_ood"
     counts = {"test": 10_000}
-    layouts = _photographs(
-        ("inaturalist",), ("iNaturalist/images", "inaturalist", "images_largescale/inaturalist")
-    )
+    layouts = _photographs(["inaturalist"], "iNaturalist/images", "inaturalist")
 
 
 class OpenImageO(Download, name="openimage-o"):
@@ -220,7 +208,7 @@ class OpenImageO(Download, name="openimage-o"):
 
     home = "https://github.com/haoqiwang/vim"
     counts = {"test": 15_869}
-    layouts = _photographs(("openimage_o",), ("openimage_o", "openimage-o", "images_largescale/openimage_o"))
+    layouts = _photographs(["openimage_o"], "openimage_o", "openimage-o")
 
 
 class Species(Download, name="species"):
@@ -228,6 +216,4 @@ class Species(Download, name="species"):
 
     home = "https://github.com/hendrycks/anomaly-seg"
     counts = {"test": 10_000}
-    layouts = _photographs(
-        ("species_sub", "species"), ("species_sub", "species", "images_largescale/species_sub")
-    )
+    layouts = _photographs(["species_sub", "species"], "species_sub", "species")

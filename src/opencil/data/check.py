@@ -5,18 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from opencil.data.decoding import count_workers, decode_batches
 from opencil.data.file_dataset import FileDataset
-from opencil.data.images import Access, Dataset, Progress, Split, no_progress
-from opencil.data.readers.source import SplitOnDisk
+from opencil.data.images import Access, Dataset, Progress, Split
+from opencil.data.readers.source import FileSource, SplitOnDisk
 from opencil.data.roles import Role
+from opencil.data.streamed import count_workers, decode_batches
 from opencil.errors import BadInput
 from opencil.files import digest
 
-#: Images of a larger split that are decoded, at even distances, unless all are requested.
+#: Images to decode of a larger split, at even distances, unless all are requested.
 SAMPLE = 20_000
 _SIDE, _BATCH = 32, 256  # a small side makes decoding cheap
-
 Checksum = Literal["", "canonical", "differs"]
 
 
@@ -60,7 +59,11 @@ class CheckResult:
 
 
 def check(
-    entry: BenchmarkSplit, root: Path | None, size: int, full: bool = False, progress: Progress = no_progress
+    entry: BenchmarkSplit,
+    root: Path | None,
+    size: int,
+    full: bool = False,
+    progress: Progress = lambda *_: None,
 ) -> CheckResult:
     """Find a split, count its images, compare checksums and decode all images or a sample.
 
@@ -69,8 +72,8 @@ def check(
     result = CheckResult(entry)
     try:
         if not isinstance(entry.dataset, FileDataset):
-            result.images = len(entry.dataset.serve(entry.name, entry.split, size, Access(root)))
-            result.decoded = result.images
+            images = entry.dataset.serve(entry.name, entry.split, size, Access(root))
+            result.images = result.decoded = len(images)
             return result
         result.on_disk = entry.dataset.find(entry.split, root)
         if result.on_disk is None:
@@ -79,7 +82,8 @@ def check(
         result.images = len(source)
         result.checksum = _compare_checksums(result.on_disk, entry.dataset)
         # Images of a single file are in memory already: all of them are decoded.
-        count = len(source) if full or not result.on_disk.separate else min(len(source), SAMPLE)
+        sampled = isinstance(source, FileSource) and not full
+        count = min(len(source), SAMPLE) if sampled else len(source)
         rows = [i * len(source) // count for i in range(count)]
         with closing(decode_batches(source, rows, _SIDE, _BATCH, count_workers())) as batches:
             for pixels, errors in batches:
@@ -104,6 +108,7 @@ def describe(dataset: Dataset, split: Split, root: Path | None) -> dict[str, Any
 
 
 def _compare_checksums(place: SplitOnDisk | None, dataset: FileDataset) -> Checksum:
-    known = [path for path in (place.parts if place else ()) if path.name in dataset.checksums]
+    parts = place.layout.parts(place.place) if place else ()
+    known = [path for path in parts if path.name in dataset.checksums]
     same = all(digest(path, "md5") == dataset.checksums[path.name] for path in known)
     return ("canonical" if same else "differs") if known else ""

@@ -17,7 +17,7 @@ _INK, _FAINT, _PAPER = (28, 28, 30), (110, 110, 115), (250, 250, 248)
 def choose_images(labels: Sequence[int], count: int) -> list[int]:
     """Return the indices of at most ``count`` images: one of every class, then a second of every class, …
 
-    Within a class they are at even distances, so that a sorted dataset is shown from end to end.
+    Within a class they are at even distances: a sorted dataset is shown from end to end.
     """
     members: dict[int, list[int]] = {}
     for index, label in enumerate(labels):

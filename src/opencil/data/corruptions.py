@@ -4,14 +4,13 @@ Severities have the values of CIFAR-100-C (Hendrycks and Dietterich, Benchmarkin
 Common Corruptions and Perturbations, 2019). Frost is left out, since it needs photographs. Lengths are in
 pixels for images of 32; images may have 8 to 64.
 
-A function takes images in float64 [N, 3, H, H] from 0 to 1, random numbers, and the values of a severity.
+A corruption takes images in float64 [N, 3, H, H] from 0 to 1, random numbers, and the values of a severity.
 Each image has a random generator of its own, so that the result is the same in any batch and on any device.
 """
 
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,12 +42,20 @@ class Draws:
         return torch.from_numpy(np.stack([draw(g) for g in self.generators])).to(self.device)
 
 
-@dataclass(frozen=True)
-class Corruption:
-    """A function and its values at severities 1 to 5."""
+Function = Callable[..., Tensor]
+#: Corruptions by their file names in CIFAR-100-C: functions, and their values at severities 1 to 5. The order
+#: of the names decides which image gets which corruption.
+CORRUPTIONS: dict[str, tuple[Function, list[tuple[float, ...]]]] = {}
 
-    function: Callable[..., Tensor]
-    values: tuple[tuple[float, ...], ...]
+
+def _corruption(*values: tuple[float, ...]) -> Callable[[Function], Function]:
+    """Add a function to the corruptions; ``values`` are those of each parameter at severities 1 to 5."""
+
+    def add(function: Function) -> Function:
+        CORRUPTIONS[function.__name__] = function, list(zip(*values, strict=True))
+        return function
+
+    return add
 
 
 def corrupt_images(
@@ -61,41 +68,45 @@ def corrupt_images(
             f"images of {side} pixels cannot be corrupted: the corruptions are those of images of 32 pixels, "
             f"and {_SMALLEST} to {_LARGEST} are allowed"
         )
-    corruption = CORRUPTIONS[name]
-    draws = Draws(generators, images.device)
-    changed = corruption.function(images.double() / 255, draws, *corruption.values[severity - 1])
+    function, values = CORRUPTIONS[name]
+    changed = function(images.double() / 255, Draws(generators, images.device), *values[severity - 1])
     return (changed.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-# --- noise ------------------------------------------------------------------------------------------
-
-
-def _gaussian_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
+@_corruption((0.04, 0.06, 0.08, 0.09, 0.10))
+def gaussian_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
+    """Add normal noise."""
     return x + sigma * draws.normal(*x.shape[1:])
 
 
-def _shot_noise(x: Tensor, draws: Draws, photons: float) -> Tensor:
+@_corruption((500, 250, 100, 75, 50))
+def shot_noise(x: Tensor, draws: Draws, photons: float) -> Tensor:
+    """Count photons: draw each pixel from a Poisson distribution."""
     rates = iter((x * photons).cpu().numpy())
     return draws.each(lambda generator: generator.poisson(next(rates)).astype(np.float64)) / photons
 
 
-def _impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:
+@_corruption((0.01, 0.02, 0.03, 0.05, 0.07))
+def impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:
+    """Replace a share of the values by 0 or 1."""
     drawn = draws.uniform(*x.shape[1:])
     return x.masked_fill(drawn < amount / 2, 0).masked_fill(drawn >= 1 - amount / 2, 1)
 
 
-def _speckle_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
-    return x + x * sigma * draws.normal(*x.shape[1:])
+@_corruption((0.3, 0.4, 0.5, 1, 1.5), (0.4, 0.5, 0.6, 0.2, 0.1))
+def defocus_blur(x: Tensor, _: Draws, radius: float, softness: float) -> Tensor:
+    """Average over a disk whose edge is softened by a Gaussian of 3 × 3."""
+    along = torch.arange(-8.0, 9.0, dtype=torch.float64)
+    disk = (along[:, None] ** 2 + along**2 <= radius**2).double()
+    edge = _gaussian(torch.arange(-1.0, 2.0, dtype=torch.float64), softness)
+    kernel = F.conv2d((disk / disk.sum())[None, None], (edge[:, None] * edge)[None, None], padding=1)
+    kernel = kernel[..., 6:11, 6:11].to(x.device)  # radii are at most 1.5
+    padded = F.pad(x.flatten(0, 1)[:, None], (2, 2, 2, 2), mode="reflect")
+    return F.conv2d(padded, kernel).view_as(x)
 
 
-# --- blur -------------------------------------------------------------------------------------------
-
-
-def _gaussian_blur(x: Tensor, _: Draws, sigma: float) -> Tensor:
-    return _smooth(x, sigma)
-
-
-def _glass_blur(x: Tensor, draws: Draws, sigma: float, reach: float, rounds: float) -> Tensor:
+@_corruption((0.05, 0.25, 0.4, 0.25, 0.4), (1, 1, 1, 1, 1), (1, 1, 1, 2, 2))
+def glass_blur(x: Tensor, draws: Draws, sigma: float, reach: float, rounds: float) -> Tensor:
     """Blur, exchange pixels with neighbours in sequence, and blur again."""
     side, near = x.shape[-1], int(reach)
     places = range(side - near, near, -1)
@@ -111,31 +122,29 @@ def _glass_blur(x: Tensor, draws: Draws, sigma: float, reach: float, rounds: flo
     return _smooth(_smooth(x, sigma).flatten(2).gather(2, index).view_as(x), sigma)
 
 
-def _defocus_blur(x: Tensor, _: Draws, radius: float, softness: float) -> Tensor:
-    """Average over a disk whose edge is softened by a Gaussian of 3 × 3."""
-    along = torch.arange(-8.0, 9.0, dtype=torch.float64)
-    disk = (along[:, None] ** 2 + along**2 <= radius**2).double()
-    edge = _gaussian(torch.arange(-1.0, 2.0, dtype=torch.float64), softness)
-    kernel = F.conv2d((disk / disk.sum())[None, None], (edge[:, None] * edge)[None, None], padding=1)
-    kernel = kernel[..., 6:11, 6:11].to(x.device)  # radii are at most 1.5
-    padded = F.pad(x.flatten(0, 1)[:, None], (2, 2, 2, 2), mode="reflect")
-    return F.conv2d(padded, kernel).view_as(x)
-
-
-def _motion_blur(x: Tensor, draws: Draws, radius: float, sigma: float) -> Tensor:
+@_corruption((6, 6, 6, 8, 9), (1, 1.5, 2, 2, 2.5))
+def motion_blur(x: Tensor, draws: Draws, radius: float, sigma: float) -> Tensor:
+    """Blur along a line of a random angle within 45° of the horizontal."""
     return _blur_along(x, radius, sigma, (90 * draws.uniform() - 45).deg2rad())
 
 
-def _zoom_blur(x: Tensor, _: Draws, largest: float) -> Tensor:
+@_corruption((1.05, 1.10, 1.15, 1.20, 1.25))
+def zoom_blur(x: Tensor, _: Draws, largest: float) -> Tensor:
     """Average the image and zooms into it by 1.00, 1.01, … ``largest``."""
     zooms = np.arange(1, largest + 0.005, 0.01).tolist()
     return (x + sum(_zoom(x, zoom) for zoom in zooms)) / (len(zooms) + 1)
 
 
-# --- weather ----------------------------------------------------------------------------------------
-
-
-def _snow(x: Tensor, draws: Draws, *values: float) -> Tensor:
+@_corruption(
+    (0.1, 0.1, 0.15, 0.25, 0.3),
+    (0.2, 0.2, 0.3, 0.3, 0.3),
+    (1, 1, 1.75, 2.25, 1.25),
+    (0.6, 0.5, 0.55, 0.6, 0.65),
+    (8, 10, 10, 12, 14),
+    (3, 4, 4, 6, 12),
+    (0.95, 0.9, 0.9, 0.85, 0.8),
+)
+def snow(x: Tensor, draws: Draws, *values: float) -> Tensor:
     """Add a layer of flakes in motion, and the same layer rotated by 180°, to a paler image."""
     mean, spread, zoom, threshold, radius, sigma, clear = values
     flakes = _zoom(mean + spread * draws.normal(1, *x.shape[2:]), zoom)
@@ -146,7 +155,9 @@ def _snow(x: Tensor, draws: Draws, *values: float) -> Tensor:
     return pale + flakes + flakes.rot90(2, (2, 3))
 
 
-def _fog(x: Tensor, draws: Draws, strength: float, decay: float) -> Tensor:
+@_corruption((0.2, 0.5, 0.75, 1, 1.5), (3, 3, 2.5, 2, 1.75))
+def fog(x: Tensor, draws: Draws, strength: float, decay: float) -> Tensor:
+    """Add clouds, and darken to the former maximum."""
     brightest = x.amax(dim=(1, 2, 3), keepdim=True)
     side = x.shape[-1]
     fog = _plasma(draws, 2 ** math.ceil(math.log2(side)), decay)[:, None, :side, :side]
@@ -176,22 +187,23 @@ def _plasma(draws: Draws, side: int, decay: float) -> Tensor:
     return clouds / clouds.amax(dim=(1, 2), keepdim=True)
 
 
-def _brightness(x: Tensor, _: Draws, added: float) -> Tensor:
+@_corruption((0.05, 0.1, 0.15, 0.2, 0.3))
+def brightness(x: Tensor, _: Draws, added: float) -> Tensor:
     """Increase the value of HSV: hue and saturation stay, so all channels grow by the same factor."""
     value = x.amax(dim=1, keepdim=True)
     brighter = (value + added).clamp(max=1)
     return torch.where(value > 0, x * (brighter / value.clamp(min=1e-12)), brighter)
 
 
-# --- digital ----------------------------------------------------------------------------------------
-
-
-def _contrast(x: Tensor, _: Draws, share: float) -> Tensor:
+@_corruption((0.75, 0.5, 0.4, 0.3, 0.15))
+def contrast(x: Tensor, _: Draws, share: float) -> Tensor:
+    """Move all values towards the mean of their channel."""
     mean = x.mean(dim=(2, 3), keepdim=True)
     return (x - mean) * share + mean
 
 
-def _elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, corner: float) -> Tensor:
+@_corruption((0, 0.05, 0.08, 0.1, 0.1), (0, 0.2, 0.06, 0.04, 0.03), (0.08, 0.07, 0.06, 0.05, 0.03))
+def elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, corner: float) -> Tensor:
     """Apply an affine map that moves three points by up to ``corner``, then a smooth field of small shifts.
 
     Values are fractions of the side.
@@ -213,7 +225,8 @@ def _elastic_transform(x: Tensor, draws: Draws, strength: float, sigma: float, c
     return _sample(image, torch.stack([x_at + shifts[:, 0], y + shifts[:, 1]], dim=3), skipped=0)
 
 
-def _pixelate(x: Tensor, _: Draws, share: float) -> Tensor:
+@_corruption((0.95, 0.9, 0.85, 0.75, 0.65))
+def pixelate(x: Tensor, _: Draws, share: float) -> Tensor:
     """Reduce to fewer pixels, each the mean of the pixels inside it, and enlarge again."""
     side = x.shape[-1]
     small = int(side * share)
@@ -229,20 +242,33 @@ def _pixelate(x: Tensor, _: Draws, share: float) -> Tensor:
     return coarse[:, :, nearest][:, :, :, nearest]
 
 
-def _jpeg_compression(x: Tensor, _: Draws, quality: float) -> Tensor:
+@_corruption((80, 65, 58, 50, 40))
+def jpeg_compression(x: Tensor, _: Draws, quality: float) -> Tensor:
+    """Compress to JPEG and decompress again."""
     from PIL import Image
 
-    def through_jpeg(image: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    changed = []
+    for pixels in (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy():
         file = io.BytesIO()
-        Image.fromarray(image).save(file, "JPEG", quality=int(quality))
-        return np.asarray(Image.open(file))
-
-    pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    changed = np.stack([through_jpeg(image) for image in pixels])
-    return torch.from_numpy(changed).to(x.device).permute(0, 3, 1, 2).double() / 255
+        Image.fromarray(pixels).save(file, "JPEG", quality=int(quality))
+        changed.append(np.asarray(Image.open(file)))
+    return torch.from_numpy(np.stack(changed)).to(x.device).permute(0, 3, 1, 2).double() / 255
 
 
-# --- common operations ------------------------------------------------------------------------------
+#: The standard corruptions; those below are extras.
+STANDARD = tuple(CORRUPTIONS)
+
+
+@_corruption((0.06, 0.1, 0.12, 0.16, 0.2))
+def speckle_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
+    """Add normal noise in proportion to the values."""
+    return x + x * sigma * draws.normal(*x.shape[1:])
+
+
+@_corruption((0.4, 0.6, 0.7, 0.8, 1))
+def gaussian_blur(x: Tensor, _: Draws, sigma: float) -> Tensor:
+    """Smooth by a Gaussian."""
+    return _smooth(x, sigma)
 
 
 def _smooth(x: Tensor, sigma: float, truncate: float = 4, mirrored: bool = False) -> Tensor:
@@ -314,43 +340,3 @@ def _sample(x: Tensor, at: Tensor, skipped: int) -> Tensor:
             pixels = x[images, :, place[..., 1], place[..., 0]].permute(0, 3, 1, 2)
             found = found + (share_x * share_y)[:, None] * pixels
     return found
-
-
-def _single(*values: float) -> tuple[tuple[float, ...], ...]:
-    return tuple((value,) for value in values)
-
-
-_SNOW = (
-    (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-    (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-    (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-    (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-    (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-)
-#: Corruptions by their file names in CIFAR-100-C.
-CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": Corruption(_gaussian_noise, _single(0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": Corruption(_shot_noise, _single(500, 250, 100, 75, 50)),
-    "impulse_noise": Corruption(_impulse_noise, _single(0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": Corruption(_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
-    "glass_blur": Corruption(
-        _glass_blur, ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
-    ),
-    "motion_blur": Corruption(_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
-    "zoom_blur": Corruption(_zoom_blur, _single(1.05, 1.10, 1.15, 1.20, 1.25)),
-    "snow": Corruption(_snow, _SNOW),
-    "fog": Corruption(_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": Corruption(_brightness, _single(0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": Corruption(_contrast, _single(0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": Corruption(
-        _elastic_transform,
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
-    "pixelate": Corruption(_pixelate, _single(0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": Corruption(_jpeg_compression, _single(80, 65, 58, 50, 40)),
-    "speckle_noise": Corruption(_speckle_noise, _single(0.06, 0.1, 0.12, 0.16, 0.2)),
-    "gaussian_blur": Corruption(_gaussian_blur, _single(0.4, 0.6, 0.7, 0.8, 1)),
-}
-
-#: The fourteen standard corruptions; the last two above are extras.
-STANDARD = tuple(CORRUPTIONS)[:14]

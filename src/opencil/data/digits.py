@@ -1,4 +1,4 @@
-"""The embedded benchmark's data: real images that come with scikit-learn, so that nothing is downloaded."""
+"""The embedded benchmark's data: real images of scikit-learn's package, without a download."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,15 +16,14 @@ from opencil.validation import Count, Whole
 
 _SIDE = 8  # scikit-learn's digits are 8 × 8 pixels with values 0 … 16
 _HELD_OUT = (8, 9)
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def _image_set(
-    name: str, pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", size: int
-) -> ImageSet:
+def _image_set(name: str, pixels: Array, labels: Array, size: int) -> ImageSet:
     """Return uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
     if size != _SIDE:
         raise BadInput(
-            f"benchmark.image_size = {size} does not fit {name!r}: its images are {_SIDE} × {_SIDE} pixels"
+            f"benchmark.image_size = {size} is not allowed: images of {name!r} have {_SIDE} × {_SIDE}"
         )
     if pixels.ndim == 3:
         pixels = pixels[..., None].repeat(3, axis=-1)
@@ -32,25 +31,16 @@ def _image_set(
     return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
 
 
-@cache
-def _sklearn_data() -> Path:
-    """Return the folder of scikit-learn's datasets; importing scikit-learn takes over a second."""
+def _sklearn_file(name: str) -> Path:
+    """Return a file of scikit-learn's datasets, without importing scikit-learn, which takes over a second."""
     spec = find_spec("sklearn")
-    assert spec is not None
-    return Path(next(iter(spec.submodule_search_locations or [])), "datasets")
+    return Path(str(spec and spec.origin)).with_name("datasets") / name
 
 
 @cache
-def _read_digits() -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    table = np.loadtxt(_sklearn_data() / "data/digits.csv.gz", delimiter=",")
+def _read_digits() -> tuple[Array, Array]:
+    table = np.loadtxt(_sklearn_file("data/digits.csv.gz"), delimiter=",")
     return np.round(table[:, :-1].reshape(-1, _SIDE, _SIDE) * (255 / 16)).astype(np.uint8), table[:, -1]
-
-
-@cache
-def _read_photos() -> "list[np.ndarray[Any, Any]]":
-    from PIL import Image
-
-    return [np.asarray(Image.open(_sklearn_data() / f"images/{name}.jpg")) for name in ("china", "flower")]
 
 
 @register_dataset("digits")
@@ -90,13 +80,16 @@ class PhotoPatches(Dataset):
     patch: Count = 32
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Return patches that do not overlap, labelled by photograph: 520 at 32 pixels."""
+        """Return patches without overlap, labelled by photograph: 520 at 32 pixels."""
         if self.patch % _SIDE or self.patch > 256:
             raise BadInput(
                 f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
             )
+        from PIL import Image
+
         cell, patches, labels = self.patch // _SIDE, [], []
-        for label, photo in enumerate(_read_photos()):
+        for label, name in enumerate(("china", "flower")):
+            photo = np.asarray(Image.open(_sklearn_file(f"images/{name}.jpg")))
             rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch
             photo = photo[: rows * self.patch, : columns * self.patch]
             # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then a patch per (row, column)

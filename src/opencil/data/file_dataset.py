@@ -1,27 +1,28 @@
-"""Datasets in image files: found in a folder of downloads, prepared once, served resident or streamed."""
+"""Datasets in files: found in a folder of downloads, prepared once, served resident or streamed."""
 
 import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from opencil.data.decoding import count_workers
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
 from opencil.data.prepared import PreparedFile, cache_folder
-from opencil.data.readers.source import SplitOnDisk
-from opencil.data.streamed import StreamedImages
+from opencil.data.readers.image_files import flat, folders, read_listed_images
+from opencil.data.readers.source import Layout, SplitOnDisk
+from opencil.data.streamed import StreamedImages, count_workers
 from opencil.errors import BadInput
 
 _log = logging.getLogger("opencil.data")
 
 
 class PreparedSplit(NamedTuple):
-    """Numbers of a split that is prepared: usable images, names of corrupt images, bytes on disk."""
+    """Numbers of a prepared split: usable images, names of corrupt images, bytes on disk."""
 
     images: int
     left_out: list[str]
@@ -38,7 +39,7 @@ class FileDataset(Dataset):
     home: ClassVar[str] = ""
     #: Images of each split in the paper.
     counts: ClassVar[Mapping[str, int]] = {}
-    #: MD5 of the files that the dataset's authors distribute, by file name.
+    #: MD5 of the files of the dataset's authors, by file name.
     checksums: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
@@ -75,28 +76,27 @@ class FileDataset(Dataset):
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
         """Return the images of a split, resident or streamed as ``access`` says."""
         file, workers = self.prepared_file(name, split, size, access), access.workers or count_workers()
-        prepared = file.load()
+        prepared, key = file.load(), file.key
         streamed = access.streams(len(prepared or file.on_disk.source), size)
         if not streamed:
             prepared = file.load(verify=True, writable=True)
             if prepared is None:
                 _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
-                prepared = file.make(workers, writable=True)
+                file.make(workers)
+                prepared = file.load(writable=True)
         if prepared and prepared.left_out:
             _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.left_out), split)
+            key = hashlib.sha256(f"{key} without {prepared.left_out}".encode()).hexdigest()
         source = prepared or file.on_disk.source
         labels = torch.from_numpy(source.labels)
         if prepared and not streamed:
             return ImageSet(name, torch.from_numpy(prepared.array()), labels, prepared.classes)
-        key = file.key
-        if prepared and prepared.left_out:
-            key = hashlib.sha256(f"{key} without {prepared.left_out}".encode()).hexdigest()
         return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
     def prepare(
         self, name: str, split: Split, size: int, access: Access, skip_corrupt: bool, progress: Progress
     ) -> PreparedSplit:
-        """Decode a split into its prepared file, unless that is there and undamaged."""
+        """Decode a split into its prepared file, unless an undamaged one is there."""
         file = self.prepared_file(name, split, size, access)
         workers = access.workers or count_workers()
         prepared = file.load(verify=True) or file.make(workers, skip_corrupt, progress)
@@ -110,6 +110,44 @@ class FileDataset(Dataset):
         The same dataset at another place has another file.
         """
         on_disk = self.locate(name, split, access.root)
-        place = hashlib.sha256(f"{on_disk.layout}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
+        place = hashlib.sha256(f"{on_disk.layout.name}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
         folder = cache_folder(access.root, access.cache)
         return PreparedFile(folder / f"{name}-{split}-{size}px-{place}.safetensors", on_disk, size)
+
+
+@dataclass(frozen=True)
+class OwnDataset(FileDataset):
+    """Your images: a folder per class (``folders``), a single folder (``flat``), or images named by a list.
+
+    ``path`` and the lists are absolute or relative to the folder of downloads. ``train`` and ``test`` are
+    folders in ``path``, and lists name images relative to them. An OOD dataset needs no training images.
+    """
+
+    path: str
+    layout: Literal["folders", "flat"] = "folders"
+    train: str | None = None
+    test: str = "."
+    train_list: str | None = None
+    test_list: str | None = None
+
+    def places(self, split: Split) -> tuple[str, ...]:
+        """Return the place in the config; none for a dataset without training images."""
+        if split == "train" and self.train is None and self.train_list is None:
+            return ()
+        inner = (self.train or ".") if split == "train" else self.test
+        return ((Path(self.path).expanduser() / inner).as_posix(),)
+
+    def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
+        """Return the split in the config's folder or list, if the folder exists."""
+        for inner in map(Path, self.places(split)):
+            folder = (root or Path()) / inner
+            if (root is None and not inner.is_absolute()) or not folder.is_dir():
+                continue
+            images = self.train_list if split == "train" else self.test_list
+            if images is None:
+                return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
+            place = (root or Path()) / images
+            if not place.is_file():
+                raise BadInput(f"{split}_list = {images!r} is not allowed: there is no file {place}")
+            return SplitOnDisk(Layout("list", (), partial(read_listed_images, folders=(folder,))), place)
+        return None

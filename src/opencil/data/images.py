@@ -1,4 +1,4 @@
-"""Labelled images, and the interface of a dataset that delivers them."""
+"""Labelled images, and the interface of datasets."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,12 +16,8 @@ from opencil.validation import Values
 
 Split = Literal["train", "test"]
 Store = Literal["auto", "resident", "streamed"]
-#: Called with the number of images that are done and of all images.
+#: Called with the numbers of processed images and of all images.
 Progress = Callable[[int, int], None]
-
-
-def no_progress(done: int, total: int) -> None:
-    """Show nothing."""
 
 
 def move_to(tensor: Tensor, device: torch.device) -> Tensor:
@@ -32,7 +28,7 @@ def move_to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Images(ABC):
-    """Labelled RGB images of one size that are served in batches; subclasses are dataclasses.
+    """Labelled RGB images of one size, served in batches; subclasses are dataclasses.
 
     ``labels``: int64 [N], on the device of the batches. ``classes``: the names of labels 0, 1, … if they are
     known.
@@ -64,7 +60,7 @@ class Images(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a digest of the pixels, or of the files that they are decoded from."""
+        """Return a digest of the pixels, or of the files with the images."""
 
     @abstractmethod
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
@@ -75,7 +71,7 @@ class Images(ABC):
         """Return the same images, served on a device."""
 
     def relabel(self, order: list[int]) -> Self:
-        """Replace each label by its position in a class order, so that a step's classes are consecutive."""
+        """Replace each label by its position in a class order: a step's classes become consecutive."""
         position = torch.empty(len(order), dtype=torch.int64)
         position[torch.tensor(order)] = torch.arange(len(order))
         names = tuple(self.classes[c] for c in order) if self.classes else ()
@@ -91,7 +87,7 @@ class Images(ABC):
 
 @dataclass(frozen=True, repr=False)
 class ImageSet(Images):
-    """Images that are resident on one device as bytes, uint8 [N, 3, H, W]."""
+    """Images resident on one device as bytes, uint8 [N, 3, H, W]."""
 
     name: str
     images: Tensor
@@ -165,5 +161,5 @@ class Dataset(Values, ABC):
         """Return a split at ``size`` × ``size`` pixels, labels 0 … C−1; ``root``: the folder of downloads."""
 
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
-        """Return the images of a split for a benchmark that calls the dataset ``name``."""
+        """Return the images of a split, called ``name`` in a benchmark."""
         return self.load(split, size, access.root)

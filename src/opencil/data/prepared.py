@@ -1,8 +1,8 @@
-"""Prepared images: a split that is decoded once into one file and mapped into memory by every later start.
+"""Prepared images: a split decoded once into one file, and mapped into memory by every later start.
 
 The file is in the Safetensors format: ``images`` uint8 [N, 3, side, side], ``labels``, a CRC-32 of each image
-(``checksums``), and which images are ``corrupt``. Its metadata are the class names and a key of the files
-that the images were decoded from. ``sha256`` covers everything but the images.
+(``checksums``), and which images are ``corrupt``. Its metadata are the class names and a key of the original
+files. ``sha256`` covers everything but the images.
 """
 
 import hashlib
@@ -16,14 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from opencil.data.decoding import decode_batches
-from opencil.data.images import Progress, no_progress
-from opencil.data.readers.decode import Pixels
-from opencil.data.readers.source import ImageSource, SplitOnDisk
+from opencil.data.images import Progress
+from opencil.data.readers.source import ImageSource, Pixels, SplitOnDisk
+from opencil.data.streamed import decode_batches
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import DiskError, size_in_words, write
 
@@ -44,6 +43,11 @@ def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencil"
 
 
+def compute_checksums(images: Pixels) -> list[int]:
+    """Return the CRC-32 of each image."""
+    return [zlib.crc32(image.data) for image in images]
+
+
 @dataclass(frozen=True)
 class PreparedSource(ImageSource):
     """Images of a prepared file; each is compared with its checksum when it is read.
@@ -58,7 +62,7 @@ class PreparedSource(ImageSource):
 
     @property
     def left_out(self) -> list[int]:
-        """Return the indices of the corrupt images in the split that was prepared."""
+        """Return the indices of the corrupt images in the original split."""
         return sorted({*range(len(self.images))}.difference(self.rows.tolist()))
 
     def name(self, index: int) -> str:
@@ -76,12 +80,8 @@ class PreparedSource(ImageSource):
         return image
 
     def array(self) -> Pixels:
-        """Return all images that are not corrupt, uint8 [N, 3, side, side]."""
+        """Return all images but the corrupt ones, uint8 [N, 3, side, side]."""
         return self.images[self.rows] if self.left_out else self.images
-
-    def is_whole(self) -> bool:
-        """Return whether all images have their checksums."""
-        return [zlib.crc32(image.data) for image in np.asarray(self.images)] == list(self.checksums)
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class PreparedFile:
 
     @cached_property
     def key(self) -> str:
-        """Digest of the source files' names, sizes and times, and of the images' side.
+        """Return a digest of the source files' names, sizes and times, and of the images' side.
 
-        Names are relative to the split's place, so that the spelling of the data root does not matter.
+        Names are relative to the split's place: the spelling of the data root does not matter.
         """
-        parts = [f"{self.on_disk.layout}:{self.side}"]
+        parts = [f"{self.on_disk.layout.name}:{self.side}"]
         place, folders = self.on_disk.place.resolve(), dict[Path, str]()
         for path in self.on_disk.files():
             state = path.stat()
@@ -110,18 +110,15 @@ class PreparedFile:
     def load(self, *, verify: bool = False, writable: bool = False) -> PreparedSource | None:
         """Map the file; return None, and log why, where it is absent, damaged or made from other files.
 
-        ``verify`` compares all images with their checksums at once. ``writable`` makes a private copy of each
-        page that is written to, as torch requires of an array.
+        ``verify`` compares all images with their checksums at once. ``writable`` copies
+        pages when they are written to, as torch requires of an array.
         """
         if not self.path.is_file():
             return None
         try:
             # Not writable unless necessary: the system refuses to map more than it has memory for.
-            content = np.memmap(self.path, np.uint8, "c" if writable else "r")
-            source, key = self._parse(content)
-            if key != self.key:
-                raise ValueError("it was made from other files")
-            if verify and not source.is_whole():
+            source = self._parse(np.memmap(self.path, np.uint8, "c" if writable else "r"))
+            if verify and compute_checksums(np.asarray(source.images)) != source.checksums.tolist():
                 raise ValueError("an image differs from its checksum")
         except (OSError, ValueError, LookupError, TypeError) as error:
             _log.warning("%s is prepared again: %s", self.path, error)
@@ -129,18 +126,9 @@ class PreparedFile:
         return source
 
     def make(
-        self,
-        workers: int,
-        skip_corrupt: bool = False,
-        progress: Progress = no_progress,
-        writable: bool = False,
+        self, workers: int, skip_corrupt: bool = False, progress: Progress = lambda *_: None
     ) -> PreparedSource:
         """Decode the split into the file, which replaces an older file only when it is complete."""
-
-        def fill(partial: Path) -> None:
-            with partial.open("wb") as file:
-                self._write(file, workers, skip_corrupt, progress)
-
         needed = len(self.on_disk.source) * 3 * self.side**2
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,75 +136,70 @@ class PreparedFile:
                 raise OSError(
                     f"{self.path} takes {size_in_words(needed)}, and {size_in_words(free)} are free"
                 )
-            write(self.path, fill)
+            write(self.path, lambda partial: self._write(partial, workers, skip_corrupt, progress))
         except OSError as error:
             raise DiskError(f"{error}; --cache or $OPENCIL_CACHE names another folder") from None
-        source = self.load(writable=writable)
+        source = self.load()
         assert source is not None, "the file was just written"
         return source
 
-    def _write(self, file: IO[bytes], workers: int, skip_corrupt: bool, progress: Progress) -> None:
-        source, sealed = self.on_disk.source, hashlib.sha256()
+    def _write(self, path: Path, workers: int, skip_corrupt: bool, progress: Progress) -> None:
+        source, done = self.on_disk.source, 0
         count = len(source)
         checksums, corrupt = np.zeros(count, "<u4"), np.zeros(count, np.uint8)
-
-        def put(content: bytes) -> None:
-            sealed.update(content)
-            file.write(content)
-
-        put(self._header(count))
-        put(source.labels.astype("<i8").tobytes())
-        with closing(decode_batches(source, range(count), self.side, _BATCH, workers)) as batches:
-            for number, (pixels, errors) in enumerate(batches):
-                start = number * _BATCH
+        head = self._header(count) + source.labels.astype("<i8").tobytes()
+        decoding = decode_batches(source, range(count), self.side, _BATCH, workers)
+        with path.open("wb") as file, closing(decoding) as batches:
+            file.write(head)
+            for pixels, errors in batches:
+                array = pixels.numpy()
                 for position, error in errors.items():
                     if not skip_corrupt:
                         raise error
-                    corrupt[start + position], pixels[position] = 1, 0
-                checksums[start : start + len(pixels)] = [zlib.crc32(image.data) for image in pixels]
-                file.write(pixels.data)
-                progress(start + len(pixels), count)
-        if corrupt.all():
-            raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
-        put(checksums.tobytes())
-        put(corrupt.tobytes())
-        file.write(sealed.digest())
+                    corrupt[done + position], array[position] = 1, 0
+                checksums[done : done + len(array)] = compute_checksums(array)
+                file.write(array.data)
+                done += len(array)
+                progress(done, count)
+            if corrupt.all():
+                raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
+            tail = checksums.tobytes() + corrupt.tobytes()
+            file.write(tail + hashlib.sha256(head + tail).digest())
 
     def _header(self, count: int) -> bytes:
-        shapes: dict[str, tuple[str, list[int]]] = {
-            "labels": ("I64", [count]),
-            "images": ("U8", [count, 3, self.side, self.side]),
-            "checksums": ("U32", [count]),
-            "corrupt": ("U8", [count]),
-            "sha256": ("U8", [32]),
-        }
         metadata = {"key": self.key, "classes": json.dumps(self.on_disk.source.classes)}
         header: dict[str, Any] = {"__metadata__": metadata}
         end = 0
-        for name, (kind, shape) in shapes.items():
+        for name, kind, shape in (
+            ("labels", "I64", [count]),
+            ("images", "U8", [count, 3, self.side, self.side]),
+            ("checksums", "U32", [count]),
+            ("corrupt", "U8", [count]),
+            ("sha256", "U8", [32]),
+        ):
             start, end = end, end + math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def _parse(self, content: Pixels) -> tuple[PreparedSource, str]:
-        """Return the images of a file's bytes, and its key."""
+    def _parse(self, content: Pixels) -> PreparedSource:
+        """Return the images in the bytes of a file; raise an error if they are others or damaged."""
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:start].tobytes())
-
-        def tensor(name: str) -> np.ndarray[Any, Any]:
-            value = header[name]
+        metadata = header["__metadata__"]
+        del header["__metadata__"]
+        if metadata["key"] != self.key:
+            raise ValueError("it was made from other files")
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, value in header.items():
             begin, end = (start + offset for offset in value["data_offsets"])
-            return content[begin:end].view(_TYPES[value["dtype"]]).reshape(value["shape"])
-
-        images, labels, checksums, corrupt = map(tensor, ("images", "labels", "checksums", "corrupt"))
-        sealed = hashlib.sha256(content[:start].tobytes())
-        for part in (labels, checksums, corrupt):
-            sealed.update(part.tobytes())
-        if sealed.digest() != tensor("sha256").tobytes() or images.shape[1:] != (3, self.side, self.side):
+            found[name] = content[begin:end].view(_TYPES[value["dtype"]]).reshape(value["shape"])
+        labels, images, checksums, corrupt, sha256 = found.values()
+        rest = (content[:start], labels, checksums, corrupt)
+        digest = hashlib.sha256(b"".join(part.tobytes() for part in rest)).digest()
+        if digest != sha256.tobytes() or images.shape[1:] != (3, self.side, self.side):
             raise ValueError("its labels or its header are damaged")
-        metadata, rows = header["__metadata__"], np.flatnonzero(corrupt == 0)
-        classes = tuple(json.loads(metadata["classes"]))
+        rows, classes = np.flatnonzero(corrupt == 0), tuple(json.loads(metadata["classes"]))
         own = np.array(labels[rows], np.int64)
-        return PreparedSource(own, classes, self.path, images, np.array(checksums), rows), metadata["key"]
+        return PreparedSource(own, classes, self.path, images, np.array(checksums), rows)

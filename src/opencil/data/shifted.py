@@ -1,8 +1,8 @@
 """Shifted ID images: each test image under a corruption, computed or read from files of CIFAR-100-C."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,14 +44,23 @@ class ShiftedSet(Values):
 
     def make(self, name: str, test: Images, root: Path | None) -> ImageSet:
         """Return the shifted ID test images, in their order and with their labels."""
-        changed = torch.empty(len(test), 3, test.side, test.side, dtype=torch.uint8, device=test.device)
+        count, side = len(test), test.side
+        changed = torch.empty(count, 3, side, side, dtype=torch.uint8, device=test.device)
+        pairs = list(product(self.corruptions, self.severities))
+        of_image = np.random.default_rng(self.seed).permutation(np.arange(count) % len(pairs))
         folder = None if self.files is None else (root or Path()) / self.files
         if folder is not None:
-            _check_labels(folder, test)
-        for corruption, severity, rows in self._draw_pairs(len(test)):
+            labels = _read_array(folder, "labels", _SEVERITIES * count)
+            if not np.array_equal(labels, np.tile(test.labels.cpu().numpy(), _SEVERITIES)):
+                raise BadInput(
+                    f"{folder / 'labels.npy'} does not have the labels of {test.name!r}'s test images: its "
+                    "files are of another dataset, or in another order"
+                )
+        for i, (corruption, severity) in enumerate(pairs[:count]):
+            rows = np.flatnonzero(of_image == i)
             if folder is not None:
-                pixels = _read_array(folder, corruption, _SEVERITIES * len(test), *(test.side,) * 2, 3)
-                part = np.array(pixels[(severity - 1) * len(test) + rows])
+                pixels = _read_array(folder, corruption, _SEVERITIES * count, side, side, 3)
+                part = np.array(pixels[(severity - 1) * count + rows])
                 images = torch.from_numpy(part).permute(0, 3, 1, 2)
             else:
                 (batch,) = test.batches(torch.from_numpy(rows), len(rows))
@@ -59,23 +68,6 @@ class ShiftedSet(Values):
                 images = corrupt_images(to_float64_device(batch), corruption, severity, generators)
             changed[torch.from_numpy(rows).to(test.device)] = images.to(test.device)
         return ImageSet(name, changed, test.labels, test.classes)
-
-    def _draw_pairs(self, count: int) -> Iterator[tuple[str, int, np.ndarray[Any, np.dtype[np.int64]]]]:
-        """Yield each corruption and severity with the indices of its images."""
-        pairs = [(corruption, severity) for corruption in self.corruptions for severity in self.severities]
-        of_image = np.random.default_rng(self.seed).permutation(np.arange(count) % len(pairs))
-        for i, (corruption, severity) in enumerate(pairs):
-            if len(rows := np.flatnonzero(of_image == i)):
-                yield corruption, severity, rows
-
-
-def _check_labels(folder: Path, test: Images) -> None:
-    labels = _read_array(folder, "labels", _SEVERITIES * len(test))
-    if not np.array_equal(labels, np.tile(test.labels.cpu().numpy(), _SEVERITIES)):
-        raise BadInput(
-            f"{folder / 'labels.npy'} does not have the labels of {test.name!r}'s test images: its files are "
-            "of another dataset, or in another order"
-        )
 
 
 def _read_array(folder: Path, name: str, *shape: int) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ from opencil.errors import BadInput, shown
 def class_order(classes: int, seed: int = 1993) -> list[int]:
     """Return the order in which classes are learned; a class's new label is its position in the order.
 
-    NumPy's legacy generator draws it, as in other libraries, so that orders are comparable.
+    NumPy's legacy generator draws it, as in other libraries: orders are comparable.
     """
     return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
@@ -39,10 +39,8 @@ class StepSizes:
     then: int | None
 
     @classmethod
-    def parse(cls, value: "int | str | StepSizes") -> "StepSizes":
+    def parse(cls, value: int | str) -> "StepSizes":
         """Return the sizes of a number or a text."""
-        if isinstance(value, StepSizes):
-            return value
         match = _SIZES.fullmatch(str(value))
         if not match:
             raise BadInput(
@@ -58,9 +56,10 @@ class StepSizes:
     @property
     def label(self) -> int | str:
         """Return the name in folders and rows: a number for equal steps, a text for others."""
+        first = "-".join(map(str, self.first))
         if self.then is None:
-            return "-".join(map(str, self.first))
-        return f"{'-'.join(map(str, self.first))}+{self.then}" if self.first else self.then
+            return first
+        return f"{first}+{self.then}" if first else self.then
 
     @property
     def order(self) -> tuple[bool, tuple[int, ...]]:
@@ -82,7 +81,7 @@ class StepSizes:
 def ood_subset(count: int, step: int, steps: int, order: Literal["permutation", "list"], seed: int) -> Tensor:
     """Return the indices of a step's OOD images: the first ``round(count·t/c)`` of an order, at least one.
 
-    The order is the same for all steps, so that later steps contain earlier ones.
+    The order is the same for all steps: later steps contain earlier ones.
     """
     if count < 1:
         raise BadInput("an OOD dataset has no images: at least one is needed")
@@ -154,7 +153,7 @@ class Stream:
         cls,
         train: Images,
         test: Images,
-        per_step: int | str | StepSizes,
+        per_step: int | str,
         order_seed: int = 1993,
         order: Sequence[int] | None = None,
     ) -> "Stream":

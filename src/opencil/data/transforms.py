@@ -64,11 +64,8 @@ class Transform(Values):
         if not self.computes:
             return self
         mean, std = statistics(images)
-        return replace(
-            self,
-            mean=mean if self.mean == "compute" else self.mean,
-            std=std if self.std == "compute" else self.std,
-        )
+        fitted = self if self.mean != "compute" else replace(self, mean=mean)
+        return fitted if self.std != "compute" else replace(fitted, std=std)
 
     def draw(self, count: int, side: int, generator: torch.Generator) -> Draw:
         """Draw the choices for ``count`` images of ``side`` × ``side`` pixels."""

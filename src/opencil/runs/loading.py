@@ -8,10 +8,10 @@ from typing import Any, Literal
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, find_dataset, load_data
 from opencil.data.check import BenchmarkSplit, describe
-from opencil.data.decoding import count_workers
 from opencil.data.images import Access, Split
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import count_classes
+from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.engine.ranks import world_size
 from opencil.errors import BadInput

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from opencil.data.readers.decode import CorruptImage, crop_square, read_image
-from opencil.data.readers.source import FileSource
+from opencil.data.readers.source import CorruptImage, FileSource, crop_square, read_image
 from opencil.errors import BadInput
 
 Picture = Callable[..., Path]

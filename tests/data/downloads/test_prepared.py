@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from opencil.data.catalogue import CIFAR100, Texture
 from opencil.data.images import Access, ImageSet
 from opencil.data.prepared import PreparedFile, cache_folder
-from opencil.data.readers.decode import CorruptImage
+from opencil.data.readers.source import CorruptImage
 from opencil.data.streamed import StreamedImages
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import DiskError

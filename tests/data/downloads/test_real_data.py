@@ -11,7 +11,7 @@ import pytest
 import opencil
 from opencil.config import resolve
 from opencil.data.catalogue import TIN
-from opencil.data.readers.lists import read_list, read_shipped_list
+from opencil.data.readers.image_files import read_list, read_shipped_list
 from opencil.runs.loading import load
 
 Real = Callable[..., Path]
@@ -56,12 +56,12 @@ def test_pixels_have_the_recorded_checksum(
 def test_the_shipped_selection_is_openoods(real: Real, tmp_path: Path) -> None:
     root = real("tin")
     lines = read_list(root / "benchmark_imglist" / "cifar100" / "test_tin.txt")
-    assert [Path(line.path).name for line in lines] == read_shipped_list("tin.txt")
+    assert [Path(line.path).name for line in lines] == read_shipped_list("tin")
     plain = tmp_path / "tiny-imagenet-200"
     plain.mkdir()
     (plain / "val").symlink_to(root / "images_classic" / "tin" / "val")
     on_disk = TIN().locate("tin", "test", tmp_path)
-    assert on_disk.layout == "folder, shipped list"
+    assert on_disk.layout.name == "folder, shipped list"
     listed = TIN().locate("tin", "test", root).source
     for i in (0, 3000, 7497):
         assert Path(on_disk.source.name(i)).name == Path(listed.name(i)).name

@@ -16,11 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opencil.data.catalogue import Texture
-from opencil.data.decoding import decode_batches
 from opencil.data.images import Access, ImageSet
-from opencil.data.readers.decode import CorruptImage
-from opencil.data.readers.source import ArraySource, ImageSource
-from opencil.data.streamed import StreamedImages
+from opencil.data.readers.source import ArraySource, CorruptImage, ImageSource
+from opencil.data.streamed import StreamedImages, decode_batches
 from opencil.data.transforms import Transform
 from opencil.engine.feed import ImageFeed
 from opencil.engine.ranks import Share

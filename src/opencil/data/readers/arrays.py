@@ -4,29 +4,34 @@ import gzip
 import math
 import struct
 import zlib
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from opencil.data.readers.source import LARGEST_FILE, ArraySource, Layout, SplitOnDisk, first_file
+from opencil.data.readers.source import LARGEST_FILE, ArraySource, Layout
 from opencil.errors import BadInput, one_line
 
 
-def idx(folders: tuple[str, ...], images: tuple[str, ...], labels: tuple[str, ...]) -> Layout:
-    """Return the layout of a file of images and a file of labels, in a folder, each in any spelling."""
+def idx(stem: str, *folders: str) -> Layout:
+    """Return the layout of MNIST: a file of images and a file of labels, each in any of its spellings."""
 
-    def spellings(folder: str, names: tuple[str, ...]) -> list[str]:
-        return [f"{folder}/{name}{ending}" for name in names for ending in (".gz", "")]
+    def spellings(content: str) -> list[str]:
+        return [f"{stem}-{content}-ubyte{ending}" for ending in (".gz", "")]
 
-    def find(base: Path) -> SplitOnDisk | None:
-        for folder in folders:
-            pixels, digits = (first_file(base, spellings(folder, names)) for names in (images, labels))
-            if pixels and digits:
-                return SplitOnDisk("idx", pixels, partial(_read_mnist, pixels, digits), (pixels, digits))
-        return None
+    def parts(place: Path) -> tuple[Path, ...]:
+        labels = map(place.with_name, [*spellings("labels-idx1"), *spellings("labels.idx1")])
+        return (place, *islice(filter(Path.is_file, labels), 1))
 
-    return Layout(tuple(f"{folder}/{images[0]}.gz" for folder in folders), find)
+    names = [*spellings("images-idx3"), *spellings("images.idx3")]
+
+    return Layout(
+        "idx",
+        tuple(f"{folder}/{name}" for folder in folders for name in names),
+        lambda place: _read_mnist(*parts(place)),
+        lambda place: place.is_file() and len(parts(place)) == 2,
+        parts,
+    )
 
 
 def _read_mnist(images: Path, labels: Path) -> ArraySource:
@@ -54,12 +59,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
 
 def mat(*files: str) -> Layout:
     """Return the layout of a .mat file with ``X`` [H, W, 3, N] and ``y`` [N, 1], where 10 is the digit 0."""
-
-    def find(base: Path) -> SplitOnDisk | None:
-        place = first_file(base, files)
-        return SplitOnDisk(".mat", place, partial(_read_svhn, place), (place,)) if place else None
-
-    return Layout(files, find)
+    return Layout(".mat", files, _read_svhn)
 
 
 def _read_svhn(place: Path) -> ArraySource:

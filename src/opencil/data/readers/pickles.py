@@ -1,4 +1,4 @@
-"""CIFAR's pickles, read by an unpickler that creates only plain values and arrays of bytes.
+"""CIFAR's pickles, read by an unpickler for plain values and arrays of bytes only.
 
 A pickle is a program, and these come from the internet.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from opencil.data.readers.source import LARGEST_FILE, ArraySource, Layout, SplitOnDisk
+from opencil.data.readers.source import LARGEST_FILE, ArraySource, Layout
 from opencil.errors import BadInput, one_line
 
 
@@ -33,6 +33,9 @@ class _Array:
 
     values: Any = None
 
+    def __init__(self, *_: Any) -> None:
+        pass
+
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, content = state
         if not isinstance(dtype, _ByteType):
@@ -40,22 +43,13 @@ class _Array:
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _new_array(*_: Any) -> _Array:
-    return _Array()
-
-
-def _encode_latin1(text: str, *_: Any) -> bytes:
-    """Return bytes as protocol 2 of Python 3 writes them."""
-    return text.encode("latin1")
-
-
 #: Functions that a pickle may call, under the names of old and new numpy.
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _new_array,
-    ("numpy._core.multiarray", "_reconstruct"): _new_array,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _ByteType,
-    ("_codecs", "encode"): _encode_latin1,
+    ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),  # bytes, as protocol 2 writes them
 }
 
 
@@ -81,35 +75,41 @@ def load_plain(content: bytes, name: str) -> dict[str, Any]:
         raise BadInput(f"pickle {name} is refused: {one_line(error)}") from None
 
 
-def cifar(folder: str, archive: str, label: str, meta: str, *batches: str) -> Layout:
-    """Return the layout of CIFAR's Python version: a folder of pickles, or its archive.
+def cifar(folder: str, archive: str, label: str, meta: str, *batches: str) -> tuple[Layout, Layout]:
+    """Return the layouts of CIFAR's Python version: a folder of pickles, and its archive.
 
     ``label`` begins the keys of labels and of class names; ``meta`` is the file of class names.
     """
 
-    def find(base: Path) -> SplitOnDisk | None:
-        place, tar = base / folder, base / f"{archive}.tar.gz"
-        files = tuple(place / name for name in (*batches, meta) if (place / name).is_file())
-        if set(batches) <= {path.name for path in files}:
-            read = partial(_read_cifar, place, partial(_read_file, place), label, meta, batches)
-            return SplitOnDisk("CIFAR pickle", files[0], read, files)
-        if tar.is_file():
-            read = partial(_read_cifar, tar, partial(_read_member, tar, folder), label, meta, batches)
-            return SplitOnDisk("CIFAR archive", tar, read, (tar,))
-        return None
+    def parts(place: Path) -> tuple[Path, ...]:
+        return tuple(filter(Path.is_file, map(place.with_name, (*batches, meta))))
 
-    return Layout((f"{folder}/{batches[0]}", f"{archive}.tar.gz"), find)
+    def read_folder(place: Path) -> ArraySource:
+        pickles = {path.name: path.read_bytes() for path in parts(place)}
+        return _read_cifar(place.parent, pickles, label, meta, batches)
+
+    def read_archive(place: Path) -> ArraySource:
+        pickles = _read_members(place, folder, (*batches, meta))
+        return _read_cifar(place, pickles, label, meta, batches)
+
+    def fits(place: Path) -> bool:
+        return {path.name for path in parts(place)}.issuperset(batches)
+
+    return (
+        Layout("CIFAR pickle", (f"{folder}/{batches[0]}",), read_folder, fits, parts),
+        Layout("CIFAR archive", (f"{archive}.tar.gz",), read_archive),
+    )
 
 
 def _read_cifar(
-    place: Path, read: Callable[[str], bytes | None], label: str, meta: str, batches: tuple[str, ...]
+    place: Path, pickles: dict[str, bytes], label: str, meta: str, batches: tuple[str, ...]
 ) -> ArraySource:
     pixels, labels = [], list[int]()
     for batch in batches:
-        name, packed = f"{place}/{batch}", read(batch)
-        if packed is None:
+        if batch not in pickles:
             raise BadInput(f"{place} has no {batch!r}")
-        content = load_plain(packed, name)
+        name = f"{place}/{batch}"
+        content = load_plain(pickles[batch], name)
         data, own = content.get("data"), content.get(f"{label}s")
         if not isinstance(data, np.ndarray) or data.shape[1:] != (3072,):
             raise BadInput(f"pickle {name} has no 'data' of bytes [N, 3072]: it is not a CIFAR batch")
@@ -119,26 +119,28 @@ def _read_cifar(
             raise BadInput(f"pickle {name} has {len(data)} images and {len(own)} labels")
         pixels.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += own
-    packed = read(meta)  # without it, classes have numbers as names
-    names = load_plain(packed, f"{place}/{meta}").get(f"{label}_names") if packed else None
+    # Without the file of class names, classes have numbers as names.
+    names = load_plain(pickles[meta], f"{place}/{meta}").get(f"{label}_names") if meta in pickles else None
     classes = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in names or range(max(labels) + 1))
     return ArraySource(np.array(labels, np.int64), classes, place, np.concatenate(pixels))
 
 
-def _read_file(folder: Path, name: str) -> bytes | None:
-    return (folder / name).read_bytes() if (folder / name).is_file() else None
-
-
-def _read_member(archive: Path, folder: str, name: str) -> bytes | None:
-    """Return the content of a regular file in a tar archive, without unpacking it to disk."""
+def _read_members(archive: Path, folder: str, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the contents of regular files in a tar archive, without unpacking it to disk."""
+    wanted = {PurePosixPath(folder, name): name for name in names}
+    found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                if PurePosixPath(member.name) == PurePosixPath(folder, name) and member.isfile():
-                    if member.size > LARGEST_FILE:
-                        raise ValueError(f"its member {name!r} has more than {LARGEST_FILE:,} bytes")
-                    file = tar.extractfile(member)
-                    return file.read() if file else None
+                name = wanted.get(PurePosixPath(member.name))
+                if name is None or name in found or not member.isfile():
+                    continue
+                if member.size > LARGEST_FILE:
+                    raise ValueError(f"its member {name!r} has more than {LARGEST_FILE:,} bytes")
+                if file := tar.extractfile(member):
+                    found[name] = file.read()
+                if len(found) == len(wanted):
+                    break
     except Exception as error:  # damaged headers fail in many ways
         raise BadInput(f"archive {archive} cannot be read: {one_line(error)}") from None
-    return None
+    return found

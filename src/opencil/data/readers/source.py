@@ -1,25 +1,104 @@
-"""Images of a split as a reader delivers them, and the split's place on disk."""
+"""Images of a split as a reader delivers them, and the layouts in which splits are stored.
 
+Pillow is imported inside functions, so that listing the registered datasets stays fast.
+"""
+
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opencil.data.readers.decode import Pixels, crop_square, read_image
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
-#: The most bytes that are read into memory from a file; CIFAR-100's training pickle has 155 MB.
+
+#: Endings of image files.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+#: Formats of these files; of Pillow's others, EPS would start another program.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+#: The most pixels of an image: decoding them takes up to three seconds and 200 MB in each thread.
+LARGEST_IMAGE = 50_000_000
+#: The most bytes read into memory from a file; CIFAR-100's training pickle has 155 MB.
 LARGEST_FILE = 2**30
+
+
+class CorruptImage(BadInput):
+    """An image cannot be decoded; the message names it."""
+
+
+def read_image(read: Callable[[], bytes], name: str) -> "Image.Image":
+    """Decode the image file that ``read`` returns as RGB; errors call it ``name``.
+
+    An error of the disk or a missing permission does not make an image corrupt.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(read()), formats=_FORMATS) as image:
+            _check_size(name, *image.size)
+            image.load()
+            return _as_rgb(image)
+    except (MemoryError, CorruptImage):
+        raise
+    except Exception as error:  # Pillow's decoders raise many kinds of errors for broken files
+        if isinstance(error, OSError) and error.errno:
+            raise BadInput(f"image {name} cannot be read: {error.strerror}") from None
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else one_line(error)
+        raise CorruptImage(f"image {name} cannot be decoded: {reason}") from None
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    if width * height > LARGEST_IMAGE:
+        raise CorruptImage(
+            f"image {name} is refused: it has {width} x {height} pixels, more than {LARGEST_IMAGE:,}: make "
+            "it smaller first, or leave it out"
+        )
+
+
+def _as_rgb(image: "Image.Image") -> "Image.Image":
+    """Convert any kind of image to RGB: repeat grey, drop transparency, keep the upper 8 of 16 bits."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255 instead of scaling
+        values = np.asarray(image)
+        # A TIFF of 32-bit integers may contain plain bytes; all other kinds are scaled to 16 bits.
+        bits = 0 if image.mode == "I" and image.format == "TIFF" and values.max() <= 255 else 8
+        return Image.fromarray((values >> bits).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers without a known range")
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")
+
+
+def crop_square(image: "Image.Image", side: int, name: str) -> Pixels:
+    """Resize an RGB image's shorter side to ``side`` and crop its centre: uint8 [3, side, side].
+
+    Bilinear with anti-aliasing, rounded like torchvision's Resize and CenterCrop.
+    """
+    from PIL import Image
+
+    width, height = image.size
+    if (short := min(width, height)) != side:
+        width, height = int(side * width / short), int(side * height / short)
+        _check_size(name, width, height)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return np.asarray(image.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
 class ImageSource(ABC):
-    """Labels in memory, and images that are read on demand. ``classes`` are the names of labels 0, 1, …"""
+    """Labels in memory, and images read on demand. ``classes`` are the names of labels 0, 1, …"""
 
     labels: Labels
     classes: tuple[str, ...]
@@ -38,7 +117,7 @@ class ImageSource(ABC):
 
 @dataclass(frozen=True)
 class ArraySource(ImageSource):
-    """Images that a single file stores as an array: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
+    """Images stored as an array in a single file: uint8 [N, H, W] grey or [N, H, W, 3] RGB."""
 
     place: Path
     array: Pixels
@@ -63,7 +142,7 @@ class ArraySource(ImageSource):
 
 @dataclass(frozen=True)
 class FileSource(ImageSource):
-    """Images that are files of their own, or members of a zip archive."""
+    """Images in files of their own, or in members of a zip archive."""
 
     paths: Sequence[Any]  #: of pathlib or zipfile
 
@@ -77,39 +156,45 @@ class FileSource(ImageSource):
         return crop_square(read_image(self.paths[index].read_bytes, name), side, name)
 
 
-@dataclass(frozen=True)
-class SplitOnDisk:
-    """A split found at a place on disk in a known layout.
-
-    ``parts`` are the files that contain the split, or the list that names its images. ``separate``: each
-    image is a file of its own beside them.
-    """
-
-    layout: str
-    place: Path
-    read: Callable[[], ImageSource]
-    parts: tuple[Path, ...] = ()
-    separate: bool = False
-
-    @cached_property
-    def source(self) -> ImageSource:
-        """Return the images; the first access reads the split."""
-        return self.read()
-
-    def files(self) -> list[Path]:
-        """Return all files that the images depend on."""
-        separate = self.source.paths if self.separate and isinstance(self.source, FileSource) else ()
-        return [*self.parts, *separate]
+def no_parts(_: Path) -> tuple[Path, ...]:
+    """Return no files: each image is a file of its own."""
+    return ()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to store a split: places relative to a folder, and a function that looks for the split."""
+    """A way to store a split, and the places where it may be, relative to a folder.
 
+    ``fits`` checks a place. ``parts`` returns the files that contain the split, or the list that names its
+    images. ``inside`` is the path of an image in a folder, for messages.
+    """
+
+    name: str
     places: tuple[str, ...]
-    find: Callable[[Path], SplitOnDisk | None]
+    read: Callable[[Path], ImageSource]
+    fits: Callable[[Path], bool] = Path.is_file
+    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,)
+    inside: str = ""
+
+    def find(self, base: Path) -> "SplitOnDisk | None":
+        """Return the split at the first place that fits."""
+        places = (base / name for name in self.places)
+        return next((SplitOnDisk(self, place) for place in places if self.fits(place)), None)
 
 
-def first_file(base: Path, names: Iterable[str]) -> Path | None:
-    """Return the first of some files below ``base`` that exists."""
-    return next((base / name for name in names if (base / name).is_file()), None)
+@dataclass(frozen=True)
+class SplitOnDisk:
+    """A split found at a place on disk."""
+
+    layout: Layout
+    place: Path
+
+    @cached_property
+    def source(self) -> ImageSource:
+        """Return the images; the first access reads the split."""
+        return self.layout.read(self.place)
+
+    def files(self) -> list[Path]:
+        """Return all files that the images depend on."""
+        images = self.source.paths if isinstance(self.source, FileSource) else ()
+        return [*self.layout.parts(self.place), *(path for path in images if isinstance(path, Path))]

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from opencil.config import Config, PlaceConfig
-from opencil.data.decoding import count_workers
+from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.runs.events import Event, Failed, Finished, Lost

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from opencil.data.catalogue import TIN, ImageNet1k, ImageNetO, Places365, Texture
-from opencil.data.readers.folders import read_class_folders, read_flat_folder
-from opencil.data.readers.lists import read_list, read_listed_images, read_shipped_list
+from opencil.data.readers.image_files import (
+    read_class_folders,
+    read_flat_folder,
+    read_list,
+    read_listed_images,
+    read_shipped_list,
+)
 from opencil.data.readers.source import ImageSource
 from opencil.errors import BadInput
 
@@ -154,10 +159,10 @@ def test_openood_lists_are_found_beside_their_images(tree: Tree, tmp_path: Path)
     lists.mkdir(parents=True)
     (lists / "test_texture.txt").write_text("texture/dotted/0.png -1\n")
     on_disk = Texture().locate("texture", "test", tmp_path)
-    assert (on_disk.layout, len(on_disk.source)) == ("OpenOOD list", 1)
+    assert (on_disk.layout.name, len(on_disk.source)) == ("OpenOOD list", 1)
     (lists / "test_texture.txt").unlink()
     on_disk = Texture().locate("texture", "test", tmp_path)
-    assert (on_disk.layout, on_disk.source.classes) == ("class folders", ("banded", "dotted"))
+    assert (on_disk.layout.name, on_disk.source.classes) == ("class folders", ("banded", "dotted"))
 
 
 def test_openood_imagenet_labels_are_those_of_the_list(tree: Tree, picture: Picture, tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_openood_imagenet_labels_are_those_of_the_list(tree: Tree, picture: Pict
 def test_flat_and_class_folders_are_distinguished(tree: Tree, picture: Picture, tmp_path: Path) -> None:
     picture(tmp_path / "flat" / "places365" / "val_256" / "a.png")
     tree(tmp_path / "classes" / "places365" / "val", {"bay": 1})
-    layouts = [Places365().locate("p", "test", tmp_path / r).layout for r in ("flat", "classes")]
+    layouts = [Places365().locate("p", "test", tmp_path / r).layout.name for r in ("flat", "classes")]
     assert layouts == ["flat folder", "class folders"]
     tree(tmp_path / "o" / "imagenet-o", {"n01": 2})
     assert len(ImageNetO().locate("o", "test", tmp_path / "o").source) == 2
@@ -201,7 +206,7 @@ def tin(root: Path) -> ImageSource:
 
 
 def test_the_shipped_list() -> None:
-    names = read_shipped_list("tin.txt")
+    names = read_shipped_list("tin")
     numbers = {int(name.removeprefix("val_").removesuffix(".JPEG")) for name in names}
     assert len(numbers) == len(names) == TIN.counts["test"] == 7498
     assert numbers <= set(range(10_000))
@@ -212,7 +217,7 @@ def test_it_is_applied_to_a_plain_download(
     picture: Picture, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["val_9.png", "val_0.png", "val_3.png"]
-    monkeypatch.setattr("opencil.data.readers.lists.read_shipped_list", lambda name: names)
+    monkeypatch.setattr("opencil.data.readers.image_files.read_shipped_list", lambda name: names)
     for i in range(10):
         picture(tmp_path / "tiny-imagenet-200" / "val" / "images" / f"val_{i}.png", i)
     if packed:
