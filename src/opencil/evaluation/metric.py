@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor
 
 from opencil.arrays import listed
-from opencil.errors import BadInput, nearest, unknown
+from opencil.errors import BadInput, unknown
 from opencil.evaluation.reading import READABLE, Reading
 from opencil.registry import METRICS
 
@@ -114,10 +114,7 @@ def register_metric(
     def add(function: Function) -> Function:
         for parameter in inspect.signature(function).parameters:
             if parameter not in READABLE:
-                raise BadInput(
-                    f"metric {name!r} reads {parameter!r}, which is unknown: allowed are "
-                    f"{', '.join(READABLE)}{nearest(parameter, READABLE)}"
-                )
+                raise unknown(f"metric {name!r}: input", parameter, READABLE)
         if name in KEPT:
             raise BadInput(f"metric {name!r} is reserved for the bytes that a method stores")
         METRICS.register(name)(function)
@@ -160,14 +157,11 @@ def metric_of(name: str) -> Metric:
     """
     if (known := metrics().get(name)) is not None:
         return known
-    if name.startswith("accuracy_"):
-        what = name.removeprefix("accuracy_").replace("_", " ")
-        return Metric(
-            name,
-            f"Accuracy ({what})",
-            f"share of test images of seen classes that the {what} classifies correctly.",
-        )
-    return Metric(name, name)
+    if not name.startswith("accuracy_"):
+        return Metric(name, name)
+    what = name.removeprefix("accuracy_").replace("_", " ")
+    definition = f"share of test images of seen classes that the {what} classifies correctly."
+    return Metric(name, f"Accuracy ({what})", definition)
 
 
 def shares(rows: "pd.DataFrame") -> "pd.DataFrame":

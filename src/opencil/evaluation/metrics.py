@@ -8,6 +8,7 @@ and ``ap``; other libraries exchange the roles.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +19,24 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import register_metric
 from opencil.evaluation.ranking import Array, Ranking, count_for, shift
 
+_standard = partial(register_metric, standard=True)
+
 # --- of the model -----------------------------------------------------------------------------------
 
 
-@register_metric(
+@_standard(
     "accuracy",
     label="Accuracy",
     definition="share of test images of seen classes whose largest logit is their class's.",
-    standard=True,
 )
 def _accuracy(correct: Tensor) -> Tensor:
     return correct.double().mean()
 
 
-@register_metric(
+@_standard(
     "accuracy_shifted",
     label="Accuracy (shifted)",
     definition="share of shifted test images of seen classes whose largest logit is their class's.",
-    standard=True,
 )
 def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
     return shifted_correct.double().mean()
@@ -44,66 +45,54 @@ def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
 # --- of detection -----------------------------------------------------------------------------------
 
 
-@register_metric(
-    "auc", label="AUC", definition="area under the ROC curve, ties counted half.", standard=True, tables="all"
-)
+@_standard("auc", label="AUC", definition="area under the ROC curve, ties counted half.", tables="all")
 def _auc(ranking: Ranking) -> Tensor:
     return ranking.count_wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
 
 
-@register_metric(
+@_standard(
     "fpr",
     label="FPR",
     definition="share of OOD accepted at the threshold that accepts 95 % of ID.",
     lower_is_better=True,
-    standard=True,
     tables="all",
 )
 def _fpr(ranking: Ranking) -> Tensor:
     return ranking.accepted_ood[ranking.threshold].double() / ranking.oods
 
 
-@register_metric(
-    "ap",
-    label="AP",
-    definition="area under precision-recall with OOD positive.",
-    standard=True,
-    tables="near-far",
-)
+@_standard("ap", label="AP", definition="area under precision-recall with OOD positive.", tables="near-far")
 def _ap(ranking: Ranking) -> Tensor:
-    # From the lowest score on: the samples that a rising threshold rejects.
-    rejected_id = ranking.ids - shift(ranking.accepted_id)
-    rejected_ood = ranking.oods - shift(ranking.accepted_ood)
-    precision = (ranking.new_ood * rejected_ood).double() / (rejected_ood + rejected_id)
+    rejected = ranking.rejected_ood
+    precision = (ranking.new_ood * rejected).double() / (rejected + ranking.rejected_id)
     return precision.sum() / ranking.oods
 
 
-@register_metric(
+@_standard(
     "fpr_ood_positive",
     label="FPR (OOD positive)",
     short="FPR(OOD+)",
     definition="share of ID rejected at the threshold that rejects 95 % of OOD.",
     lower_is_better=True,
-    standard=True,
     tables="extra",
 )
 def _fpr_ood_positive(ranking: Ranking) -> Tensor:
     # The highest group that rejects enough OOD samples.
     spared = ranking.oods - count_for(ranking.oods, ranking.recall)
     at = torch.searchsorted(shift(ranking.accepted_ood), spared, right=True) - 1
-    return (ranking.ids - shift(ranking.accepted_id))[at].double() / ranking.ids
+    return ranking.rejected_id[at].double() / ranking.ids
 
 
-@register_metric(
+@_standard(
     "ap_id_positive",
     label="AP (ID positive)",
     short="AP(ID+)",
     definition="area under precision-recall with ID positive.",
-    standard=True,
     tables="extra",
 )
 def _ap_id_positive(ranking: Ranking) -> Tensor:
-    precision = (ranking.new_id * ranking.accepted_id).double() / ranking.accepted_all
+    new_id = ranking.accepted_id - shift(ranking.accepted_id)
+    precision = (new_id * ranking.accepted_id).double() / ranking.accepted_all
     return precision.sum() / ranking.ids
 
 
@@ -131,10 +120,8 @@ def _aupr_in(ranking: Ranking) -> Tensor:
     "OpenOOD; AP is step-wise.",
 )
 def _aupr_out(ranking: Ranking) -> Tensor:
-    # From the lowest score on, as AP.
-    rejected_id = (ranking.ids - shift(ranking.accepted_id)).flip(0)
-    rejected_ood = (ranking.oods - shift(ranking.accepted_ood)).flip(0)
-    return _trapezoids(rejected_ood, rejected_ood.double() / (rejected_ood + rejected_id))
+    found, wrong = ranking.rejected_ood.flip(0), ranking.rejected_id.flip(0)  # from the lowest score on
+    return _trapezoids(found, found.double() / (found + wrong))
 
 
 # --- of old and new classes apart -------------------------------------------------------------------
@@ -152,43 +139,31 @@ def _fpr_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
     return ranking.accepted_ood[ranking.find_group(accepted, size)].double() / ranking.oods if size else None
 
 
-@register_metric(
-    "auc_old",
-    label="AUC (old)",
-    definition="AUC of test images of old classes alone against OOD.",
-    standard=True,
-)
+@_standard("auc_old", label="AUC (old)", definition="AUC of test images of old classes alone against OOD.")
 def _auc_old(ranking: Ranking, old: Tensor) -> Tensor | None:
     return _auc_of(ranking, old)
 
 
-@register_metric(
+@_standard(
     "fpr_old",
     label="FPR (old)",
     definition="share of OOD accepted at the threshold that accepts 95 % of old-class ID.",
     lower_is_better=True,
-    standard=True,
 )
 def _fpr_old(ranking: Ranking, old: Tensor) -> Tensor | None:
     return _fpr_of(ranking, old)
 
 
-@register_metric(
-    "auc_new",
-    label="AUC (new)",
-    definition="AUC of test images of new classes alone against OOD.",
-    standard=True,
-)
+@_standard("auc_new", label="AUC (new)", definition="AUC of test images of new classes alone against OOD.")
 def _auc_new(ranking: Ranking, new: Tensor) -> Tensor | None:
     return _auc_of(ranking, new)
 
 
-@register_metric(
+@_standard(
     "fpr_new",
     label="FPR (new)",
     definition="share of OOD accepted at the threshold that accepts 95 % of new-class ID.",
     lower_is_better=True,
-    standard=True,
 )
 def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
     return _fpr_of(ranking, new)
@@ -197,23 +172,21 @@ def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
 # --- of classifying and rejecting together ----------------------------------------------------------
 
 
-@register_metric(
+@_standard(
     "oscr",
     label="OSCR",
     definition="area under the share of ID accepted and classified correctly, against the share of OOD "
     "accepted, over all thresholds, ties counted half.",
-    standard=True,
 )
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
     return ranking.count_wins(ranking.count_accepted(correct)) / (2 * ranking.ids * ranking.oods)
 
 
-@register_metric(
+@_standard(
     "accuracy_with_rejection",
     label="Accuracy with rejection",
     definition="at the threshold that accepts 95 % of ID, share of all samples handled correctly: ID "
     "accepted and classified correctly, OOD rejected.",
-    standard=True,
 )
 def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
     at = ranking.threshold
@@ -224,44 +197,40 @@ def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
 # --- under covariate shift --------------------------------------------------------------------------
 
 
-@register_metric(
+@_standard(
     "fpr_shifted",
     label="Shifted rejected",
     definition="share of shifted ID rejected at the threshold that accepts 95 % of clean ID.",
     lower_is_better=True,
-    standard=True,
 )
 def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
     ranking = Ranking(id_scores, shifted_scores)  # shifted samples in place of OOD samples
     return (ranking.oods - ranking.accepted_ood[ranking.threshold]).double() / ranking.oods
 
 
-@register_metric(
+@_standard(
     "auc_full",
     label="AUC (full)",
     definition="AUC of test images, clean and shifted together, against OOD.",
-    standard=True,
 )
 def _auc_full(full_ranking: Ranking) -> Tensor:
     return _auc(full_ranking)
 
 
-@register_metric(
+@_standard(
     "fpr_full",
     label="FPR (full)",
     definition="share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted together.",
     lower_is_better=True,
-    standard=True,
 )
 def _fpr_full(full_ranking: Ranking) -> Tensor:
     return _fpr(full_ranking)
 
 
-@register_metric(
+@_standard(
     "ap_full",
     label="AP (full)",
     definition="AP of test images, clean and shifted together, with OOD positive.",
-    standard=True,
 )
 def _ap_full(full_ranking: Ranking) -> Tensor:
     return _ap(full_ranking)
@@ -270,22 +239,20 @@ def _ap_full(full_ranking: Ranking) -> Tensor:
 # --- of the two biases ------------------------------------------------------------------------------
 
 
-@register_metric(
+@_standard(
     "ood_as_new",
     label="OOD as new",
     definition="share of OOD whose largest logit is a new class's.",
     lower_is_better=True,
-    standard=True,
 )
 def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
     return (ood_tasks == tasks.max()).double().mean()
 
 
-@register_metric(
+@_standard(
     "confidence",
     label="Confidence",
     definition="mean score of a task's test images; of an OOD set, of the images predicted into a task.",
-    standard=True,
 )
 def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
     member = F.one_hot(sample_tasks).double()  # a product: index_add has no fixed order on a GPU
