@@ -9,6 +9,8 @@ from torch import Tensor
 from opencil.errors import OpenCILError
 
 Checks = dict[str, Callable[..., None]]
+#: Default side of the images that backbones and datasets are tried on: CIFAR's.
+SIDE = 32
 
 
 def collect_checks(namespace: Mapping[str, Any]) -> Checks:
