@@ -64,9 +64,9 @@ def check_stored(backbone: Named, side: int = SIDE) -> None:
     network.train()(images)
     network.eval()
     fresh.load_state_dict(network.state_dict(), strict=True)
-    for what, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
+    for action, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
         assert torch.equal(_features(other, images), _features(network, images)), (
-            f"computes other features after it is {what}: all of its state must be parameters or buffers"
+            f"computes other features after it is {action}: all of its state must be parameters or buffers"
         )
 
 
