@@ -94,23 +94,24 @@ class _Run:
             )
             yield progress
 
-    def complete(self, task: Task) -> Task:
+    def step(self, number: int) -> Task:
         """Train a step to its end, and store its results for the next."""
+        task = self.begin(number)
         list(self.train(task))
         self.memory, self.previous = self.learner.remember(task), task.model
         return task
 
     def steps(self, count: int = _STEPS) -> Iterator[Task]:
         """Train the first steps, yielding after each."""
-        return (self.complete(self.begin(number)) for number in range(1, count + 1))
+        return map(self.step, range(1, count + 1))
 
 
 def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _state(model: Model | None) -> dict[str, Tensor]:
-    return {} if model is None else _copy(model.state_dict())
+def _state(model: Model) -> dict[str, Tensor]:
+    return _copy(model.state_dict())
 
 
 def _test_outputs(model: Model, task: Task) -> Outputs:
@@ -156,9 +157,8 @@ def check_stored(learner: AnyLearner) -> None:
 def check_teacher(learner: AnyLearner) -> None:
     """The previous step's model and the teacher, which is its copy, stay unchanged."""
     run = _Run(learner)
-    list(run.steps(1))
-    task, previous, before = run.begin(2), run.previous, _state(run.previous)
-    run.complete(task)
+    previous = run.step(1).model
+    before, task = _state(previous), run.step(2)
     for name, model in (("the previous step's model", previous), ("the teacher", task.teacher)):
         changed = list_differences(_state(model), before)
         assert not changed, f"changes {name}: {changed}"
@@ -170,9 +170,8 @@ def check_repeatable(learner: AnyLearner) -> None:
     with torch.random.fork_rng(devices=[]):
         for seed in (0, 1):
             before = torch.manual_seed(seed).get_state()
-            run = _Run(learner)
-            list(run.steps(2))
-            found.append(_state(run.previous))
+            *_, last = _Run(learner).steps(2)
+            found.append(_state(last.model))
             assert torch.equal(torch.get_rng_state(), before), (
                 "draws from torch's global generator: random choices should follow from the setting's seeds "
                 "(`opencil.engine.seeding`)"
@@ -184,7 +183,7 @@ def check_repeatable(learner: AnyLearner) -> None:
 def check_resume(learner: AnyLearner) -> None:
     """A step that is resumed after any epoch of any stage gives the same weights."""
     run = _Run(learner)
-    list(run.steps(1))
+    run.step(1)
     whole, stored = run.begin(2), []
     for progress in run.train(whole):
         if progress.epoch_ends:
@@ -221,14 +220,12 @@ def check_images(learner: AnyLearner) -> None:
     recorder = _Recorder(images.name, images.images, images.labels)
     run = _Run(learner, images=recorder)
     for number in range(1, _STEPS + 1):
-        task = run.begin(number)
-        new, stored = set(task.step.train.tolist()), set(run.memory.indices.tolist())
         recorder.served.clear()
-        run.complete(task)
+        stored, task = set(run.memory.indices.tolist()), run.step(number)
         labels = images.labels[sorted(recorder.served)]
         later = sorted(set(labels[labels >= task.step.seen].tolist()))
         assert not later, f"reads images of the later classes {later} in step {number}"
-        old = recorder.served - new
+        old = recorder.served - set(task.step.train.tolist())
         assert run.learner.revisits or not old, (
             f"reads {len(old)} images of old classes in step {number}: `revisits` declares that it reads none"
         )
@@ -290,7 +287,7 @@ def _weighted_loss(stage: Stage, task: Task) -> Tensor:
 def check_shares(learner: AnyLearner) -> None:
     """The loss of a batch is the weighted mean over its shares, so that several GPUs train as one."""
     run = _Run(learner)
-    list(run.steps(1))
+    run.step(1)
     task = run.begin(2)
     for stage in run.learner.stages(task) or ():
         if stage.tensors:  # each rank has all of them
