@@ -6,9 +6,9 @@ in scikit-learn. The choice of the positive class, ID or OOD, changes only FPR a
 and ``ap``; other libraries exchange the roles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,81 +16,71 @@ from torch import Tensor
 
 from opencil.arrays import dense, on_one_device
 from opencil.errors import BadInput
-from opencil.evaluation.metric import register_metric
+from opencil.evaluation.metric import Function, register_metric
 from opencil.evaluation.ranking import Array, Ranking, count_for, shift
 
-_standard = partial(register_metric, standard=True)
+
+def _metric(label: str, *, standard: bool = True, **more: Any) -> Callable[[Function], Function]:
+    """Register a function as the metric of its name; its docstring, after "Return the", is the definition."""
+
+    def add(function: Function) -> Function:
+        name, text = function.__name__.removeprefix("_"), " ".join((function.__doc__ or "").split())
+        definition = text.removeprefix("Return the ")
+        return register_metric(name, label=label, definition=definition, standard=standard, **more)(function)
+
+    return add
+
 
 # --- of the model -----------------------------------------------------------------------------------
 
 
-@_standard(
-    "accuracy",
-    label="Accuracy",
-    definition="share of test images of seen classes whose largest logit is their class's.",
-)
+@_metric("Accuracy")
 def _accuracy(correct: Tensor) -> Tensor:
+    """Return the share of test images of seen classes whose largest logit is their class's."""
     return correct.double().mean()
 
 
-@_standard(
-    "accuracy_shifted",
-    label="Accuracy (shifted)",
-    definition="share of shifted test images of seen classes whose largest logit is their class's.",
-)
+@_metric("Accuracy (shifted)")
 def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
+    """Return the share of shifted test images of seen classes whose largest logit is their class's."""
     return shifted_correct.double().mean()
 
 
 # --- of detection -----------------------------------------------------------------------------------
 
 
-@_standard("auc", label="AUC", definition="area under the ROC curve, ties counted half.", tables="all")
+@_metric("AUC", tables="all")
 def _auc(ranking: Ranking) -> Tensor:
+    """Return the area under the ROC curve, ties counted half."""
     return ranking.count_wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
 
 
-@_standard(
-    "fpr",
-    label="FPR",
-    definition="share of OOD accepted at the threshold that accepts 95 % of ID.",
-    lower_is_better=True,
-    tables="all",
-)
+@_metric("FPR", lower_is_better=True, tables="all")
 def _fpr(ranking: Ranking) -> Tensor:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of ID."""
     return ranking.accepted_ood[ranking.threshold].double() / ranking.oods
 
 
-@_standard("ap", label="AP", definition="area under precision-recall with OOD positive.", tables="near-far")
+@_metric("AP", tables="near-far")
 def _ap(ranking: Ranking) -> Tensor:
+    """Return the area under precision-recall with OOD positive."""
     rejected = ranking.rejected_ood
     precision = (ranking.new_ood * rejected).double() / (rejected + ranking.rejected_id)
     return precision.sum() / ranking.oods
 
 
-@_standard(
-    "fpr_ood_positive",
-    label="FPR (OOD positive)",
-    short="FPR(OOD+)",
-    definition="share of ID rejected at the threshold that rejects 95 % of OOD.",
-    lower_is_better=True,
-    tables="extra",
-)
+@_metric("FPR (OOD positive)", short="FPR(OOD+)", lower_is_better=True, tables="extra")
 def _fpr_ood_positive(ranking: Ranking) -> Tensor:
+    """Return the share of ID rejected at the threshold that rejects 95 % of OOD."""
     # The highest group that rejects enough OOD samples.
     spared = ranking.oods - count_for(ranking.oods, ranking.recall)
     at = torch.searchsorted(shift(ranking.accepted_ood), spared, right=True) - 1
     return ranking.rejected_id[at].double() / ranking.ids
 
 
-@_standard(
-    "ap_id_positive",
-    label="AP (ID positive)",
-    short="AP(ID+)",
-    definition="area under precision-recall with ID positive.",
-    tables="extra",
-)
+@_metric("AP (ID positive)", short="AP(ID+)", tables="extra")
 def _ap_id_positive(ranking: Ranking) -> Tensor:
+    """Return the area under precision-recall with ID positive."""
     new_id = ranking.accepted_id - shift(ranking.accepted_id)
     precision = (new_id * ranking.accepted_id).double() / ranking.accepted_all
     return precision.sum() / ranking.ids
@@ -103,23 +93,19 @@ def _trapezoids(found: Tensor, precision: Tensor) -> Tensor:
     return (steps * (left + precision)).sum() / (2 * found[-1])
 
 
-@register_metric(
-    "aupr_in",
-    label="AUPR_IN",
-    definition="area under precision-recall with ID positive, straight lines between points as in "
-    "OpenOOD; AP (ID positive) is step-wise.",
-)
+@_metric("AUPR_IN", standard=False)
 def _aupr_in(ranking: Ranking) -> Tensor:
+    """Return the area under precision-recall with ID positive, straight lines between points as in OpenOOD;
+    AP (ID positive) is step-wise.
+    """
     return _trapezoids(ranking.accepted_id, ranking.accepted_id.double() / ranking.accepted_all)
 
 
-@register_metric(
-    "aupr_out",
-    label="AUPR_OUT",
-    definition="area under precision-recall with OOD positive, straight lines between points as in "
-    "OpenOOD; AP is step-wise.",
-)
+@_metric("AUPR_OUT", standard=False)
 def _aupr_out(ranking: Ranking) -> Tensor:
+    """Return the area under precision-recall with OOD positive, straight lines between points as in OpenOOD;
+    AP is step-wise.
+    """
     found, wrong = ranking.rejected_ood.flip(0), ranking.rejected_id.flip(0)  # from the lowest score on
     return _trapezoids(found, found.double() / (found + wrong))
 
@@ -139,54 +125,47 @@ def _fpr_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
     return ranking.accepted_ood[ranking.find_group(accepted, size)].double() / ranking.oods if size else None
 
 
-@_standard("auc_old", label="AUC (old)", definition="AUC of test images of old classes alone against OOD.")
+@_metric("AUC (old)")
 def _auc_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    """Return the AUC of test images of old classes alone against OOD."""
     return _auc_of(ranking, old)
 
 
-@_standard(
-    "fpr_old",
-    label="FPR (old)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of old-class ID.",
-    lower_is_better=True,
-)
+@_metric("FPR (old)", lower_is_better=True)
 def _fpr_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of old-class ID."""
     return _fpr_of(ranking, old)
 
 
-@_standard("auc_new", label="AUC (new)", definition="AUC of test images of new classes alone against OOD.")
+@_metric("AUC (new)")
 def _auc_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    """Return the AUC of test images of new classes alone against OOD."""
     return _auc_of(ranking, new)
 
 
-@_standard(
-    "fpr_new",
-    label="FPR (new)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of new-class ID.",
-    lower_is_better=True,
-)
+@_metric("FPR (new)", lower_is_better=True)
 def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of new-class ID."""
     return _fpr_of(ranking, new)
 
 
 # --- of classifying and rejecting together ----------------------------------------------------------
 
 
-@_standard(
-    "oscr",
-    label="OSCR",
-    definition="area under the share of ID accepted and classified correctly, against the share of OOD "
-    "accepted, over all thresholds, ties counted half.",
-)
+@_metric("OSCR")
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
+    """Return the area under the share of ID accepted and classified correctly, against the share of OOD
+    accepted, over all thresholds, ties counted half.
+    """
     return ranking.count_wins(ranking.count_accepted(correct)) / (2 * ranking.ids * ranking.oods)
 
 
-@_standard(
+@register_metric(
     "accuracy_with_rejection",
     label="Accuracy with rejection",
     definition="at the threshold that accepts 95 % of ID, share of all samples handled correctly: ID "
     "accepted and classified correctly, OOD rejected.",
+    standard=True,
 )
 def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
     at = ranking.threshold
@@ -197,64 +176,45 @@ def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
 # --- under covariate shift --------------------------------------------------------------------------
 
 
-@_standard(
-    "fpr_shifted",
-    label="Shifted rejected",
-    definition="share of shifted ID rejected at the threshold that accepts 95 % of clean ID.",
-    lower_is_better=True,
-)
+@_metric("Shifted rejected", lower_is_better=True)
 def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
+    """Return the share of shifted ID rejected at the threshold that accepts 95 % of clean ID."""
     ranking = Ranking(id_scores, shifted_scores)  # shifted samples in place of OOD samples
     return (ranking.oods - ranking.accepted_ood[ranking.threshold]).double() / ranking.oods
 
 
-@_standard(
-    "auc_full",
-    label="AUC (full)",
-    definition="AUC of test images, clean and shifted together, against OOD.",
-)
+@_metric("AUC (full)")
 def _auc_full(full_ranking: Ranking) -> Tensor:
+    """Return the AUC of test images, clean and shifted together, against OOD."""
     return _auc(full_ranking)
 
 
-@_standard(
-    "fpr_full",
-    label="FPR (full)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted together.",
-    lower_is_better=True,
-)
+@_metric("FPR (full)", lower_is_better=True)
 def _fpr_full(full_ranking: Ranking) -> Tensor:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted
+    together.
+    """
     return _fpr(full_ranking)
 
 
-@_standard(
-    "ap_full",
-    label="AP (full)",
-    definition="AP of test images, clean and shifted together, with OOD positive.",
-)
+@_metric("AP (full)")
 def _ap_full(full_ranking: Ranking) -> Tensor:
+    """Return the AP of test images, clean and shifted together, with OOD positive."""
     return _ap(full_ranking)
 
 
 # --- of the two biases ------------------------------------------------------------------------------
 
 
-@_standard(
-    "ood_as_new",
-    label="OOD as new",
-    definition="share of OOD whose largest logit is a new class's.",
-    lower_is_better=True,
-)
+@_metric("OOD as new", lower_is_better=True)
 def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
+    """Return the share of OOD whose largest logit is a new class's."""
     return (ood_tasks == tasks.max()).double().mean()
 
 
-@_standard(
-    "confidence",
-    label="Confidence",
-    definition="mean score of a task's test images; of an OOD set, of the images predicted into a task.",
-)
+@_metric("Confidence")
 def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
+    """Return the mean score of a task's test images; of an OOD set, of the images predicted into a task."""
     member = F.one_hot(sample_tasks).double()  # a product: index_add has no fixed order on a GPU
     counts, totals = member.sum(dim=0).tolist(), (scores.double() @ member).tolist()
     return {
