@@ -36,21 +36,14 @@ def table(found: list[Measurement]) -> dict[tuple[str, str, int], float]:
     return made
 
 
-def test_confidence_of_test_samples_by_their_task() -> None:
+def test_confidence_by_task() -> None:
+    """Test samples count for the task of their class, OOD samples for the task they are predicted into."""
     found = table(measure(First(), None, TEST, OOD, TASKS))
-    assert [found["", "confidence", t] for t in (1, 2, 3)] == [7.0, 3.0, 5.0]
-
-
-def test_confidence_of_ood_samples_by_the_task_they_are_predicted_into() -> None:
-    found = table(measure(First(), None, TEST, OOD, TASKS))
-    cats = {
-        task: value for (ood, metric, task), value in found.items() if (ood, metric) == ("cats", "confidence")
+    confidences = {
+        (ood, task): value for (ood, metric, task), value in found.items() if metric == "confidence"
     }
-    dogs = {
-        task: value for (ood, metric, task), value in found.items() if (ood, metric) == ("dogs", "confidence")
-    }
-    assert cats == {1: 6.0, 3: 2.5}  # none is predicted into task 2, so it has no mean
-    assert dogs == {2: 7.0}
+    of_test, of_cats = {("", 1): 7.0, ("", 2): 3.0, ("", 3): 5.0}, {("cats", 1): 6.0, ("cats", 3): 2.5}
+    assert confidences == of_test | of_cats | {("dogs", 2): 7.0}  # no cat is predicted into task 2
 
 
 def test_share_of_ood_predicted_into_new_classes() -> None:

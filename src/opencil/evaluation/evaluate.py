@@ -1,4 +1,4 @@
-"""Detectors on any model, without a run: one forward pass, then every detector and every metric."""
+"""Measure detectors on any model, without a run: one forward pass serves all detectors and metrics."""
 
 import copy
 import reprlib
@@ -148,7 +148,7 @@ def have_names(sets: Any) -> bool:
 def _detectors(
     chosen: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None,
 ) -> dict[str, Detector]:
-    """Return detectors by name: created from names, or copies of the user's that are not set up."""
+    """Return detectors by name: created, or copied unless they are set up."""
     if chosen is None:
         chosen = DETECTORS.names()
     if isinstance(chosen, (str, Detector)):
@@ -177,7 +177,7 @@ def _detectors(
 
 
 def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
-    """Refuse detectors that read more than logits from a function that returns logits only."""
+    """Refuse detectors that read more than logits if the model is a function to logits."""
     if not isinstance(model, LogitsAlone):
         return
     reads = {n: d.reads_to_score | (set() if d.ready else d.reads_to_set_up) for n, d in chosen.items()}
@@ -194,7 +194,7 @@ def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
 def _check_readable(
     chosen: Mapping[str, Detector], scored: Sequence[Pictures], setup: Pictures | None
 ) -> None:
-    """Refuse images that cannot be read as often, or in the order, as detectors do, before any is read."""
+    """Refuse, before any is read, images that cannot be read as often or in the order as detectors do."""
     for name, detector in chosen.items():
         to_fit = frozenset() if detector.ready else detector.reads_to_set_up
         again = [*scored] if {"images", "layers"} & detector.reads_to_score else []
@@ -213,7 +213,7 @@ def _check_readable(
 
 
 def with_labels(outputs: Outputs, name: str, given: AnyLabels | None = None) -> Outputs:
-    """Return outputs with checked labels: the given ones, or those that came with the images."""
+    """Return outputs with checked labels: the given labels, or the images' own."""
     classes = outputs.logits.shape[1]
     labels = outputs.labels if given is None else read_labels(given, name).to(outputs.logits.device)
     if labels is None:

@@ -299,7 +299,7 @@ def _accuracy_matrix(accuracies: Tensor) -> Tensor:
 
 
 def numbers(values: Mapping[str, Tensor | None]) -> dict[str, float]:
-    """Return the values that are not None as numbers, in one transfer from the device."""
+    """Return the values other than None as numbers, in one transfer from the device."""
     there = {name: value for name, value in values.items() if value is not None}
     return dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
 

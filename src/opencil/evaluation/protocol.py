@@ -76,7 +76,7 @@ def _measure_sets(
     chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
 
     def read(outputs: Outputs) -> Samples:
-        """Return what metrics read, on a device with float64."""
+        """Return the samples for metrics, on a device with float64."""
         scores = None if detector is None else _score(detector, outputs)
         known = (outputs.labels, scores, tasks)
         others = (None if tensor is None else to_float64_device(tensor) for tensor in known)

@@ -1,4 +1,4 @@
-"""Provide what a metric can read: the samples of one comparison, computed on first access."""
+"""Provide the inputs of metrics: the samples of one comparison, computed on first access."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +128,7 @@ class Reading:
         return self.ood_tasks if self.ood else self.id_tasks  # type: ignore[no-any-return]
 
 
-#: Everything that a metric can read, with its description.
+#: All inputs of metrics, with their descriptions.
 READABLE = {
     name: member.__doc__ or ""
     for name, member in vars(Reading).items()

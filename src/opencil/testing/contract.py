@@ -9,7 +9,7 @@ from torch import Tensor
 from opencil.errors import OpenCILError
 
 Checks = dict[str, Callable[..., None]]
-#: Default side of the images that backbones and datasets are tried on: CIFAR's.
+#: Default side of images in the checks of backbones and datasets: CIFAR's.
 SIDE = 32
 
 

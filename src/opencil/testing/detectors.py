@@ -17,7 +17,7 @@ from opencil.registry import DETECTORS
 from opencil.testing.contract import collect_checks, list_differences, nearly_equal, run_checks
 
 _CLASSES, _WIDTH, _SIDE = 6, 24, 4
-#: The arguments of ``fit`` and ``score`` that give what a detector reads, where the names differ.
+#: Arguments of ``fit`` and ``score`` by field of ``Outputs``, where the names differ.
 _ARGUMENTS = {"head": "classify", "linear": "classify", "images": "inputs", "layers": "inputs"}
 
 AnyDetector = str | Detector
@@ -101,7 +101,7 @@ def _select(outputs: Any, rows: Tensor) -> Outputs:
 
 
 def _arguments(outputs: Outputs, reads: frozenset[Reads]) -> dict[str, Any]:
-    """Return as arguments of ``fit`` and ``score`` the outputs that a detector reads, without labels."""
+    """Return the outputs a detector reads, without labels, as arguments of ``fit`` and ``score``."""
     names = {_ARGUMENTS.get(read, read) for read in reads} - {"labels"}
     return {name: getattr(outputs, name) for name in names}
 

@@ -62,7 +62,7 @@ class _Bfloat16(Arithmetic):
 
 @dataclass(frozen=True, repr=False)
 class _Recorder(ImageSet):
-    """Images that record which of them are served."""
+    """Images with a record of the served indices."""
 
     served: set[int] = field(default_factory=set)
 

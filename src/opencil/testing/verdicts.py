@@ -1,4 +1,4 @@
-"""Run the checks of all that a plugin registers, and collect a verdict for each."""
+"""Run the checks of everything a plugin registers, and return a verdict for each."""
 
 import traceback
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 
 
 def checks_of(plugin: str, root: Path | None = None, side: int = SIDE) -> list[Check]:
-    """Return the checks of all that a plugin registers; import the plugin if necessary."""
+    """Return the checks of everything a plugin registers; import the plugin if necessary."""
     load_plugin(plugin)
     contracts: dict[str, tuple[Checks, dict[str, Any]]] = {
         LEARNERS.kind: (LEARNER_CHECKS, {}),
@@ -90,7 +90,7 @@ def verdict(check: Check) -> Verdict:
 
 
 def _frames(error: BaseException, file: Path | None) -> list[str]:
-    """Return the places in a file that an error and its causes came from."""
+    """Return the places in a file where an error and its causes were raised."""
     chain = [error]
     while (cause := chain[0].__cause__) is not None:
         chain.insert(0, cause)
