@@ -27,7 +27,6 @@ from opencil.testing.contract import collect_checks, list_differences, run_check
 _CLASSES, _PER_STEP, _IMAGES, _EPOCHS, _MEMORY = 6, 2, 12, 2, 18
 _STEPS = _CLASSES // _PER_STEP
 _RANKS = 3  #: with 3, 3 and 2 of 8 images
-_TYPES = (torch.float32, torch.float64)
 
 AnyLearner = str | Learner
 
@@ -249,7 +248,7 @@ def check_bfloat16(learner: AnyLearner) -> None:
     try:
         for task in _Run(learner, arithmetic=_Bfloat16()).steps(2):
             for name, tensor in _state(task.model).items():
-                valid = tensor.dtype in _TYPES and bool(torch.isfinite(tensor).all())
+                valid = tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor).all()
                 assert valid or not tensor.is_floating_point(), (
                     f"leaves {name} not finite, or not float32, {hint}"
                 )
@@ -262,7 +261,7 @@ class _Rank(Ranks):
 
     def __init__(self, rank: int, added: list[list[Tensor]]) -> None:
         self.rank, self.size, self._adds = rank, _RANKS, len(added) < _RANKS
-        self._sums = iter([torch.stack(one).sum(dim=0) for one in zip(*added, strict=False)])
+        self._sums = iter([torch.stack(tensors).sum(dim=0) for tensors in zip(*added, strict=False)])
         if self._adds:
             added.append([])
             self._added = added[-1]
