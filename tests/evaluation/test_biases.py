@@ -36,37 +36,30 @@ def table(found: list[Measurement]) -> dict[tuple[str, str, int], float]:
     return made
 
 
-def test_confidence_of_test_samples_by_their_task() -> None:
-    found = table(measure(First(), None, TEST, OOD, TASKS))
-    assert [found["", "confidence", t] for t in (1, 2, 3)] == [7.0, 3.0, 5.0]
+FOUND = table(measure(First(), None, TEST, OOD, TASKS))
 
 
-def test_confidence_of_ood_samples_by_the_task_they_are_predicted_into() -> None:
-    found = table(measure(First(), None, TEST, OOD, TASKS))
-    cats = {
-        task: value for (ood, metric, task), value in found.items() if (ood, metric) == ("cats", "confidence")
+def test_confidence_by_task() -> None:
+    """Test samples count for the task of their class, OOD samples for the task they are predicted into."""
+    confidences = {
+        (ood, task): value for (ood, metric, task), value in FOUND.items() if metric == "confidence"
     }
-    dogs = {
-        task: value for (ood, metric, task), value in found.items() if (ood, metric) == ("dogs", "confidence")
-    }
-    assert cats == {1: 6.0, 3: 2.5}  # none is predicted into task 2, so it has no mean
-    assert dogs == {2: 7.0}
+    of_test, of_cats = {("", 1): 7.0, ("", 2): 3.0, ("", 3): 5.0}, {("cats", 1): 6.0, ("cats", 3): 2.5}
+    assert confidences == of_test | of_cats | {("dogs", 2): 7.0}  # no cat is predicted into task 2
 
 
 def test_share_of_ood_predicted_into_new_classes() -> None:
-    found = table(measure(First(), None, TEST, OOD, TASKS))
-    assert found["cats", "ood_as_new", 0] == pytest.approx(2 / 3)
-    assert found["dogs", "ood_as_new", 0] == 0.0
+    assert FOUND["cats", "ood_as_new", 0] == pytest.approx(2 / 3)
+    assert FOUND["dogs", "ood_as_new", 0] == 0.0
 
 
 def test_old_and_new_classes_against_ood() -> None:
-    found = table(measure(First(), None, TEST, OOD, TASKS))
     # cats score 4, 6, 1; old ID 9, 5, 3; new ID 8, 2
-    assert found["cats", "auc_old", 0] == pytest.approx((3 + 2 + 1) / 9)
-    assert found["cats", "auc_new", 0] == pytest.approx((3 + 1) / 6)
-    assert found["cats", "auc", 0] == pytest.approx((6 + 4) / 15)
-    assert found["cats", "fpr_old", 0] == pytest.approx(2 / 3)  # accepted at 3: 4 and 6
-    assert found["cats", "fpr_new", 0] == pytest.approx(2 / 3)
+    assert FOUND["cats", "auc_old", 0] == pytest.approx((3 + 2 + 1) / 9)
+    assert FOUND["cats", "auc_new", 0] == pytest.approx((3 + 1) / 6)
+    assert FOUND["cats", "auc", 0] == pytest.approx((6 + 4) / 15)
+    assert FOUND["cats", "fpr_old", 0] == pytest.approx(2 / 3)  # accepted at 3: 4 and 6
+    assert FOUND["cats", "fpr_new", 0] == pytest.approx(2 / 3)
 
 
 def test_the_first_step_has_no_old_classes() -> None:

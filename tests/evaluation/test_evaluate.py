@@ -107,9 +107,9 @@ def test_detectors_without_maps_are_left_out_by_default(
 
     monkeypatch.setattr(DETECTORS, "names", lambda: ["gram", "later", "msp", "rankfeat", "vim"])
     left_out = r"^(gram|later|rankfeat) is left out: Blind has no method maps"
-    with pytest.warns(UserWarning, match=left_out) as told:
+    with pytest.warns(UserWarning, match=left_out) as warned:
         table = evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
-    assert [warning.filename for warning in told] == [__file__] * 3, "where the user's line is"
+    assert [warning.filename for warning in warned] == [__file__] * 3, "where the user's line is"
     assert list(table["detector"].unique()) == ["msp", "vim"]
     with pytest.raises(BadInput, match="Blind has no method maps"):
         evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gram"])

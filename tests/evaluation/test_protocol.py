@@ -1,7 +1,7 @@
 """One step's measurements, on outputs that are planted."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -66,19 +66,17 @@ def test_a_detector_is_set_up_on_the_set_up_outputs_alone() -> None:
 
 
 def test_a_detector_is_completed_with_the_memory_and_the_tasks_of_a_run() -> None:
-    told: list[Outputs | None] = []
+    memories: list[Any] = []
 
-    class Told(Centred):
-        def complete(self, setup: Outputs, memory: Outputs | None = None) -> "Told":
-            told.append(memory)
+    class Recorder(Centred):
+        def complete(self, setup: Outputs, memory: Outputs | None = None) -> "Recorder":
+            memories.append(memory)
             return super().complete(setup, memory)
 
     for memory in (None, outputs([9.0])):
-        measure(Told(), outputs([4.0]), TEST, OOD, torch.tensor([7]), memory=memory)
-    assert told[0] is None
-    assert told[1] is not None
-    assert told[1].tasks is not None
-    assert (told[1].features.tolist(), told[1].tasks.tolist()) == ([[9.0]], [7])
+        measure(Recorder(), outputs([4.0]), TEST, OOD, torch.tensor([7]), memory=memory)
+    assert memories[0] is None
+    assert (memories[1].features.tolist(), memories[1].tasks.tolist()) == ([[9.0]], [7])
 
 
 def test_measuring_without_a_set_up_is_refused() -> None:

@@ -184,10 +184,11 @@ def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
             "the model wants it; a dataset's transform makes it (torchvision: ToTensor, then Normalize)"
         )
     found = dense(images, f"images of {name}")
-    return found, _read_labels(labels, name) if labelled and labels is not None else None
+    return found, read_labels(labels, name) if labelled and labels is not None else None
 
 
-def _read_labels(labels: Any, name: str) -> Tensor:
+def read_labels(labels: Any, name: str) -> Tensor:
+    """Return labels of images as int64 [N]."""
     try:
         found = dense(torch.as_tensor(tensor_of(labels)), f"labels of {name}")
         if found.ndim == 1 and not found.is_floating_point() and found.dtype != torch.bool:

@@ -1,21 +1,21 @@
-"""Detectors on any model, without a run: one forward pass, then every detector and every metric."""
+"""Measure detectors on any model, without a run: one forward pass serves all detectors and metrics."""
 
 import copy
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from opencil.arrays import dense, listed, tensor_of
-from opencil.data.foreign import ForeignImages, serve_images
+from opencil.arrays import listed
+from opencil.data.foreign import ForeignImages, read_labels, serve_images
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
-from opencil.detectors.detector import Detector
+from opencil.detectors.detector import Detector, check_tasks
 from opencil.engine.forward import Outputs, device_of, forward
 from opencil.errors import BadInput
 from opencil.evaluation.metric import chosen_metrics
@@ -89,52 +89,46 @@ def evaluate(
 
     test_images = read(test, "test", labels is None)
     ood_images = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
-    shifted_images = {n: read(images, f"shifted {n!r}") for n, images in (shifted or {}).items()}
+    shifted_images = {name: read(images, f"shifted {name!r}") for name, images in (shifted or {}).items()}
     setup_images = read(setup, "setup", setup_labels is None) if needing and setup is not None else None
     _check_readable(chosen, [test_images, *ood_images.values(), *shifted_images.values()], setup_images)
 
-    def outputs(images: Pictures, name: str) -> Outputs:
+    def compute(images: Pictures, name: str) -> Outputs:
         return outputs_named(classifier, images, name, transform, batch_size)
 
-    of_test = with_labels(outputs(test_images, "test"), "test", labels)
-    task_of = _tasks(tasks, of_test)
-    of_setup = None
+    of_test, of_setup = with_labels(compute(test_images, "test"), "test", labels), None
+    task_of = None if tasks is None else _check_tasks(tasks, of_test)
     if setup_images is not None:
-        of_setup = with_labels(outputs(setup_images, "setup"), "set-up", setup_labels)
+        of_setup = with_labels(compute(setup_images, "setup"), "setup", setup_labels)
         learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
         if of_setup.labels is None and learning:
             raise BadInput(f"{', '.join(learning)} need labels of the set-up images: give setup_labels=...")
-    of_ood = {name: outputs(images, f"ood {name!r}") for name, images in ood_images.items()}
+    of_ood = {name: compute(images, f"ood {name!r}") for name, images in ood_images.items()}
     of_shifted = {
-        name: with_labels(outputs(images, f"shifted {name!r}"), f"{name} (shifted)")
+        name: with_labels(compute(images, f"shifted {name!r}"), f"shifted {name!r}")
         for name, images in shifted_images.items()
     }
     wanted = chosen_metrics(metrics or ())
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
-    rows, refusals = [], {}
+    rows, refusals = [], []
     for name, detector in chosen.items():
         try:
             found = measure(detector, of_setup, of_test, of_ood, task_of, of_shifted, wanted)
         except BadInput as refusal:
             if detectors is not None:
                 raise BadInput(f"{name}: {refusal}") from refusal
-            refusals[name] = refusal
-            continue
-        rows += [(name, measurement) for measurement in [*of_model, *found]]
+            refusals.append((name, refusal))
+        else:
+            rows += [(name, m.ood, m.task, m.metric, m.value) for m in [*of_model, *found]]
     if not rows:
-        raise BadInput("; ".join(f"{name}: {why}" for name, why in refusals.items()))
-    for name, why in refusals.items():
+        raise BadInput("; ".join(f"{name}: {why}" for name, why in refusals))
+    for name, why in refusals:
         warnings.warn(f"{name} is left out: {why}", stacklevel=2)
-    columns = ["detector", "ood", "task", "metric", "value"]
-    return pd.DataFrame([{"detector": name} | asdict(found) for name, found in rows], columns=columns)
+    return pd.DataFrame(rows, columns=["detector", "ood", "task", "metric", "value"])
 
 
 def outputs_named(
-    model: Classifier,
-    images: Pictures,
-    name: str,
-    transform: Transform | None,
-    batch_size: int,
+    model: Classifier, images: Pictures, name: str, transform: Transform | None, batch_size: int
 ) -> Outputs:
     """Return the outputs of images; an error of the model names them."""
     try:
@@ -154,7 +148,7 @@ def have_names(sets: Any) -> bool:
 def _detectors(
     chosen: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None,
 ) -> dict[str, Detector]:
-    """Return detectors by name: created from names, or copies of the user's that are not set up."""
+    """Return detectors by name: created, or copied unless they are set up."""
     if chosen is None:
         chosen = DETECTORS.names()
     if isinstance(chosen, (str, Detector)):
@@ -183,13 +177,13 @@ def _detectors(
 
 
 def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
-    """Refuse detectors that read more than logits from a function that returns logits only."""
+    """Refuse detectors that read more than logits if the model is a function to logits."""
     if not isinstance(model, LogitsAlone):
         return
-    reads = {n: d.reads_to_score | (d.reads_to_set_up if not d.ready else set()) for n, d in chosen.items()}
-    lacking = {name: sorted(fields - {"logits", "labels"}) for name, fields in reads.items()}
+    reads = {n: d.reads_to_score | (set() if d.ready else d.reads_to_set_up) for n, d in chosen.items()}
+    lacking = {name: " and ".join(sorted(fields - {"logits", "labels"})) for name, fields in reads.items()}
     if any(lacking.values()):
-        wanting = ", ".join(f"{name} reads {' and '.join(more)}" for name, more in lacking.items() if more)
+        wanting = ", ".join(f"{name} reads {more}" for name, more in lacking.items() if more)
         enough = ", ".join(name for name, more in lacking.items() if not more)
         raise BadInput(
             f"{model.name} gives logits alone, and {wanting}: {WRAP_HINT}; or name detectors that read logits"
@@ -198,64 +192,46 @@ def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
 
 
 def _check_readable(
-    chosen: Mapping[str, Detector],
-    scored: Sequence[Pictures],
-    setup: Pictures | None,
+    chosen: Mapping[str, Detector], scored: Sequence[Pictures], setup: Pictures | None
 ) -> None:
-    """Refuse images that cannot be read as often, or in the order, as detectors do, before any is read."""
-    scoring = [name for name, d in chosen.items() if not {"images", "layers"}.isdisjoint(d.reads_to_score)]
-    unready = {name: d.reads_to_set_up for name, d in chosen.items() if not d.ready}
-    training = [name for name, reads in unready.items() if "images" in reads]
-    fitting = [name for name, reads in unready.items() if "layers" in reads]
-    for names, sets in ((scoring, scored), (fitting, [setup])):
-        once = next((s.name for s in sets if isinstance(s, ForeignImages) and not s.again), None)
-        if names and once:
+    """Refuse, before any is read, images that cannot be read as often or in the order as detectors do."""
+    for name, detector in chosen.items():
+        to_fit = frozenset() if detector.ready else detector.reads_to_set_up
+        again = [*scored] if {"images", "layers"} & detector.reads_to_score else []
+        again += [setup] if setup is not None and "layers" in to_fit else []
+        once = next((s.name for s in again if isinstance(s, ForeignImages) and not s.again), None)
+        if once:
             raise BadInput(
-                f"{', '.join(names)} read images again, and {once} is an iterator: give a list of batches, a "
+                f"{name} reads images again, and {once} is an iterator: give a list of batches, a "
                 "DataLoader or a Dataset"
             )
-    if training and isinstance(setup, ForeignImages) and not setup.by_index:
-        raise BadInput(
-            f"{', '.join(training)} train on set-up images in an order of their own, and setup is an "
-            "iterable of batches: give a Dataset, a DataLoader over a Dataset, or an array"
-        )
+        if "images" in to_fit and isinstance(setup, ForeignImages) and not setup.by_index:
+            raise BadInput(
+                f"{name} trains on set-up images in an order of its own, and setup is an iterable of "
+                "batches: give a Dataset, a DataLoader over a Dataset, or an array"
+            )
 
 
-def with_labels(outputs: Outputs, which: str, given: AnyLabels | None = None) -> Outputs:
-    """Return outputs with checked labels: the given ones, or those that came with the images."""
-    labels, classes = outputs.labels, outputs.logits.shape[1]
-    if given is not None:
-        labels = _numbers(given, f"labels of {which} images").to(outputs.logits.device)
+def with_labels(outputs: Outputs, name: str, given: AnyLabels | None = None) -> Outputs:
+    """Return outputs with checked labels: the given labels, or the images' own."""
+    classes = outputs.logits.shape[1]
+    labels = outputs.labels if given is None else read_labels(given, name).to(outputs.logits.device)
     if labels is None:
         return outputs
-    if labels.shape != (len(outputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise BadInput(
-            f"labels are {labels.dtype} {list(labels.shape)}: integers [{len(outputs)}] are needed, "
-            f"one for each {which} image"
-        )
+    if len(labels) != len(outputs):
+        raise BadInput(f"{name} has {len(labels)} labels: one for each of {len(outputs)} images is needed")
     low, high = (int(end) for end in labels.aminmax())
     if not 0 <= low <= high < classes:
-        raise BadInput(f"labels range from {low} to {high}: the model knows 0 to {classes - 1}")
-    return replace(outputs, labels=labels.long())
+        raise BadInput(f"labels of {name} range from {low} to {high}: the model knows 0 to {classes - 1}")
+    return replace(outputs, labels=labels)
 
 
-def _tasks(tasks: Sequence[int] | None, test: Outputs) -> Tensor | None:
+def _check_tasks(given: Sequence[int], test: Outputs) -> Tensor:
     """Return the task of each class, on the outputs' device."""
-    if tasks is None:
-        return None
-    found, classes = _numbers(tasks, "tasks").flatten(), test.logits.shape[1]
-    if found.dtype != torch.int64 or len(found) != classes or found.min() < 1 or found.max() > classes:
+    tasks, classes = check_tasks(given).long(), test.logits.shape[1]
+    if len(tasks) != classes or tasks.max() > classes:
         raise BadInput(
-            f"tasks = {reprlib.repr(tasks)} is not allowed: each of the {classes} classes needs one from "
+            f"tasks = {reprlib.repr(given)} is not allowed: each of the {classes} classes needs one from "
             f"1 to {classes}"
         )
-    return found.to(test.logits.device)
-
-
-def _numbers(values: Any, what: str) -> Tensor:
-    try:
-        return dense(torch.as_tensor(tensor_of(values)), what)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"{what} are no numbers: whole numbers are needed") from None
+    return tasks.to(test.logits.device)

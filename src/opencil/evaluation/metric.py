@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor
 
 from opencil.arrays import listed
-from opencil.errors import BadInput, nearest, unknown
+from opencil.errors import BadInput, unknown
 from opencil.evaluation.reading import READABLE, Reading
 from opencil.registry import METRICS
 
@@ -34,8 +34,8 @@ class Metric:
     """The description of a metric, and its function.
 
     ``definition`` is a sentence without its subject: "area under the ROC curve." ``short`` is the head of a
-    narrow column; ``standard`` metrics are always measured. Metrics that are not registered, of a plugin that
-    is not installed or of a method's own predictions, have no function.
+    narrow column; ``standard`` metrics are always measured. Metrics that are not registered, such as those
+    of an absent plugin or of a method's own predictions, have no function.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Metric:
 
     @property
     def subjects(self) -> frozenset[Subject]:
-        """Return its subjects, which follow from what it reads."""
+        """Return its subjects, which follow from its inputs."""
         reads = set(self.reads)
         if reads & _OOD:
             return frozenset({"ood"})
@@ -83,7 +83,7 @@ class Metric:
         return not (_SCORES | _OOD).intersection(self.reads)
 
     def measure(self, reading: Reading) -> Value:
-        """Return its value; None if anything that it reads is unknown."""
+        """Return its value; None if an input is unknown."""
         values = {name: getattr(reading, name) for name in self.reads}
         if self.function is None or any(value is None for value in values.values()):
             return None
@@ -107,17 +107,14 @@ def register_metric(
 ) -> Callable[[Function], Function]:
     """Register a metric by a function decorator; ``definition`` continues the label and a colon.
 
-    The function's parameters are what it reads: properties of ``Reading``. It returns a number (a float or a
+    The function's parameters are its inputs: properties of ``Reading``. It returns a number (a float or a
     tensor of one element), None for no value, or numbers by task.
     """
 
     def add(function: Function) -> Function:
         for parameter in inspect.signature(function).parameters:
             if parameter not in READABLE:
-                raise BadInput(
-                    f"metric {name!r} reads {parameter!r}, which is unknown: allowed are "
-                    f"{', '.join(READABLE)}{nearest(parameter, READABLE)}"
-                )
+                raise unknown(f"metric {name!r}: input", parameter, READABLE)
         if name in KEPT:
             raise BadInput(f"metric {name!r} is reserved for the bytes that a method stores")
         METRICS.register(name)(function)
@@ -134,12 +131,12 @@ def metrics() -> dict[str, Metric]:
 
 
 def standard_metrics() -> tuple[str, ...]:
-    """Return the names of the metrics that are always measured."""
+    """Return the names of the metrics measured by default."""
     return tuple(name for name, metric in metrics().items() if metric.standard)
 
 
 def table_metrics(*tables: Tables) -> list[str]:
-    """Return the metrics that some tables of reports show, in the order of their definition."""
+    """Return the metrics shown in some tables of reports, in the order of their definition."""
     return [name for name, metric in metrics().items() if metric.tables in tables]
 
 
@@ -160,14 +157,11 @@ def metric_of(name: str) -> Metric:
     """
     if (known := metrics().get(name)) is not None:
         return known
-    if name.startswith("accuracy_"):
-        what = name.removeprefix("accuracy_").replace("_", " ")
-        return Metric(
-            name,
-            f"Accuracy ({what})",
-            f"share of test images of seen classes that the {what} classifies correctly.",
-        )
-    return Metric(name, name)
+    if not name.startswith("accuracy_"):
+        return Metric(name, name)
+    guess = name.removeprefix("accuracy_").replace("_", " ")
+    definition = f"share of test images of seen classes that the {guess} classifies correctly."
+    return Metric(name, f"Accuracy ({guess})", definition)
 
 
 def shares(rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -6,8 +6,9 @@ in scikit-learn. The choice of the positive class, ID or OOD, changes only FPR a
 and ``ap``; other libraries exchange the roles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,95 +16,73 @@ from torch import Tensor
 
 from opencil.arrays import dense, on_one_device
 from opencil.errors import BadInput
-from opencil.evaluation.metric import register_metric
+from opencil.evaluation.metric import Function, register_metric
 from opencil.evaluation.ranking import Array, Ranking, count_for, shift
+
+
+def _metric(label: str, *, standard: bool = True, **more: Any) -> Callable[[Function], Function]:
+    """Register a function as the metric of its name; its docstring, after "Return the", is the definition."""
+
+    def add(function: Function) -> Function:
+        name, text = function.__name__.removeprefix("_"), " ".join((function.__doc__ or "").split())
+        definition = text.removeprefix("Return the ")
+        return register_metric(name, label=label, definition=definition, standard=standard, **more)(function)
+
+    return add
+
 
 # --- of the model -----------------------------------------------------------------------------------
 
 
-@register_metric(
-    "accuracy",
-    label="Accuracy",
-    definition="share of test images of seen classes whose largest logit is their class's.",
-    standard=True,
-)
+@_metric("Accuracy")
 def _accuracy(correct: Tensor) -> Tensor:
+    """Return the share of test images of seen classes whose largest logit is their class's."""
     return correct.double().mean()
 
 
-@register_metric(
-    "accuracy_shifted",
-    label="Accuracy (shifted)",
-    definition="share of shifted test images of seen classes whose largest logit is their class's.",
-    standard=True,
-)
+@_metric("Accuracy (shifted)")
 def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
+    """Return the share of shifted test images of seen classes whose largest logit is their class's."""
     return shifted_correct.double().mean()
 
 
 # --- of detection -----------------------------------------------------------------------------------
 
 
-@register_metric(
-    "auc", label="AUC", definition="area under the ROC curve, ties counted half.", standard=True, tables="all"
-)
+@_metric("AUC", tables="all")
 def _auc(ranking: Ranking) -> Tensor:
+    """Return the area under the ROC curve, ties counted half."""
     return ranking.count_wins(ranking.accepted_id) / (2 * ranking.ids * ranking.oods)
 
 
-@register_metric(
-    "fpr",
-    label="FPR",
-    definition="share of OOD accepted at the threshold that accepts 95 % of ID.",
-    lower_is_better=True,
-    standard=True,
-    tables="all",
-)
+@_metric("FPR", lower_is_better=True, tables="all")
 def _fpr(ranking: Ranking) -> Tensor:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of ID."""
     return ranking.accepted_ood[ranking.threshold].double() / ranking.oods
 
 
-@register_metric(
-    "ap",
-    label="AP",
-    definition="area under precision-recall with OOD positive.",
-    standard=True,
-    tables="near-far",
-)
+@_metric("AP", tables="near-far")
 def _ap(ranking: Ranking) -> Tensor:
-    # From the lowest score on: the samples that a rising threshold rejects.
-    rejected_id = ranking.ids - shift(ranking.accepted_id)
-    rejected_ood = ranking.oods - shift(ranking.accepted_ood)
-    precision = (ranking.new_ood * rejected_ood).double() / (rejected_ood + rejected_id)
+    """Return the area under precision-recall with OOD positive."""
+    rejected = ranking.rejected_ood
+    precision = (ranking.new_ood * rejected).double() / (rejected + ranking.rejected_id)
     return precision.sum() / ranking.oods
 
 
-@register_metric(
-    "fpr_ood_positive",
-    label="FPR (OOD positive)",
-    short="FPR(OOD+)",
-    definition="share of ID rejected at the threshold that rejects 95 % of OOD.",
-    lower_is_better=True,
-    standard=True,
-    tables="extra",
-)
+@_metric("FPR (OOD positive)", short="FPR(OOD+)", lower_is_better=True, tables="extra")
 def _fpr_ood_positive(ranking: Ranking) -> Tensor:
+    """Return the share of ID rejected at the threshold that rejects 95 % of OOD."""
     # The highest group that rejects enough OOD samples.
     spared = ranking.oods - count_for(ranking.oods, ranking.recall)
     at = torch.searchsorted(shift(ranking.accepted_ood), spared, right=True) - 1
-    return (ranking.ids - shift(ranking.accepted_id))[at].double() / ranking.ids
+    return ranking.rejected_id[at].double() / ranking.ids
 
 
-@register_metric(
-    "ap_id_positive",
-    label="AP (ID positive)",
-    short="AP(ID+)",
-    definition="area under precision-recall with ID positive.",
-    standard=True,
-    tables="extra",
-)
+@_metric("AP (ID positive)", short="AP(ID+)", tables="extra")
 def _ap_id_positive(ranking: Ranking) -> Tensor:
-    precision = (ranking.new_id * ranking.accepted_id).double() / ranking.accepted_all
+    """Return the area under precision-recall with ID positive."""
+    new_id = ranking.accepted_id - shift(ranking.accepted_id)
+    precision = (new_id * ranking.accepted_id).double() / ranking.accepted_all
     return precision.sum() / ranking.ids
 
 
@@ -114,27 +93,21 @@ def _trapezoids(found: Tensor, precision: Tensor) -> Tensor:
     return (steps * (left + precision)).sum() / (2 * found[-1])
 
 
-@register_metric(
-    "aupr_in",
-    label="AUPR_IN",
-    definition="area under precision-recall with ID positive, straight lines between points as in "
-    "OpenOOD; AP (ID positive) is step-wise.",
-)
+@_metric("AUPR_IN", standard=False)
 def _aupr_in(ranking: Ranking) -> Tensor:
+    """Return the area under precision-recall with ID positive, straight lines between points as in OpenOOD;
+    AP (ID positive) is step-wise.
+    """
     return _trapezoids(ranking.accepted_id, ranking.accepted_id.double() / ranking.accepted_all)
 
 
-@register_metric(
-    "aupr_out",
-    label="AUPR_OUT",
-    definition="area under precision-recall with OOD positive, straight lines between points as in "
-    "OpenOOD; AP is step-wise.",
-)
+@_metric("AUPR_OUT", standard=False)
 def _aupr_out(ranking: Ranking) -> Tensor:
-    # From the lowest score on, as AP.
-    rejected_id = (ranking.ids - shift(ranking.accepted_id)).flip(0)
-    rejected_ood = (ranking.oods - shift(ranking.accepted_ood)).flip(0)
-    return _trapezoids(rejected_ood, rejected_ood.double() / (rejected_ood + rejected_id))
+    """Return the area under precision-recall with OOD positive, straight lines between points as in OpenOOD;
+    AP is step-wise.
+    """
+    found, wrong = ranking.rejected_ood.flip(0), ranking.rejected_id.flip(0)  # from the lowest score on
+    return _trapezoids(found, found.double() / (found + wrong))
 
 
 # --- of old and new classes apart -------------------------------------------------------------------
@@ -152,59 +125,38 @@ def _fpr_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
     return ranking.accepted_ood[ranking.find_group(accepted, size)].double() / ranking.oods if size else None
 
 
-@register_metric(
-    "auc_old",
-    label="AUC (old)",
-    definition="AUC of test images of old classes alone against OOD.",
-    standard=True,
-)
+@_metric("AUC (old)")
 def _auc_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    """Return the AUC of test images of old classes alone against OOD."""
     return _auc_of(ranking, old)
 
 
-@register_metric(
-    "fpr_old",
-    label="FPR (old)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of old-class ID.",
-    lower_is_better=True,
-    standard=True,
-)
+@_metric("FPR (old)", lower_is_better=True)
 def _fpr_old(ranking: Ranking, old: Tensor) -> Tensor | None:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of old-class ID."""
     return _fpr_of(ranking, old)
 
 
-@register_metric(
-    "auc_new",
-    label="AUC (new)",
-    definition="AUC of test images of new classes alone against OOD.",
-    standard=True,
-)
+@_metric("AUC (new)")
 def _auc_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    """Return the AUC of test images of new classes alone against OOD."""
     return _auc_of(ranking, new)
 
 
-@register_metric(
-    "fpr_new",
-    label="FPR (new)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of new-class ID.",
-    lower_is_better=True,
-    standard=True,
-)
+@_metric("FPR (new)", lower_is_better=True)
 def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of new-class ID."""
     return _fpr_of(ranking, new)
 
 
 # --- of classifying and rejecting together ----------------------------------------------------------
 
 
-@register_metric(
-    "oscr",
-    label="OSCR",
-    definition="area under the share of ID accepted and classified correctly, against the share of OOD "
-    "accepted, over all thresholds, ties counted half.",
-    standard=True,
-)
+@_metric("OSCR")
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
+    """Return the area under the share of ID accepted and classified correctly, against the share of OOD
+    accepted, over all thresholds, ties counted half.
+    """
     return ranking.count_wins(ranking.count_accepted(correct)) / (2 * ranking.ids * ranking.oods)
 
 
@@ -224,70 +176,45 @@ def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
 # --- under covariate shift --------------------------------------------------------------------------
 
 
-@register_metric(
-    "fpr_shifted",
-    label="Shifted rejected",
-    definition="share of shifted ID rejected at the threshold that accepts 95 % of clean ID.",
-    lower_is_better=True,
-    standard=True,
-)
+@_metric("Shifted rejected", lower_is_better=True)
 def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
+    """Return the share of shifted ID rejected at the threshold that accepts 95 % of clean ID."""
     ranking = Ranking(id_scores, shifted_scores)  # shifted samples in place of OOD samples
     return (ranking.oods - ranking.accepted_ood[ranking.threshold]).double() / ranking.oods
 
 
-@register_metric(
-    "auc_full",
-    label="AUC (full)",
-    definition="AUC of test images, clean and shifted together, against OOD.",
-    standard=True,
-)
+@_metric("AUC (full)")
 def _auc_full(full_ranking: Ranking) -> Tensor:
+    """Return the AUC of test images, clean and shifted together, against OOD."""
     return _auc(full_ranking)
 
 
-@register_metric(
-    "fpr_full",
-    label="FPR (full)",
-    definition="share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted together.",
-    lower_is_better=True,
-    standard=True,
-)
+@_metric("FPR (full)", lower_is_better=True)
 def _fpr_full(full_ranking: Ranking) -> Tensor:
+    """Return the share of OOD accepted at the threshold that accepts 95 % of ID, clean and shifted
+    together.
+    """
     return _fpr(full_ranking)
 
 
-@register_metric(
-    "ap_full",
-    label="AP (full)",
-    definition="AP of test images, clean and shifted together, with OOD positive.",
-    standard=True,
-)
+@_metric("AP (full)")
 def _ap_full(full_ranking: Ranking) -> Tensor:
+    """Return the AP of test images, clean and shifted together, with OOD positive."""
     return _ap(full_ranking)
 
 
 # --- of the two biases ------------------------------------------------------------------------------
 
 
-@register_metric(
-    "ood_as_new",
-    label="OOD as new",
-    definition="share of OOD whose largest logit is a new class's.",
-    lower_is_better=True,
-    standard=True,
-)
+@_metric("OOD as new", lower_is_better=True)
 def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
+    """Return the share of OOD whose largest logit is a new class's."""
     return (ood_tasks == tasks.max()).double().mean()
 
 
-@register_metric(
-    "confidence",
-    label="Confidence",
-    definition="mean score of a task's test images; of an OOD set, of the images predicted into a task.",
-    standard=True,
-)
+@_metric("Confidence")
 def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
+    """Return the mean score of a task's test images; of an OOD set, of the images predicted into a task."""
     member = F.one_hot(sample_tasks).double()  # a product: index_add has no fixed order on a GPU
     counts, totals = member.sum(dim=0).tolist(), (scores.double() @ member).tolist()
     return {
@@ -372,7 +299,7 @@ def _accuracy_matrix(accuracies: Tensor) -> Tensor:
 
 
 def numbers(values: Mapping[str, Tensor | None]) -> dict[str, float]:
-    """Return the values that are not None as numbers, in one transfer from the device."""
+    """Return the values other than None as numbers, in one transfer from the device."""
     there = {name: value for name, value in values.items() if value is not None}
     return dict(zip(there, torch.stack(list(there.values())).tolist(), strict=True)) if there else {}
 

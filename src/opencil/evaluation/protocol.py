@@ -4,7 +4,6 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -48,24 +47,10 @@ def measure(
     images under a shift. ``names`` are the metrics, by default the standard ones. A detector that scores by
     task is standardised by the scores of ``memory``, by default of ``setup``.
     """
-
     if setup is not None and not detector.ready:
         known = [o if o is None or tasks is None else replace(o, tasks=tasks) for o in (setup, memory)]
         detector.complete(*known)  # type: ignore[arg-type]
-
-    def score(outputs: Outputs) -> Samples:
-        return _samples(outputs, tasks, _scores(detector, outputs))
-
-    of_test = score(test)
-    of_shifted = {name: score(outputs) for name, outputs in (shifted or {}).items()}
-    chosen = [metric for metric in _chosen(names) if not metric.of_model]
-    measurements = _measure("", Reading(of_test), chosen, "id")
-    for name, outputs in ood.items():
-        together = concatenate(list(of_shifted.values()))
-        measurements += _measure(name, Reading(of_test, score(outputs), together), chosen, "ood")
-    for name, samples in of_shifted.items():
-        measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
-    return measurements
+    return _measure_sets(test, ood, shifted or {}, tasks, names, detector)
 
 
 def measure_model(
@@ -75,42 +60,49 @@ def measure_model(
     names: Iterable[str] | None = None,
 ) -> list[Measurement]:
     """Measure the metrics of the model itself, on the test images and on each shifted set."""
-    of_test, chosen = _samples(test, tasks), [metric for metric in _chosen(names) if metric.of_model]
+    return _measure_sets(test, {}, shifted or {}, tasks, names)
+
+
+def _measure_sets(
+    test: Outputs,
+    ood: Mapping[str, Outputs],
+    shifted: Mapping[str, Outputs],
+    tasks: Tensor | None,
+    names: Iterable[str] | None,
+    detector: Detector | None = None,
+) -> list[Measurement]:
+    """Measure the metrics of a detector, or those of the model itself, on all sets."""
+    wanted = set(standard_metrics() if names is None else names)
+    chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
+
+    def read(outputs: Outputs) -> Samples:
+        """Return the samples for metrics, on a device with float64."""
+        scores = None if detector is None else _score(detector, outputs)
+        known = (outputs.labels, scores, tasks)
+        others = (None if tensor is None else to_float64_device(tensor) for tensor in known)
+        return Samples(to_float64_device(outputs.logits), *others)
+
+    of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in shifted.items()}
+    together = concatenate(list(of_shifted.values())) if ood else None
     measurements = _measure("", Reading(of_test), chosen, "id")
-    for name, outputs in (shifted or {}).items():
-        measurements += _measure(name, Reading(of_test, shifted=_samples(outputs, tasks)), chosen, "shifted")
+    for name, outputs in ood.items():
+        measurements += _measure(name, Reading(of_test, read(outputs), together), chosen, "ood")
+    for name, samples in of_shifted.items():
+        measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
     return measurements
 
 
-def _scores(detector: Detector, outputs: Outputs) -> Tensor:
+def _score(detector: Detector, outputs: Outputs) -> Tensor:
     """Return the scores of outputs; ranks share them if the network runs again."""
-    found = None
+
+    def score_rows(inputs: Inputs, rows: slice) -> tuple[Tensor, ...]:
+        part = Outputs(outputs.features[rows], outputs.logits[rows], None, inputs.model.classify, inputs)
+        return (detector.score(part),)
+
+    by_ranks = None
     if outputs.inputs is not None and detector.reads_to_score & {"images", "layers"}:
-        of_rows = partial(_scores_of_rows, detector, outputs.features, outputs.logits)
-        found = compute_by_ranks(outputs.inputs, of_rows)
-    return detector.score(outputs) if found is None else found[0]
-
-
-def _scores_of_rows(
-    detector: Detector, features: Tensor, logits: Tensor, inputs: Inputs, rows: slice
-) -> tuple[Tensor, ...]:
-    outputs = Outputs(features[rows], logits[rows], None, inputs.model.classify, inputs)
-    return (detector.score(outputs),)
-
-
-def _samples(outputs: Outputs, tasks: Tensor | None, scores: Tensor | None = None) -> Samples:
-    """Return what metrics read, on a device with float64."""
-    known = (outputs.logits, outputs.labels, scores, tasks)
-    logits, labels, scores, tasks = (
-        None if tensor is None else to_float64_device(tensor) for tensor in known
-    )
-    assert logits is not None
-    return Samples(logits, labels, scores, tasks)
-
-
-def _chosen(names: Iterable[str] | None) -> list[Metric]:
-    wanted = set(standard_metrics() if names is None else names)
-    return [metric for name, metric in metrics().items() if name in wanted]
+        by_ranks = compute_by_ranks(outputs.inputs, score_rows)
+    return detector.score(outputs) if by_ranks is None else by_ranks[0]
 
 
 def _measure(ood: str, reading: Reading, chosen: list[Metric], subject: Subject) -> list[Measurement]:

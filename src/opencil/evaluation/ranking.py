@@ -1,6 +1,5 @@
 """Sort ID and OOD scores together, once for all metrics of detection."""
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,45 +17,34 @@ Array = np.ndarray[Any, Any]
 class Ranking:
     """ID scores [N] and OOD scores [M] in one order; a threshold accepts scores that are not below it.
 
-    Samples with equal scores are one group: entry g of a count includes the samples whose score is at least
-    the g-th highest distinct score. ``recall`` is the share of ID samples that the threshold of FPR accepts.
+    Samples with equal scores are one group. Entry g of ``accepted_id``, ``accepted_ood`` and ``accepted_all``
+    counts the samples whose score is at least the g-th highest distinct score; of ``rejected_id`` and
+    ``rejected_ood``, at most this score; of ``new_ood``, equal to it. ``threshold`` is the first group at
+    which the share ``recall`` of the ID samples is accepted, as FPR needs it.
     """
 
     def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
-        inside, outside = dense(id_scores, "ID scores"), dense(ood_scores, "OOD scores")
-        on_one_device({"ID scores": inside, "OOD scores": outside})
-        for name, scores in (("ID", inside), ("OOD", outside)):
+        given = {"ID scores": id_scores, "OOD scores": ood_scores}
+        sets = {name: dense(scores, name) for name, scores in given.items()}
+        on_one_device({**sets})
+        for name, scores in sets.items():
             if scores.ndim != 1 or not len(scores) or scores.dtype == torch.bool:
                 shape = list(scores.shape)
-                raise BadInput(f"{name} scores are {scores.dtype} {shape}: a vector of numbers is needed")
-            if not torch.isfinite(scores).all():
-                bad = int((~torch.isfinite(scores)).nonzero()[0])
-                raise BadInput(f"{name} score {bad} is {float(scores[bad])}: metrics need finite scores")
-        self.ids, self.oods, self.recall = len(inside), len(outside), recall
-        keys, self._order = _descending_keys(to_float64_device(torch.cat([inside, outside]))).sort()
+                raise BadInput(f"{name} are {scores.dtype} {shape}: a vector of numbers is needed")
+            if len(bad := (~torch.isfinite(scores)).nonzero()):
+                raise BadInput(f"{name} have {float(scores[bad[0]])} at {int(bad[0])}: they should be finite")
+        self.ids, self.oods = map(len, sets.values())
+        self.recall = recall
+        scores = to_float64_device(torch.cat([*sets.values()]))
+        keys, self._order = _descending_keys(scores).sort()
         self._last = F.pad(keys[1:] != keys[:-1], (0, 1), value=True).nonzero().flatten()
+        self.accepted_all = self._last + 1
         self.accepted_id = self._count(self._order < self.ids)
         self.accepted_ood = self.accepted_all - self.accepted_id
-
-    @property
-    def accepted_all(self) -> Tensor:
-        """Return the number of accepted samples, ID and OOD."""
-        return self._last + 1
-
-    @cached_property
-    def new_id(self) -> Tensor:
-        """Return the number of ID samples in each group."""
-        return self.accepted_id - shift(self.accepted_id)
-
-    @cached_property
-    def new_ood(self) -> Tensor:
-        """Return the number of OOD samples in each group."""
-        return self.accepted_ood - shift(self.accepted_ood)
-
-    @cached_property
-    def threshold(self) -> Tensor:
-        """Return the first group at which enough ID samples are accepted."""
-        return self.find_group(self.accepted_id, self.ids)
+        self.rejected_id = self.ids - shift(self.accepted_id)
+        self.rejected_ood = self.oods - shift(self.accepted_ood)
+        self.new_ood = self.accepted_ood - shift(self.accepted_ood)
+        self.threshold = self.find_group(self.accepted_id, self.ids)
 
     def check_choice(self, given: Tensor | Array) -> Tensor:
         """Return a user's choice of ID samples as bool [ids], on the scores' device."""

@@ -1,7 +1,8 @@
-"""Provide what a metric can read: the samples of one comparison, computed on first access."""
+"""Provide the inputs of metrics: the samples of one comparison, computed on first access."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,24 +42,15 @@ class Samples:
         """Return the task of each sample's predicted class."""
         return None if self.tasks is None else self.tasks[self.predicted]
 
-    @cached_property
-    def new(self) -> Tensor | None:
-        """Return which samples are of a class of the newest task."""
-        if self.labels is None or self.tasks is None:
-            return None
-        return (self.tasks == self.tasks.max())[self.labels]
-
 
 def concatenate(sets: list[Samples]) -> Samples | None:
-    """Concatenate several sets; None for no sets."""
+    """Concatenate sets, with labels and scores if all have them; None for no sets."""
 
-    def of(name: str) -> Tensor | None:
+    def join(name: str) -> Any:
         values = [getattr(samples, name) for samples in sets]
         return None if any(value is None for value in values) else torch.cat(values)
 
-    if len(sets) < 2:
-        return sets[0] if sets else None
-    return Samples(torch.cat([samples.logits for samples in sets]), of("labels"), of("scores"), sets[0].tasks)
+    return Samples(join("logits"), join("labels"), join("scores"), sets[0].tasks) if sets else None
 
 
 def _part(samples: str, name: str, about: str) -> property:
@@ -91,9 +83,13 @@ class Reading:
     @property
     def old(self) -> Tensor | None:
         """Which ID test images are of old classes, bool [N]."""
-        return None if self.test.new is None else ~self.test.new
+        return None if self.id_tasks is None else self.id_tasks != self.tasks.max()
 
-    new = _part("test", "new", "Which ID test images are of new classes, bool [N].")
+    @property
+    def new(self) -> Tensor | None:
+        """Which ID test images are of new classes, bool [N]."""
+        return None if self.id_tasks is None else self.id_tasks == self.tasks.max()
+
     tasks = _part("test", "tasks", "The task of each class [C], counted from 1; the highest is the new one.")
     ood_scores = _part("ood", "scores", "Scores of the OOD images [M].")
     ood_logits = _part("ood", "logits", "Logits of the OOD images [M, C].")
@@ -102,9 +98,8 @@ class Reading:
     @cached_property
     def ranking(self) -> Ranking | None:
         """ID and OOD scores sorted together: counts for every threshold."""
-        if self.id_scores is None or self.ood_scores is None:
-            return None
-        return Ranking(self.id_scores, self.ood_scores)
+        known = self.id_scores is not None and self.ood_scores is not None
+        return Ranking(self.id_scores, self.ood_scores) if known else None
 
     shifted_scores = _part(
         "shifted", "scores", "Scores of the shifted ID images [S]; with an OOD set, of all shifted sets."
@@ -125,17 +120,15 @@ class Reading:
     @property
     def scores(self) -> Tensor | None:
         """Scores of the OOD set or, without one, of the ID test images."""
-        found: Tensor | None = self.ood_scores if self.ood else self.id_scores
-        return found
+        return self.ood_scores if self.ood else self.id_scores  # type: ignore[no-any-return]
 
     @property
     def sample_tasks(self) -> Tensor | None:
         """The tasks of these images; for OOD images the tasks of their predicted classes."""
-        found: Tensor | None = self.ood_tasks if self.ood else self.id_tasks
-        return found
+        return self.ood_tasks if self.ood else self.id_tasks  # type: ignore[no-any-return]
 
 
-#: Everything that a metric can read, with its description.
+#: All inputs of metrics, with their descriptions.
 READABLE = {
     name: member.__doc__ or ""
     for name, member in vars(Reading).items()

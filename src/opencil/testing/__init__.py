@@ -12,8 +12,8 @@ A plugin's test suite needs one call for each method::
 
 ``check_backbone``, ``check_dataset``, ``check_metric`` and ``check_benchmark`` do the same for the rest.
 ``opencil check my_file.py`` runs the checks of everything that a file registers. ``DETECTOR_CHECKS``,
-``LEARNER_CHECKS``, … contain the single checks by name. A failure is an ``AssertionError`` that says what was
-promised and what happened instead.
+``LEARNER_CHECKS``, … contain the single checks by name. A failure raises an ``AssertionError`` with the
+broken promise.
 """
 
 from opencil.testing.backbones import BACKBONE_CHECKS, check_backbone

@@ -1,6 +1,7 @@
 """Check the contract of backbones."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,10 +10,7 @@ from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
 from opencil.nets.create import Named, create_backbone
 from opencil.nets.model import Backbone
-from opencil.testing.contract import collect_checks, list_differences, nearly_equal, run_checks
-
-#: Default side of the images: CIFAR's.
-SIDE = 32
+from opencil.testing.contract import SIDE, collect_checks, list_differences, nearly_equal, run_checks
 
 
 def _create(backbone: Named, seed: int = 0) -> Backbone:
@@ -26,15 +24,19 @@ def _images(side: int, count: int = 6) -> Tensor:
 
 @torch.no_grad()
 def _features(network: Backbone, images: Tensor) -> Tensor:
-    features: Tensor = network(images)
-    return features
+    return network(images)  # type: ignore[no-any-return]
+
+
+def _shape(value: object) -> Any:
+    """Return the shape of a tensor, and the type of anything else."""
+    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_result(backbone: Named, side: int = SIDE) -> None:
     """Images [B, 3, H, H] give finite float32 features [B, width]."""
     network, images = _create(backbone), _images(side)
     features, expected = _features(network, images), [len(images), network.width]
-    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    shape = _shape(features)
     assert shape == expected, f"gives {shape} for {len(images)} images: {expected} is expected from its width"
     assert features.dtype == torch.float32, f"gives {features.dtype}: float32 is expected"
     assert torch.isfinite(features).all(), "gives features that are not finite"
@@ -62,9 +64,9 @@ def check_stored(backbone: Named, side: int = SIDE) -> None:
     network.train()(images)
     network.eval()
     fresh.load_state_dict(network.state_dict(), strict=True)
-    for what, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
+    for action, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
         assert torch.equal(_features(other, images), _features(network, images)), (
-            f"computes other features after it is {what}: all of its state must be parameters or buffers"
+            f"computes other features after it is {action}: all of its state must be parameters or buffers"
         )
 
 
@@ -101,11 +103,11 @@ def check_maps(backbone: Named, side: int = SIDE) -> None:
             features, maps = network.features_and_maps(images)
     except BadInput:
         return
-    shapes = [list(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in found]
+    shapes = [_shape(one) for one in found]
     valid = bool(shapes) and all(len(shape) == 4 and shape[0] == len(images) for shape in shapes)
     assert valid, f"gives maps {shapes} for {len(images)} images: [B, C, H, W] for each stage are expected"
+    maps, found = [features, *maps], [_features(network, images), *found]
     equal = len(maps) == len(found) and all(map(nearly_equal, maps, found))
-    equal = equal and nearly_equal(features, _features(network, images))
     assert equal, "gives other features or maps by features_and_maps than by itself and by maps"
 
 
@@ -117,7 +119,7 @@ def check_split(backbone: Named, side: int = SIDE) -> None:
     except BadInput:
         return
     with torch.no_grad():
-        found = _features(last, shared.maps(images)[-1])
+        found = last(shared.maps(images)[-1])
     assert nearly_equal(found, _features(network, images)), (
         "has parts that give other features than the whole"
     )

@@ -9,6 +9,8 @@ from torch import Tensor
 from opencil.errors import OpenCILError
 
 Checks = dict[str, Callable[..., None]]
+#: Default side of images in the checks of backbones and datasets: CIFAR's.
+SIDE = 32
 
 
 def collect_checks(namespace: Mapping[str, Any]) -> Checks:

@@ -8,10 +8,7 @@ import torch
 from opencil.data.images import Access, Dataset, Images, Split
 from opencil.errors import BadInput
 from opencil.registry import DATASETS
-from opencil.testing.contract import collect_checks, run_checks
-
-#: Default side of the requested images: CIFAR's.
-SIDE = 32
+from opencil.testing.contract import SIDE, collect_checks, run_checks
 
 
 def _serve(dataset: str | Dataset, split: Split, root: Path | None, side: int) -> Images:

@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from opencil.registry import DETECTORS
 from opencil.testing.contract import collect_checks, list_differences, nearly_equal, run_checks
 
 _CLASSES, _WIDTH, _SIDE = 6, 24, 4
-_EXTREME = 1e4
-#: The arguments of ``fit`` and ``score`` that give what a detector reads, where the names differ.
+#: Arguments of ``fit`` and ``score`` by field of ``Outputs``, where the names differ.
 _ARGUMENTS = {"head": "classify", "linear": "classify", "images": "inputs", "layers": "inputs"}
 
 AnyDetector = str | Detector
@@ -66,84 +65,67 @@ class _Network(nn.Module):
         return logits
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """Outputs of one network: training samples, ID samples like them, and OOD samples."""
+class _Trial:
+    """A new detector, and outputs of one network: training samples, ID samples like them, and OOD samples."""
 
-    network: _Network
-    setup: Outputs
-    test: Outputs
-    ood: Outputs
+    def __init__(self, detector: AnyDetector) -> None:
+        new: Detector = DETECTORS.create(detector) if isinstance(detector, str) else copy.deepcopy(detector)
+        self.detector, self.network, random = new, _Network(), torch.Generator().manual_seed(1)
 
+        def near_centres(count: int) -> Outputs:
+            labels = torch.arange(count) % _CLASSES
+            images = self.network.centres[labels] + 0.3 * torch.randn(
+                count, 3, _SIDE, _SIDE, generator=random
+            )
+            return replace(forward(self.network, images), labels=labels)
 
-def _samples(fewest: int = 1) -> _Samples:
-    """Create new samples, so that no check depends on another; training samples enough for ``fewest``."""
-    network, random = _Network(), torch.Generator().manual_seed(1)
-
-    def near_centres(count: int) -> Outputs:
-        labels = torch.arange(count) % _CLASSES
-        images = network.centres[labels] + 0.3 * torch.randn(count, 3, _SIDE, _SIDE, generator=random)
-        return replace(forward(network, images), labels=labels)
-
-    setup, test = near_centres(max(300, _CLASSES * fewest)), near_centres(60)
-    ood = forward(network, 0.5 * torch.randn(60, 3, _SIDE, _SIDE, generator=random))
-    return _Samples(network, setup, test, ood)
+        self.setup, self.test = near_centres(max(300, _CLASSES * new.fewest)), near_centres(60)
+        self.ood = forward(self.network, 0.5 * torch.randn(60, 3, _SIDE, _SIDE, generator=random))
 
 
-def _create(detector: AnyDetector) -> tuple[Detector, _Samples]:
-    """Return a new detector that is not fitted, and enough samples for it."""
-    new: Detector = DETECTORS.create(detector) if isinstance(detector, str) else copy.deepcopy(detector)
-    return new, _samples(new.fewest)
+def _fit(detector: AnyDetector, setup: Outputs | None = None) -> tuple[Detector, _Trial]:
+    """Return a new detector fitted on its trial's samples, or on others, and the trial."""
+    trial = _Trial(detector)
+    return trial.detector.fit(trial.setup if setup is None else setup), trial
 
 
-def _fit(detector: AnyDetector, setup: Outputs | None = None) -> tuple[Detector, _Samples]:
-    """Return a new detector fitted on its samples, or on others, and these samples."""
-    new, samples = _create(detector)
-    return new.fit(samples.setup if setup is None else setup), samples
+def _images(outputs: Outputs) -> Any:
+    return None if outputs.inputs is None else outputs.inputs.images
 
 
-def _images(outputs: Outputs) -> Tensor:
-    assert outputs.inputs is not None
-    assert isinstance(outputs.inputs.images, Tensor)
-    return outputs.inputs.images
-
-
-def _select(outputs: Outputs, rows: Tensor) -> Outputs:
-    """Return some of the samples, in the order of ``rows``."""
-    assert outputs.inputs is not None
+def _select(outputs: Any, rows: Tensor) -> Outputs:
+    """Return some of the labelled samples, in the order of ``rows``."""
     inputs = replace(outputs.inputs, images=_images(outputs)[rows])
-    labels = None if outputs.labels is None else outputs.labels[rows]
-    return Outputs(outputs.features[rows], outputs.logits[rows], labels, outputs.classify, inputs)
+    features, logits, labels = (values[rows] for values in (outputs.features, outputs.logits, outputs.labels))
+    return Outputs(features, logits, labels, outputs.classify, inputs)
 
 
-def _arguments(outputs: Outputs, reads: frozenset[Reads] | None = None) -> dict[str, Any]:
-    """Return outputs as arguments of ``fit`` and ``score``: all, or what a detector reads."""
-    names = {"features", "logits", "classify", "inputs"}
-    if reads is not None:
-        names &= {_ARGUMENTS.get(read, read) for read in reads}
+def _arguments(outputs: Outputs, reads: frozenset[Reads]) -> dict[str, Any]:
+    """Return the outputs a detector reads, without labels, as arguments of ``fit`` and ``score``."""
+    names = {_ARGUMENTS.get(read, read) for read in reads} - {"labels"}
     return {name: getattr(outputs, name) for name in names}
 
 
 def check_result(detector: AnyDetector) -> None:
     """Scores are finite, float32, one for each sample, without a gradient."""
-    fitted, samples = _fit(detector)
-    scores = fitted.score(samples.test)
+    fitted, trial = _fit(detector)
+    scores = fitted.score(trial.test)
     assert scores.dtype == torch.float32, f"scores in {scores.dtype}: float32 is expected"
-    assert scores.shape == (len(samples.test),), f"gives scores {list(scores.shape)}: [N] is expected"
+    assert scores.shape == (len(trial.test),), f"gives scores {list(scores.shape)}: [N] is expected"
     assert not scores.requires_grad, "gives scores with a gradient graph"
 
 
 def check_larger_is_id(detector: AnyDetector) -> None:
     """ID samples near the set-up samples score higher than noise."""
-    fitted, samples = _fit(detector)
-    auc = ood_metrics(fitted.score(samples.test), fitted.score(samples.ood)).auc
+    fitted, trial = _fit(detector)
+    auc = ood_metrics(fitted.score(trial.test), fitted.score(trial.ood)).auc
     assert auc > 0.7, f"does not score easy ID samples above noise: AUC {auc:.2f}"
 
 
 def check_alone(detector: AnyDetector) -> None:
     """A sample's score depends neither on the other samples nor on their order."""
-    fitted, samples = _fit(detector)
-    test, whole = samples.test, fitted.score(samples.test)
+    fitted, trial = _fit(detector)
+    test, whole = trial.test, fitted.score(trial.test)
     for size in (1, 7):
         batches = torch.split(torch.arange(len(test)), size)
         parts = torch.cat([fitted.score(_select(test, rows)) for rows in batches])
@@ -155,13 +137,12 @@ def check_alone(detector: AnyDetector) -> None:
 
 def check_repeatable(detector: AnyDetector) -> None:
     """The same set-up and samples give the same scores, whatever the global random state."""
-    test = _samples().test
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        fitted, _ = _fit(detector)
-        first, again = fitted.score(test), fitted.score(test)
+        fitted, trial = _fit(detector)
+        first, again = fitted.score(trial.test), fitted.score(trial.test)
         torch.manual_seed(4)
-        other = _fit(detector)[0].score(test)
+        other = _fit(detector)[0].score(trial.test)
     assert torch.equal(first, again), "scores the same samples differently the second time"
     assert torch.equal(first, other), (
         "scores differently after the same set-up: random choices need a generator of their own"
@@ -170,40 +151,38 @@ def check_repeatable(detector: AnyDetector) -> None:
 
 def check_reads(detector: AnyDetector) -> None:
     """The declared ``reads`` are sufficient: without anything else the scores are the same."""
-    fitted, samples = _fit(detector)
-    setup, reads = samples.setup, fitted.reads
+    fitted, trial = _fit(detector)
+    setup, reads = trial.setup, fitted.reads
     try:
         for_setup = _arguments(setup, fitted.reads_to_set_up | (reads & {"head"}))
-        new = _create(detector)[0].fit(**for_setup, labels=setup.labels)
-        scores = new.score(**_arguments(samples.test, reads))
+        new = _Trial(detector).detector.fit(**for_setup, labels=setup.labels)
+        scores = new.score(**_arguments(trial.test, reads))
     except Exception as error:
         raise AssertionError(f"fails where it is given only {', '.join(sorted(reads))}: {error}") from error
-    assert nearly_equal(scores, fitted.score(samples.test)), (
+    assert nearly_equal(scores, fitted.score(trial.test)), (
         "scores differently where it is given only its `reads`"
     )
 
 
 def check_refit(detector: AnyDetector) -> None:
     """A second set-up replaces the first."""
-    fitted, samples = _fit(detector)
-    first = fitted.score(samples.test)
-    reverse = torch.arange(len(samples.setup) - 1, -1, -1)
-    again = fitted.fit(_select(samples.setup, reverse)).fit(samples.setup)
-    assert nearly_equal(again.score(samples.test), first), "scores differently after a second set-up"
+    fitted, trial = _fit(detector)
+    first = fitted.score(trial.test)
+    reverse = torch.arange(len(trial.setup) - 1, -1, -1)
+    again = fitted.fit(_select(trial.setup, reverse)).fit(trial.setup)
+    assert nearly_equal(again.score(trial.test), first), "scores differently after a second set-up"
 
 
 def check_inputs_unchanged(detector: AnyDetector) -> None:
     """``fit`` and ``score`` change neither tensors nor the network; parameters get no gradient."""
-    new, samples = _create(detector)
-    network = samples.network
+    trial = _Trial(detector)
+    network = trial.network
 
     def state() -> dict[str, Tensor]:
         tensors = {f"the network's {name}": tensor for name, tensor in network.state_dict().items()}
-        for which, outputs in (("set-up", samples.setup), ("scored", samples.test)):
-            assert outputs.labels is not None
-            read = (outputs.features, outputs.logits, _images(outputs), outputs.labels)
-            names = ("features", "logits", "images", "labels")
-            tensors |= {f"the {which} samples' {n}": t for n, t in zip(names, read, strict=True)}
+        for which, outputs in (("set-up", trial.setup), ("scored", trial.test)):
+            read = vars(outputs) | {"images": _images(outputs)}
+            tensors |= {f"the {which} samples' {n}": t for n, t in read.items() if isinstance(t, Tensor)}
         flags = [m.training for m in network.modules()] + [p.requires_grad for p in network.parameters()]
         tensors["the modes or frozen parameters of the network"] = torch.tensor(flags)
         return tensors | {"torch's global random state": torch.get_rng_state()}
@@ -211,7 +190,7 @@ def check_inputs_unchanged(detector: AnyDetector) -> None:
     network.train()
     network.norm.eval()  # so that modes differ from module to module
     before = {name: tensor.clone() for name, tensor in state().items()}
-    new.fit(samples.setup).score(samples.test)
+    trial.detector.fit(trial.setup).score(trial.test)
     changed = list_differences(state(), before)
     assert not changed, f"changes {changed}"
     graded = [name for name, parameter in network.named_parameters() if parameter.grad is not None]
@@ -220,34 +199,34 @@ def check_inputs_unchanged(detector: AnyDetector) -> None:
 
 def check_extreme_logits(detector: AnyDetector) -> None:
     """Scores stay finite on logits of ±1e4, in the scored samples and in the set-up samples."""
-    _, samples = _create(detector)
-    network = copy.deepcopy(samples.network)
+    trial = _Trial(detector)
+    network = copy.deepcopy(trial.network)
     with torch.no_grad():
-        network.head.weight.mul_(_EXTREME / float(samples.setup.logits.abs().max()))
-    setup = replace(forward(network, _images(samples.setup)), labels=samples.setup.labels)
-    test = forward(network, _images(samples.test))
-    for fitted_on in (samples.setup, setup):
+        network.head.weight.mul_(1e4 / float(trial.setup.logits.abs().max()))
+    setup = replace(forward(network, _images(trial.setup)), labels=trial.setup.labels)
+    test = forward(network, _images(trial.test))
+    for fitted_on in (trial.setup, setup):
         try:
             _fit(detector, fitted_on)[0].score(test)
         except BadInput as error:
-            raise AssertionError(f"cannot score logits of ±{_EXTREME:g}: {error}") from error
+            raise AssertionError(f"cannot score logits of ±10000: {error}") from error
 
 
 def check_fewest(detector: AnyDetector) -> None:
     """A set-up on ``fewest`` samples works, and one sample fewer is refused."""
-    new, samples = _create(detector)
-    if not new.needs_setup:
+    trial = _Trial(detector)
+    fewest, labels = trial.detector.fewest, trial.setup.labels
+    if not trial.detector.needs_setup or labels is None:
         return
-    assert samples.setup.labels is not None
-    by_class = samples.setup.labels.argsort(stable=True)  # some detectors need enough of each class
+    by_class = labels.argsort(stable=True)  # some detectors need enough of each class
     try:
-        new.fit(_select(samples.setup, by_class[: new.fewest])).score(samples.test)
+        trial.detector.fit(_select(trial.setup, by_class[:fewest])).score(trial.test)
     except Exception as error:
-        raise AssertionError(f"fails on its fewest = {new.fewest} set-up samples: {error}") from error
-    if new.fewest > 1:
+        raise AssertionError(f"fails on its fewest = {fewest} set-up samples: {error}") from error
+    if fewest > 1:
         with suppress(BadInput):
-            _create(detector)[0].fit(_select(samples.setup, by_class[: new.fewest - 1]))
-            raise AssertionError(f"accepts {new.fewest - 1} set-up samples, and fewest = {new.fewest}")
+            _fit(detector, _select(trial.setup, by_class[: fewest - 1]))
+            raise AssertionError(f"accepts {fewest - 1} set-up samples, and fewest = {fewest}")
 
 
 #: Every check of the detectors' contract, by name.

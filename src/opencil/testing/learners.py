@@ -1,8 +1,9 @@
 """Check the contract of CIL methods, on a few real digits in steps of two classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
-from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Outputs, forward, linear_head
 from opencil.engine.loop import Diverged, Progress, Stage, batches
@@ -30,7 +31,7 @@ _RANKS = 3  #: with 3, 3 and 2 of 8 images
 AnyLearner = str | Learner
 
 
-@lru_cache(maxsize=1)
+@cache
 def _stream() -> Stream:
     """Return six digits in three steps."""
 
@@ -43,10 +44,11 @@ def _stream() -> Stream:
     return Stream.create(train, test, _PER_STEP)
 
 
-def _setting() -> Setting:
+def _setting(**changes: Any) -> Setting:
     stream = _stream()
     transform = Transform((0.3, 0.3, 0.3), (0.4, 0.4, 0.4), crop=8, padding=1, flip=False)
-    return Setting(stream.train, stream.test, transform, "resnet8", 8, initialisation_seed=1, data_seed=2)
+    setting = Setting(stream.train, stream.test, transform, "resnet8", 8, initialisation_seed=1, data_seed=2)
+    return replace(setting, **changes)
 
 
 class _Bfloat16(Arithmetic):
@@ -59,7 +61,7 @@ class _Bfloat16(Arithmetic):
 
 @dataclass(frozen=True, repr=False)
 class _Recorder(ImageSet):
-    """Images that record which of them are served."""
+    """Images with a record of the served indices."""
 
     served: set[int] = field(default_factory=set)
 
@@ -69,25 +71,18 @@ class _Recorder(ImageSet):
         return super().batches(indices, size)
 
 
-@dataclass
 class _Run:
     """A method's run over the steps with short schedules, and the results of its last step."""
 
-    method: AnyLearner
-    epochs: int = _EPOCHS
-    arithmetic: Arithmetic = FULL
-    images: ImageSet | None = None  #: in place of the stream's
-    memory: Memory = Memory(_MEMORY)
-    previous: Model | None = None
-
-    def __post_init__(self) -> None:
-        learner = LEARNERS.create(self.method) if isinstance(self.method, str) else self.method
-        self.learner: Learner = replace(learner, epochs=self.epochs)
+    def __init__(self, method: AnyLearner, epochs: int = _EPOCHS, **changes: Any) -> None:
+        learner = LEARNERS.create(method) if isinstance(method, str) else method
+        self.learner: Learner = replace(learner, epochs=epochs)
+        self.epochs, self.setting = epochs, _setting(**changes)
+        self.memory, self.previous = Memory(_MEMORY), None
 
     def begin(self, number: int) -> Task:
         """Return a step's task before its training."""
-        setting = replace(_setting(), arithmetic=self.arithmetic, images=self.images or _stream().train)
-        return self.learner.begin(setting, _stream()[number - 1], self.memory, self.previous)
+        return self.learner.begin(self.setting, _stream()[number - 1], self.memory, self.previous)
 
     def train(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train a step, yielding after each iteration."""
@@ -98,26 +93,24 @@ class _Run:
             )
             yield progress
 
-    def complete(self, task: Task) -> Task:
+    def step(self, number: int) -> Task:
         """Train a step to its end, and store its results for the next."""
-        for _ in self.train(task):
-            pass
+        task = self.begin(number)
+        list(self.train(task))
         self.memory, self.previous = self.learner.remember(task), task.model
         return task
 
     def steps(self, count: int = _STEPS) -> Iterator[Task]:
         """Train the first steps, yielding after each."""
-        return (self.complete(self.begin(number)) for number in range(1, count + 1))
+        return map(self.step, range(1, count + 1))
 
 
-def _after_first_step(learner: AnyLearner) -> _Run:
-    run = _Run(learner)
-    run.complete(run.begin(1))
-    return run
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _state(model: Model | None) -> dict[str, Tensor]:
-    return {} if model is None else {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def _state(model: Model) -> dict[str, Tensor]:
+    return _copy(model.state_dict())
 
 
 def _test_outputs(model: Model, task: Task) -> Outputs:
@@ -162,12 +155,12 @@ def check_stored(learner: AnyLearner) -> None:
 
 def check_teacher(learner: AnyLearner) -> None:
     """The previous step's model and the teacher, which is its copy, stay unchanged."""
-    run = _after_first_step(learner)
-    task, previous, before = run.begin(2), run.previous, _state(run.previous)
-    run.complete(task)
-    for what, model in (("the previous step's model", previous), ("the teacher", task.teacher)):
+    run = _Run(learner)
+    previous = run.step(1).model
+    before, task = _state(previous), run.step(2)
+    for name, model in (("the previous step's model", previous), ("the teacher", task.teacher)):
         changed = list_differences(_state(model), before)
-        assert not changed, f"changes {what}: {changed}"
+        assert not changed, f"changes {name}: {changed}"
 
 
 def check_repeatable(learner: AnyLearner) -> None:
@@ -176,9 +169,8 @@ def check_repeatable(learner: AnyLearner) -> None:
     with torch.random.fork_rng(devices=[]):
         for seed in (0, 1):
             before = torch.manual_seed(seed).get_state()
-            run = _Run(learner)
-            list(run.steps(2))
-            found.append(_state(run.previous))
+            *_, last = _Run(learner).steps(2)
+            found.append(_state(last.model))
             assert torch.equal(torch.get_rng_state(), before), (
                 "draws from torch's global generator: random choices should follow from the setting's seeds "
                 "(`opencil.engine.seeding`)"
@@ -189,16 +181,16 @@ def check_repeatable(learner: AnyLearner) -> None:
 
 def check_resume(learner: AnyLearner) -> None:
     """A step that is resumed after any epoch of any stage gives the same weights."""
-    run = _after_first_step(learner)
+    run = _Run(learner)
+    run.step(1)
     whole, stored = run.begin(2), []
     for progress in run.train(whole):
         if progress.epoch_ends:
-            taken = Checkpoint.take(whole.model, progress, whole.ended).tensors()
-            stored.append((progress, {name: tensor.clone() for name, tensor in taken.items()}))
+            taken = Checkpoint.take(whole.model, progress, whole.ended)
+            stored.append((progress, _copy(taken.tensors())))
     for progress, tensors in stored:
         task = run.begin(2)
-        for _ in run.train(task, Checkpoint.from_tensors(tensors)):
-            pass
+        list(run.train(task, Checkpoint.from_tensors(tensors)))
         changed = list_differences(_state(task.model), _state(whole.model))
         assert not changed, (
             f"ends with other weights when it resumes after epoch {progress.epoch} of stage "
@@ -223,19 +215,16 @@ def check_memory(learner: AnyLearner) -> None:
 
 def check_images(learner: AnyLearner) -> None:
     """No step reads images of later classes, nor old images beyond its memory and its ``revisits``."""
-    images = _stream().train
-    assert isinstance(images, ImageSet)
+    images: Any = _stream().train
     recorder = _Recorder(images.name, images.images, images.labels)
     run = _Run(learner, images=recorder)
     for number in range(1, _STEPS + 1):
-        task = run.begin(number)
-        new, stored = set(task.step.train.tolist()), set(run.memory.indices.tolist())
         recorder.served.clear()
-        run.complete(task)
+        stored, task = set(run.memory.indices.tolist()), run.step(number)
         labels = images.labels[sorted(recorder.served)]
         later = sorted(set(labels[labels >= task.step.seen].tolist()))
         assert not later, f"reads images of the later classes {later} in step {number}"
-        old = recorder.served - new
+        old = recorder.served - set(task.step.train.tolist())
         assert run.learner.revisits or not old, (
             f"reads {len(old)} images of old classes in step {number}: `revisits` declares that it reads none"
         )
@@ -258,13 +247,11 @@ def check_bfloat16(learner: AnyLearner) -> None:
     hint = "in bfloat16, the default on GPUs: call `.float()` on logits before you store or divide them"
     try:
         for task in _Run(learner, arithmetic=_Bfloat16()).steps(2):
-            floating = {name: t for name, t in _state(task.model).items() if t.is_floating_point()}
-            bad = [
-                name
-                for name, t in floating.items()
-                if t.dtype not in (torch.float32, torch.float64) or not torch.isfinite(t).all()
-            ]
-            assert not bad, f"leaves {', '.join(bad[:3])} not finite, or not float32, {hint}"
+            for name, tensor in _state(task.model).items():
+                valid = tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor).all()
+                assert valid or not tensor.is_floating_point(), (
+                    f"leaves {name} not finite, or not float32, {hint}"
+                )
     except (RuntimeError, TypeError, Diverged) as error:  # torch raises both where types do not fit
         raise AssertionError(f"cannot train ({error}) {hint}") from error
 
@@ -274,7 +261,7 @@ class _Rank(Ranks):
 
     def __init__(self, rank: int, added: list[list[Tensor]]) -> None:
         self.rank, self.size, self._adds = rank, _RANKS, len(added) < _RANKS
-        self._sums = iter([torch.stack(one).sum(dim=0) for one in zip(*added, strict=False)])
+        self._sums = iter([torch.stack(tensors).sum(dim=0) for tensors in zip(*added, strict=False)])
         if self._adds:
             added.append([])
             self._added = added[-1]
@@ -298,7 +285,8 @@ def _weighted_loss(stage: Stage, task: Task) -> Tensor:
 
 def check_shares(learner: AnyLearner) -> None:
     """The loss of a batch is the weighted mean over its shares, so that several GPUs train as one."""
-    run = _after_first_step(learner)
+    run = _Run(learner)
+    run.step(1)
     task = run.begin(2)
     for stage in run.learner.stages(task) or ():
         if stage.tensors:  # each rank has all of them

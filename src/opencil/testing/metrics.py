@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from opencil.engine.forward import Outputs
-from opencil.evaluation.metric import metrics
 from opencil.evaluation.protocol import measure, measure_model
 from opencil.registry import DETECTORS
 from opencil.testing.contract import collect_checks, run_checks
@@ -28,11 +27,9 @@ def _sets(count: int = 60) -> list[Outputs]:
 def _measure(metric: str, sets: list[Outputs]) -> dict[tuple[str, int], float]:
     """Return every value of a metric, by set and task."""
     test, shifted, ood = sets
-    if metrics()[metric].of_model:
-        found = measure_model(test, {"shifted": shifted}, _TASKS, [metric])
-    else:
-        detector = DETECTORS.create("msp")
-        found = measure(detector, None, test, {"ood": ood}, _TASKS, {"shifted": shifted}, [metric])
+    detector, under_shift = DETECTORS.create("msp"), {"shifted": shifted}
+    found = measure_model(test, under_shift, _TASKS, [metric])
+    found += measure(detector, None, test, {"ood": ood}, _TASKS, under_shift, [metric])
     return {(measured.ood, measured.task): measured.value for measured in found}
 
 
