@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 class Analytic(TrainedOnce):
     """Ridge regression from random features to one-hot labels, by float64 sums over all images seen."""
 
-    linear: ClassVar[bool] = False
+    linear = False
 
     width: Count = 2000  #: random features
     drawn: Drawn = "uniform"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +32,12 @@ from opencil.validation import NonNegative, Positive
 class FeCAM(SimpleCIL):
     """Mahalanobis distances to class means, with a shrunk correlation matrix for each class."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(\sigma \cos(\varphi, w), y) \text{ at step 1} \\ "
         r"z_c = -(g(\varphi) - g(\mu_c))^T R_c^{+} (g(\varphi) - g(\mu_c)) \\ "
         r"g(\varphi) = \frac{\varphi^{\beta}}{\|\varphi^{\beta}\|}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "As in its authors' code, covariances are shrunk twice, and the mean is taken before the power. "
         "There step 1 trains on images that are augmented more strongly (AutoAugment, brightness), and is "
         "scored by the nearest row of its head; here it has the benchmark's transform, and is scored by "

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +31,14 @@ from opencil.validation import BelowOne, Positive
 class FOSTER(Learner):
     """A second backbone is boosted beside the frozen first one; both are then compressed into one."""
 
-    family: ClassVar[str] = "expansion"
-    equation: ClassVar[str] = (
+    family = "expansion"
+    equation = (
         r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
         r"+ \text{KD}(z_{1:\text{old}}, z') \\ "
         r"L_{\text{compress}} = -\sum_c q_c \log \, \text{softmax}(z_{\text{student}} / T)_c \\ "
         r"q_c \propto w_c \, \text{softmax}(z / T)_c \\ w_c \propto \frac{1 - \beta}{1 - \beta^{n_c}}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper does not state the decay of boosting: here it is the first step's. As in its code, the "
         "boosted model is evaluated and the compressed one begins the next step; `evaluate: compressed` "
         "evaluates the compressed one."

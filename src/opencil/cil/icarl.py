@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +23,10 @@ from opencil.validation import Positive
 class ICaRL(Learner):
     """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
 
-    title: ClassVar[str] = "iCaRL"
-    family: ClassVar[str] = "distillation"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
-    differs: ClassVar[str] = (
+    title = "iCaRL"
+    family = "distillation"
+    equation = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
+    differs = (
         "iCaRL's authors train by binary cross-entropy and classify by the nearest mean of exemplars. Here, "
         "as in the OpenCIL paper, training is by CE with distillation, and the head classifies; the accuracy "
         "of the nearest mean is reported beside it."

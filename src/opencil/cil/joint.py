@@ -1,7 +1,7 @@
 """Joint training, the upper bound of Fig. 1a."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -19,10 +19,10 @@ from opencil.registry import register_learner
 class Joint(Replay):
     """A new model at every step, trained on all data of all classes seen: the upper bound."""
 
-    family: ClassVar[str] = "bounds"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on all classes seen}"
+    family = "bounds"
+    equation = r"L = \text{CE}(z, y) \text{ on all classes seen}"
 
-    remembers: ClassVar[bool] = False
+    remembers = False
 
     later: Schedule = Replay.first
 

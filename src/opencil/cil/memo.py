@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar
 
 from opencil.cil.der import DER
 from opencil.cil.learner import Setting
@@ -21,8 +20,8 @@ PAPER = Paper(
 class MEMO(DER):
     """DER of the network's last stage only; the stages before it are shared, and continue to train."""
 
-    equation: ClassVar[str] = DER.equation
-    differs: ClassVar[str] = (
+    equation = DER.equation
+    differs = (
         "Frozen last stages read maps that still change, by weights and batch norm, as in PyCIL "
         "(`train_base`)."
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 
@@ -17,8 +16,8 @@ from opencil.registry import register_learner
 class Replay(Learner):
     """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
 
-    family: ClassVar[str] = "rehearsal"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on new classes and memory}"
+    family = "rehearsal"
+    equation = r"L = \text{CE}(z, y) \text{ on new classes and memory}"
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)

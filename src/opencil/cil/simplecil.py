@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -29,17 +28,17 @@ from opencil.registry import Paper, register_learner
 class SimpleCIL(TrainedOnce):
     """A cosine head whose rows are class means; after step 1, or on a frozen backbone, nothing is trained."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(z, y) \text{ at step 1} \\ z_c = \sigma \cos(\varphi, w_c) \\ w_c \leftarrow \mu_c"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
         "`freeze: true`. A backbone that is not frozen is trained at step 1, as in PyCIL's copy, whose "
         "network has no ReLU at its end (`signed: true`). $`\\sigma`$ stays as trained at step 1; with a "
         "frozen backbone it is 1."
     )
 
-    linear: ClassVar[bool] = False
+    linear = False
 
     first: Schedule = Schedule(epochs=200, lr=0.01, decay="cosine", weight_decay=5e-4)
 

@@ -1,13 +1,12 @@
 """AugMix: consistent predictions over augmented views."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Labels
 from opencil.detectors.finetune.augmix_operations import (
     FULL_LEVEL,
     LOWEST_LEVEL,
@@ -40,11 +39,11 @@ _PER_PIXEL, _LIMIT, _SHARE = 400, 2**32, 1 / 16
 class AugMix(Tuner):
     """A head trained by CE on clean images, and to predict the same on two augmented views of each."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(z, y) + w \text{JSD}(p, p', p'') \\ "
         r"p', p'' \text{ of two augmented views}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "AugMix's reference and torchvision, which the paper's code calls, have different rules for the "
         "strength of an operation (`rule`). On the memory the paper's code compares two augmented views, "
         "without the clean image."
@@ -58,7 +57,7 @@ class AugMix(Tuner):
     rule: Rule = "torchvision"  #: strength of an operation at a level: the paper's code's, or AugMix's
 
     #: ``original`` is the best detector in our results on CIFAR-100 at k = 10: see docs/detectors.md.
-    named: ClassVar[Labels] = {**Tuner.named, "original": {"rule": "original", **Tuner.named["stated"]}}
+    named = {**Tuner.named, "original": {"rule": "original", **Tuner.named["stated"]}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

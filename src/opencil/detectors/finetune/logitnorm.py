@@ -1,7 +1,6 @@
 """LogitNorm."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,7 @@ from opencil.validation import Positive
 class LogitNorm(Tuner):
     """A head trained by CE on logits of norm 1 / τ, so that confidence cannot grow with the norm."""
 
-    equation: ClassVar[str] = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
+    equation = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
 
     tau: Positive = 0.04
 

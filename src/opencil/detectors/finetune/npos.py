@@ -1,7 +1,7 @@
 """NPOS: non-parametric outlier synthesis."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,11 @@ class NPOS(Synthesiser):
     always of features.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
         r"o = \varphi_{\text{boundary}} + \mathcal N(0, \sigma^2), \text{ those farthest from the class}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The perturbations farthest from the class are kept; because of a reshape the paper's code keeps "
         "unrelated ones."
     )

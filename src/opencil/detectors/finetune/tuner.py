@@ -4,13 +4,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Detector, Labels, Reads, Setup
+from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ class Tuner(Detector):
     classes; without it all classes are new.
     """
 
-    differs: ClassVar[str] = (
+    differs = (
         "The OpenCIL paper prints a learning rate of 0.1, `@stated`; a compiled file in its repository has "
         "0.001, the default, which reproduces its results. The paper does not specify the initial f: here "
         "it is a copy of h."
@@ -73,12 +73,12 @@ class Tuner(Detector):
     #: The name, with its label, that f's random numbers follow from: see ``trained_as``.
     head_of: str | None = field(default=None, kw_only=True)
 
-    family: ClassVar[str] = "fine-tuning"
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"images", "labels"})
-    needs_setup: ClassVar[bool] = True
-    needs_old: ClassVar[bool] = True
-    named: ClassVar[Labels] = {"stated": {"schedule": {"lr": 0.1}}}
+    family = "fine-tuning"
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"images", "labels"})
+    needs_setup = True
+    needs_old = True
+    named = {"stated": {"schedule": {"lr": 0.1}}}
 
     def __post_init__(self) -> None:
         _ = self.post_hoc  # raises if it is not valid

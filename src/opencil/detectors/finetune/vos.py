@@ -1,7 +1,6 @@
 """VOS: virtual outliers from class-conditional Gaussians."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from opencil.validation import Count, Positive
 class VOS(Synthesiser):
     """Outliers from each class's Gaussian, the least likely of many samples: their energy is pushed up."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
         r"o_c = \text{the least likely of } \mathcal N(\mu_c, \Sigma)"
     )

@@ -1,7 +1,6 @@
 """Energy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from opencil.validation import Positive
 class Energy(LogitDetector):
     """Negative free energy of the logits: T · logsumexp(z / T)."""
 
-    equation: ClassVar[str] = r"S(x) = T \log \sum_c e^{z_c / T}"
+    equation = r"S(x) = T \log \sum_c e^{z_c / T}"
 
     temperature: Positive = 1.0
 

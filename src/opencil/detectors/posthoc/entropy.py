@@ -1,7 +1,6 @@
 """Entropy of the prediction."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from opencil.registry import Paper, register_detector
 class Entropy(LogitDetector):
     """Negative entropy of the prediction: Σ p log p."""
 
-    equation: ClassVar[str] = r"S(x) = \sum_c p_c \log p_c"
-    differs: ClassVar[str] = "The paper scores pixels, and trains a network for that; here is only the score."
+    equation = r"S(x) = \sum_c p_c \log p_c"
+    differs = "The paper scores pixels, and trains a network for that; here is only the score."
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Σ p log p, [N]."""

@@ -1,14 +1,14 @@
 """fDBD: feature distance to decision boundaries."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from opencil.data.precision import as_float64, to_float64_device
 from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -22,23 +22,23 @@ _TINY = 1e-12
 class FDBD(SetUpDetector):
     """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
 
-    title: ClassVar[str] = "fDBD"
-    equation: ClassVar[str] = (
+    title = "fDBD"
+    equation = (
         r"S(x) = \frac{1}{(C - 1) \| \varphi - \bar\varphi \|} "
         r"\sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\| w_{\hat y} - w_c \|} \\ "
         r"\bar\varphi = \text{mean of set-up features}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "OpenOOD chooses on OOD images whether to divide by the distance, as the paper does, or by the "
         "feature's norm, `@norm`. Classes of equal weights have no boundary and add nothing."
     )
 
     divided_by: Literal["distance", "norm"] = "distance"
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
+    named = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute the mean feature [D], and 1 / ‖w_a − w_b‖ [C, C]."""

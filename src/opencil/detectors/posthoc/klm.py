@@ -1,7 +1,6 @@
 """KLM: KL matching."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -23,12 +22,12 @@ _TINY = torch.finfo(torch.float32).tiny
 class KLM(SetUpDetector):
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -\min_c \text{KL}(p \,\|\, q_c) \\ "
         r"q_c = \text{mean} \{ p_j : \text{argmax} p_j = c \}"
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
+    reads = frozenset({"logits"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute log q_c [C, C]; q_c is one-hot if no image is predicted as c.

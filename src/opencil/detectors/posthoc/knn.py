@@ -1,13 +1,12 @@
 """KNN: distance to the K-th nearest neighbour."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import Count
@@ -20,22 +19,22 @@ from opencil.validation import Count
 class KNN(SetUpDetector):
     """Negative squared distance to the K-th nearest set-up feature; all features have length 1."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = - \left\| \tfrac{\varphi}{\|\varphi\|} - \tfrac{\varphi_j}{\|\varphi_j\|} \right\|^2, "
         r"\quad j \text{ the } K \text{-th nearest}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "On CIFAR-100 with 500 images per class the paper uses K = 200, and OpenOOD 50. A memory of 20 "
         "images per class is 25 times smaller: K is 10 here, on train+ 200 (`@stated`) or 50 (`@openood`)."
     )
 
     neighbours: Count = 10
 
-    named: ClassVar[Labels] = {
+    named = {
         "stated": {"setup": "train+", "neighbours": 200},
         "openood": {"setup": "train+", "neighbours": 50},
     }
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    reads = frozenset({"features"})
 
     @property
     def fewest(self) -> int:

@@ -1,7 +1,6 @@
 """Maximum logit."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from opencil.registry import Paper, register_detector
 class MaxLogit(LogitDetector):
     """Largest logit: max z."""
 
-    equation: ClassVar[str] = r"S(x) = \max_c z_c"
+    equation = r"S(x) = \max_c z_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return max z, [N]."""

@@ -1,7 +1,6 @@
 """Maximum softmax probability."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from opencil.registry import Paper, register_detector
 class MSP(LogitDetector):
     """Largest softmax probability: max softmax(z)."""
 
-    equation: ClassVar[str] = r"S(x) = \max_c \text{softmax}(z)_c"
+    equation = r"S(x) = \max_c \text{softmax}(z)_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return max softmax(z), [N]."""

@@ -1,7 +1,6 @@
 """NCI: neural collapse inspired."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from opencil.data.precision import to_float64_device
 from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import NonNegative
@@ -23,21 +22,21 @@ from opencil.validation import NonNegative
 class NCI(SetUpDetector):
     """Projection of the predicted class's weights on the centred feature, and a fraction of the L1 norm."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \frac{\langle w_{\hat y}, \varphi - \bar\varphi \rangle}{\| \varphi - \bar\varphi \|} "
         r"+ \alpha \| \varphi \|_1 \\ \bar\varphi = \text{mean of set-up features}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The authors' code chooses α on OOD images, from 0.0001, the default here, to 0.1; pytorch-ood has "
         "0: `@pytorch-ood`."
     )
 
     alpha: NonNegative = 1e-4
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
+    named = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute W [C, D] and the mean feature [D]."""

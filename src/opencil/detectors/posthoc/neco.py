@@ -1,7 +1,7 @@
 """NECO: neural collapse."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from opencil.validation import Bound
 class NECO(SetUpDetector):
     """Share of a standardised feature's length along the first principal axes."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \frac{\| P \tilde{\varphi} \|}{\| \tilde{\varphi} \|}, \quad "
         r"\tilde{\varphi}_d = \frac{\varphi_d - \mu_d}{\sigma_d}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "In the authors' code the number of axes depends on the model and the dataset; here they contain "
         "nine tenths of the variance. Their code multiplies by the largest logit for all models except "
         "ResNets: `max_logit`."

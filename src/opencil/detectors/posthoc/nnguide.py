@@ -1,7 +1,7 @@
 """NNGuide: nearest-neighbour guidance."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,12 @@ from opencil.validation import Bound, Count, Whole
 class NNGuide(SetUpDetector):
     """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -E(x) \cdot \frac{1}{K} \sum_{j \in \text{largest } K} "
         r"\langle \tfrac{\varphi}{\|\varphi\|}, b_j \rangle \\ "
         r"b_j = -E(x_j) \tfrac{\varphi_j}{\|\varphi_j\|}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "NNGuide is the exception in the paper's code: its bank is one random batch of augmented images."
     )
 

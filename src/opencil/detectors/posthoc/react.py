@@ -1,12 +1,11 @@
 """ReAct: rectified activations."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -20,14 +19,14 @@ from opencil.registry import Paper, register_detector
 class ReAct(SetUpDetector):
     """Energy of features clipped at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{h(\min(\varphi, q))_c} \\ "
         r"q = \text{percentile of all set-up features}"
     )
 
     percentile: Percentile = 90.0
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
+    reads = frozenset({"features", "head"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute the percentile q of all feature values together, interpolated linearly."""

@@ -1,7 +1,6 @@
 """Relation: the neural relation graph."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from opencil.validation import Fraction, Positive
 class Relation(SetUpDetector):
     """Sum of the relations to set-up images above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \sum_{j:\, r_j > \theta} r_j^{\gamma} \\ "
         r"r_j = \max(0, \cos(\varphi, \varphi_j)) \cdot \langle p, p_j \rangle"
     )

@@ -1,13 +1,12 @@
 """Residual: the part of a feature outside the principal space of the set-up features."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from opencil.data.precision import as_float64
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import in_chunks, products_of
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
@@ -24,11 +23,11 @@ _ROUNDING = 1e-12
 class Residual(SetUpDetector):
     """Negative length of the part outside the principal space of the set-up features: −‖R^T(φ − u)‖."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -\| R^T (\varphi - u) \| \\ u = -W^{+} b \\ "
         r"R = \text{eigenvectors of } \sum_j (\varphi_j - u)(\varphi_j - u)^T \text{ after the first } d"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "As in the authors' code, d is 1000 for at least 2048 features, 512 for at least 768, else half of "
         "them; OpenOOD chooses it on OOD images. The principal space lies within the span of the set-up "
         "features."
@@ -36,8 +35,8 @@ class Residual(SetUpDetector):
 
     dimensions: Whole = 0  #: d; 0: by the width of the features
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute u [D] and R [D, D − d], in float64."""

@@ -1,7 +1,6 @@
 """TPL: likelihood ratio of a task against all others."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import Gaussians, check_labels
 from opencil.engine.forward import Outputs
 from opencil.errors import BadInput
@@ -28,14 +27,14 @@ _AT_MEAN = 1e-6
 class TPL(SetUpDetector):
     """Best task by nearness to its classes, distance to other tasks' images, and largest logit."""
 
-    family: ClassVar[str] = "continual"
-    equation: ClassVar[str] = (
+    family = "continual"
+    equation = (
         r"S(x) = \max_t \, (a_t s_t + b_t), \quad s_t = -\log ( e^{-(i_t + o_t)} + e^{-m_t} ) \\ "
         r"i_t \propto \max_{c \in t} 1 / d_c(\varphi), \quad m_t \propto \max_{c \in t} z_c \\ "
         r"o_t = \| \hat{\varphi} - \hat{\varphi}_j \|^2 , \quad "
         r"j \text{ the } K \text{-th nearest of the memory of other tasks}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "Adapted: the paper has a network with a mask for each task; here all tasks share one backbone, and"
         " a sample's score is that of its best task. d_c is a squared Mahalanobis distance with one "
         "covariance per task, i_t and m_t are divided by their means, and a_t and b_t are fitted as in the "
@@ -44,7 +43,7 @@ class TPL(SetUpDetector):
 
     neighbours: Count = 5  #: K
 
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
+    setup_reads = frozenset({"features", "logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Store Gaussians and features of each task with images, the scales of its scores, a_t and b_t."""
