@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.engine.forward import Outputs
@@ -65,8 +65,8 @@ class MORE(Tuner):
         """Return max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
         head = self._extra.head
         assert isinstance(head, TaskHead)
-        rows = rows_at_a_time(3 * head.member.numel() * 4)
-        return compute_by_parts(lambda part: self._score(head, part), rows, outputs.features)
+        numbers = 3 * head.member.numel()
+        return compute_by_parts(lambda part: self._score(head, part), numbers, outputs.features)
 
     def _score(self, head: "TaskHead", features: Tensor) -> Tensor:
         z, other, known = head.by_task(features)

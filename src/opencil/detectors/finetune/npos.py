@@ -53,7 +53,7 @@ class NPOS(Synthesiser):
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
         """Return ``kept`` perturbations of each chosen feature of each class, computed in parts."""
         pairs = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
-        parts = torch.split(features, rows_at_a_time(2 * pairs * features.element_size()))
+        parts = torch.split(features, rows_at_a_time(2 * pairs))
         return torch.cat([self._outliers(part, batch.generator) for part in parts])
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:

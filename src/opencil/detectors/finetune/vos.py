@@ -43,7 +43,7 @@ class VOS(Synthesiser):
         # torch.linalg.cholesky synchronises with the host.
         factor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
         rarest = []
-        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
+        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width)):
             noise = torch.randn(
                 len(part), self.samples, width, generator=batch.generator, device=features.device
             )

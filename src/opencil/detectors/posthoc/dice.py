@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import as_float64, to_float64_device
+from opencil.data.precision import as_float64
 from opencil.detectors.detector import SetUpDetector
+from opencil.detectors.moments import mean_of
 from opencil.detectors.posthoc.shaping import Percentile
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -38,8 +38,7 @@ class DICE(SetUpDetector):
     def set_up(self, outputs: Outputs) -> None:
         """Set the weights to 0 whose contribution W · mean φ is at most the percentile."""
         weight, self._bias = outputs.linear()
-        mean = to_float64_device(outputs.features).mean(dim=0, dtype=torch.float64)
-        contribution = (as_float64(weight) * mean).cpu()
+        contribution = (as_float64(weight) * mean_of(outputs.features)).cpu()
         kept = contribution > np.percentile(contribution.numpy(), self.percentile)
         self._weight = weight * kept.to(weight.device)
 

@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opencil.data.precision import as_float64, to_float64_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.data.precision import as_float64
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
+from opencil.detectors.moments import mean_of
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 
@@ -45,14 +46,13 @@ class FDBD(SetUpDetector):
         features, weight = outputs.features, as_float64(outputs.linear()[0])
         apart = torch.stack([(weight - row).norm(dim=1) for row in weight])
         nearness = torch.where(apart > 0, 1 / apart, 0.0)
-        mean = to_float64_device(features).mean(dim=0, dtype=torch.float64)
-        self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean))
+        self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean_of(features)))
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
         features, logits = outputs.features, outputs.logits
-        rows = rows_at_a_time(4 * (features.shape[1] + logits.shape[1]) * features.element_size())
-        return compute_by_parts(self._score, rows, features, logits)
+        numbers = 4 * (features.shape[1] + logits.shape[1])
+        return compute_by_parts(self._score, numbers, features, logits)
 
     def _score(self, features: Tensor, logits: Tensor) -> Tensor:
         highest, predicted = logits.max(dim=1, keepdim=True)

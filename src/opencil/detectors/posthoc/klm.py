@@ -37,7 +37,7 @@ class KLM(SetUpDetector):
         logits = outputs.logits
         classes = logits.shape[1]
         total = as_float64(logits.new_zeros(classes, classes))
-        for z in map(as_float64, torch.split(logits, rows_at_a_time(2 * classes * total.element_size()))):
+        for z in map(as_float64, torch.split(logits, rows_at_a_time(4 * classes))):
             predicted = F.one_hot(z.argmax(dim=1), classes).double()
             total += predicted.T @ z.softmax(dim=1)
         count = total.sum(dim=1, keepdim=True)  # softmax rows sum to 1

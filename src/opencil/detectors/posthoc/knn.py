@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -47,8 +47,8 @@ class KNN(SetUpDetector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return −‖f − b‖² = 2⟨f, b⟩ − 2 for the K-th largest ⟨f, b⟩, [N]."""
-        rows = rows_at_a_time(2 * len(self._bank) * self._bank.element_size())
-        return 2 * compute_by_parts(self._similar, rows, F.normalize(outputs.features, dim=1)) - 2
+        unit = F.normalize(outputs.features, dim=1)
+        return 2 * compute_by_parts(self._similar, 2 * len(self._bank), unit) - 2
 
     def _similar(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1).values[:, -1]

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import to_float64_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
+from opencil.detectors.moments import mean_of
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
 from opencil.validation import NonNegative
@@ -41,14 +40,12 @@ class NCI(SetUpDetector):
     def set_up(self, outputs: Outputs) -> None:
         """Compute W [C, D] and the mean feature [D]."""
         self._weight, _ = outputs.linear()
-        mean = to_float64_device(outputs.features).mean(dim=0, dtype=torch.float64)
-        self._mean = mean.float().to(outputs.features.device)
+        self._mean = mean_of(outputs.features).float().to(outputs.features.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return ⟨w_ŷ, φ − mean φ⟩ / ‖φ − mean φ‖ + α‖φ‖₁, [N]."""
         features, predicted = outputs.features, outputs.logits.argmax(dim=1)
-        rows = rows_at_a_time(4 * features.shape[1] * features.element_size())
-        return compute_by_parts(self._score, rows, features, predicted)
+        return compute_by_parts(self._score, 4 * features.shape[1], features, predicted)
 
     def _score(self, features: Tensor, predicted: Tensor) -> Tensor:
         near = (self._weight[predicted] * F.normalize(features - self._mean, dim=1)).sum(dim=1)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.engine.seeding import generator
@@ -53,8 +53,8 @@ class NNGuide(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
         features = F.normalize(outputs.features, dim=1)
-        rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
-        return outputs.logits.logsumexp(dim=1) * compute_by_parts(self._guidance, rows, features)
+        guidance = compute_by_parts(self._guidance, 2 * len(self._bank), features)
+        return outputs.logits.logsumexp(dim=1) * guidance
 
     def _guidance(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
 from opencil.engine.forward import Outputs
 from opencil.registry import Paper, register_detector
@@ -41,8 +41,7 @@ class Relation(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Σ_j r_j^power over the relations above the threshold, [N]."""
         features, probabilities = F.normalize(outputs.features, dim=1), outputs.logits.softmax(dim=1)
-        rows = rows_at_a_time(2 * len(self._features) * features.element_size())
-        return compute_by_parts(self._strength, rows, features, probabilities)
+        return compute_by_parts(self._strength, 2 * len(self._features), features, probabilities)
 
     def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
         """Return the scores of a part, computed in place: [samples, set-up images] dominates the memory."""

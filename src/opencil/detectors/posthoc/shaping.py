@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.engine.forward import Outputs
 from opencil.validation import Bound
 
@@ -17,9 +17,8 @@ def shaped_energy(outputs: Outputs, shaped: Callable[[Tensor], Tensor]) -> Tenso
     """Return logsumexp(h(shaped(φ))), [N], computed in parts."""
     classify, features = outputs.classify, outputs.features
     assert classify is not None
-    # A sorted copy with its indices, and the shaped features.
-    rows = rows_at_a_time(5 * features.shape[1] * features.element_size())
-    return compute_by_parts(lambda part: classify(shaped(part)).float().logsumexp(dim=1), rows, features)
+    numbers = 5 * features.shape[1]  # a sorted copy with its indices, and the shaped features
+    return compute_by_parts(lambda part: classify(shaped(part)).float().logsumexp(dim=1), numbers, features)
 
 
 def largest(features: Tensor, percentile: float) -> tuple[Tensor, Tensor]:

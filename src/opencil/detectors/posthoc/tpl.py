@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import Gaussians, check_labels
 from opencil.engine.forward import Outputs
@@ -79,8 +79,8 @@ class TPL(SetUpDetector):
         """Return 1 / d to the nearest class of each task, o_t, and the task's largest logit, [N, T] each."""
         features = outputs.features
         near = [1 / gaussians.nearest(features).clamp(min=_AT_MEAN) for gaussians in self._gaussians]
-        rows = rows_at_a_time(2 * sum(map(len, self._banks)) * features.element_size())
-        out = compute_by_parts(self._distances, rows, F.normalize(features, dim=1))
+        numbers = 2 * sum(map(len, self._banks))
+        out = compute_by_parts(self._distances, numbers, F.normalize(features, dim=1))
         largest = [outputs.logits[:, columns].amax(dim=1) for columns in self._columns]
         return torch.stack(near, dim=1).float(), out, torch.stack(largest, dim=1)
 
