@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
+from opencil import Paper, Schedule, register_learner
 from opencil.cil.analytic import EQUATION, Analytic
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
 from opencil.validation import Positive
 
 

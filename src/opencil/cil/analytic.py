@@ -8,13 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Stage, Step, Task
+from opencil.cil.learner import Setting
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.precision import as_float64, copy_to_device, widest
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
 from opencil.engine.seeding import generator
-from opencil.nets.model import Model
 from opencil.nets.random_features import ROWS, Drawn, RidgeModel
 from opencil.validation import Count, Positive
 

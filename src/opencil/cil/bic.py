@@ -8,14 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task, replay_and_distil
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Backbone, BadInput, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting, replay_and_distil
 from opencil.engine.seeding import generator
-from opencil.errors import BadInput
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import Positive, ProperFraction
 
 

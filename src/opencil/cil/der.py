@@ -8,14 +8,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task
+from opencil import Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting
 from opencil.cil.wa import align
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.growing import GrownModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 PAPER = Paper("DER: Dynamically Expandable Representation for Class Incremental Learning", 2021, "2103.16788")
 

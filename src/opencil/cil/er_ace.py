@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, masked_mean, weights_by_share
+from opencil import Paper, Stage, Task, register_learner
+from opencil.cil.learner import masked_mean, weights_by_share
 from opencil.cil.replay import Replay
-from opencil.engine.loop import Stage
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(

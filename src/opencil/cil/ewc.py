@@ -8,14 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Setting, Task
-from opencil.data.stream import Step
+from opencil import Backbone, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.engine.arithmetic import FULL
 from opencil.engine.feed import ImageFeed, augmented_loss
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
 
 

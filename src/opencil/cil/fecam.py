@@ -7,16 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.cil.simplecil import SimpleCIL
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.cosine import CosineModel
 from opencil.nets.distances import DistanceHead, correlation, covariance, shrink, signed_power
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
 
 

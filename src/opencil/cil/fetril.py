@@ -7,13 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Setting, Task
+from opencil import Backbone, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting
 from opencil.cil.trained_once import TrainedOnce
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from opencil import register_learner
 from opencil.cil.replay import Replay
-from opencil.registry import register_learner
 
 
 @register_learner("finetune")

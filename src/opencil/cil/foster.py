@@ -9,15 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task, distillation, soft_cross_entropy, soften
-from opencil.data.memory import Memory, quota
-from opencil.data.stream import Step
-from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting, distillation, soft_cross_entropy, soften
+from opencil.data.memory import quota
+from opencil.engine.forward import forward
 from opencil.nets.growing import SideBySide
 from opencil.nets.model import Backbone, Head, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import BelowOne, Positive
 
 

@@ -7,12 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task, replay_and_distil
-from opencil.data.memory import Memory
-from opencil.engine.forward import Outputs
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
+from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Task, register_learner
+from opencil.cil.learner import replay_and_distil
 from opencil.validation import Positive
 
 

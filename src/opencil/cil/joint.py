@@ -5,13 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from opencil import Memory, Model, Schedule, Step, register_learner
 from opencil.cil.learner import Setting
 from opencil.cil.replay import Replay
-from opencil.data.memory import Memory
-from opencil.data.stream import Step
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Model
-from opencil.registry import register_learner
 
 
 @register_learner("joint")

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, masked_mean
+from opencil import Paper, Task, register_learner
+from opencil.cil.learner import masked_mean
 from opencil.cil.rebalanced import Rebalanced, cosine_distance
-from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
 
 

@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task, distillation
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
+from opencil import Learner, Paper, Schedule, Stage, Task, distillation, register_learner
 from opencil.validation import NonNegative, Positive
 
 

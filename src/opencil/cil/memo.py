@@ -3,12 +3,10 @@
 import copy
 from dataclasses import dataclass
 
+from opencil import Model, Paper, Step, register_learner
 from opencil.cil.der import DER
 from opencil.cil.learner import Setting
-from opencil.data.stream import Step
 from opencil.nets.growing import GrownModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 PAPER = Paper(
     "A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning", 2023, "2205.13218"

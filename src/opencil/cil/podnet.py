@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task
+from opencil import Paper, Schedule, Task, register_learner
 from opencil.cil.rebalanced import Rebalanced, cosine_distance
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from opencil import Paper, register_learner
 from opencil.cil.analytic import EQUATION, Analytic
 from opencil.nets.random_features import Drawn
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(

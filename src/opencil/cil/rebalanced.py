@@ -8,12 +8,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Model, Schedule, Stage, Step, Task
+from opencil.cil.learner import FORWARD, Setting
 from opencil.nets.cosine import CosineModel
-from opencil.nets.model import Model
 from opencil.validation import Count
 
 

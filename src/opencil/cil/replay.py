@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from opencil.cil.learner import Learner, Task
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import register_learner
+from opencil import Learner, Schedule, Stage, Task, register_learner
 
 
 @register_learner("replay")

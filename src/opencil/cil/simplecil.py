@@ -5,14 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.cil.trained_once import TrainedOnce
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.cosine import CosineModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(

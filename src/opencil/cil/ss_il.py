@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, soften, weights_by_share
+from opencil import Paper, Stage, Task, register_learner
+from opencil.cil.learner import soften, weights_by_share
 from opencil.cil.wa import WA
-from opencil.engine.loop import Stage
-from opencil.registry import Paper, register_learner
 from opencil.validation import ProperFraction
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Schedule, Stage, Task
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from opencil.cil.learner import Learner, Task, replay_and_distil
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Paper, Schedule, Stage, Task, register_learner
+from opencil.cil.learner import replay_and_distil
 from opencil.nets.model import Head
-from opencil.registry import Paper, register_learner
 from opencil.validation import Positive
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import BadInput, Paper, Tuner, register_detector
 from opencil.detectors.finetune.augmix_operations import (
     FULL_LEVEL,
     LOWEST_LEVEL,
@@ -16,10 +17,8 @@ from opencil.detectors.finetune.augmix_operations import (
     draw,
 )
 from opencil.detectors.finetune.mixing import Concentration
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import Views, ViewSource
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound, Count, NonNegative, Whole
 
 #: Augmented views of an image, besides the clean image.

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, register_detector
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
-from opencil.registry import Paper, register_detector
 from opencil.validation import Fraction
 
 

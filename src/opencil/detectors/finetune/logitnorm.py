@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil import Paper, Tuner, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Positive
 
 

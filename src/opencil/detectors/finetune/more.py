@@ -6,13 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from opencil import BadInput, Outputs, Paper, Tuner, register_detector
 from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import ViewSource, head_size
-from opencil.engine.forward import Outputs
 from opencil.engine.seeding import seeded
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(

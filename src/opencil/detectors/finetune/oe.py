@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, Tuner, register_detector
 from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import NonNegative
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opencil import Paper, register_detector
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count, Positive
 
 

@@ -6,12 +6,10 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import mean_of
 from opencil.detectors.posthoc.shaping import Percentile
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(

@@ -6,12 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import mean_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 _TINY = 1e-12
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 from opencil.validation import Count, Positive
 
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Detector, Outputs, Paper, register_detector
 from opencil.validation import Positive
 
 

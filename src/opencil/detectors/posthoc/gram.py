@@ -7,10 +7,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import SetUpDetector
-from opencil.engine.forward import Outputs
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.engine.seeding import generator
-from opencil.registry import Paper, register_detector
 from opencil.validation import BelowOne, Count, Whole
 
 #: Added to divisors, as in the authors' code: to a bound, and to a stage's mean deviation.

@@ -6,11 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.detector import SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 _TINY = torch.finfo(torch.float32).tiny
 

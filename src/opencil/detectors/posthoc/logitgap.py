@@ -6,9 +6,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 from opencil.validation import Bound, Count
 
 

@@ -5,10 +5,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector
+from opencil import Detector, Outputs, Paper, register_detector
 from opencil.detectors.posthoc.shaping import crowding, largest
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
 
 

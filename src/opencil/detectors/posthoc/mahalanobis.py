@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opencil.detectors.detector import SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import Gaussians
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(

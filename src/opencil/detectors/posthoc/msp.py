@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 
 
 @register_detector(

@@ -6,11 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import in_chunks, means_of, products_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
 
 

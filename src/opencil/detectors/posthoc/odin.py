@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs, evaluating
+from opencil import Detector, Outputs, Paper, register_detector
+from opencil.engine.forward import evaluating
 from opencil.nets.model import Classifier
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count, NonNegative, Positive
 
 

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device, to_float64_device
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import check_labels, in_chunks, means_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
 #: libMR's shift of distances before a fit, which makes all of them positive.

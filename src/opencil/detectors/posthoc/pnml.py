@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import in_chunks, products_of, whitening
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(

@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Detector
-from opencil.engine.forward import Outputs
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
+from opencil import BadInput, Detector, Outputs, Paper, register_detector
 from opencil.validation import Positive
 
 #: Squarings of M Mᵀ, after which only the first singular direction remains.

@@ -6,10 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.detector import SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Fraction, Positive
 
 

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opencil import BadInput, Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import in_chunks, products_of
-from opencil.engine.forward import Outputs
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 from opencil.validation import Whole
 
 VIM = Paper("ViM: Out-Of-Distribution with Virtual-logit Matching", 2022, "2203.10807")

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector
+from opencil import Detector, Outputs, Paper, register_detector
 from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from opencil import Outputs
 from opencil.detectors.chunks import compute_by_parts
-from opencil.engine.forward import Outputs
 from opencil.validation import Bound
 
 Percentile = Annotated[float, Bound(ge=0, le=100)]

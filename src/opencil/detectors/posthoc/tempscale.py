@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import check_labels, in_chunks
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 #: Limits of the temperature. If all set-up images are predicted correctly, the optimum would be 0.
 _LOWEST, _HIGHEST = 0.1, 10.0

@@ -6,13 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import BadInput, Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import Gaussians, check_labels
-from opencil.engine.forward import Outputs
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
 #: Smaller squared distances are at the mean of the class, as the only image of a class is.

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from opencil import Outputs, register_detector
 from opencil.detectors.posthoc.residual import VIM, Residual
-from opencil.engine.forward import Outputs
-from opencil.registry import register_detector
 
 #: Smaller mean residuals, relative to the mean feature, are rounding errors.
 _ROUNDING = 1e-6

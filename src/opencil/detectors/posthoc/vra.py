@@ -7,10 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
