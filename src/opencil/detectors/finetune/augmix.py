@@ -67,7 +67,7 @@ class AugMix(Tuner):
         """Draw operations, levels, weights and strengths of all views, [iterations, views, …]."""
         count = iterations * parts * _VIEWS * batch
         drawn = draw(count, self.width, self.depth, self.severity, self.concentration, self.rule, numbers)
-        return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
+        return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn)
 
     def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
@@ -81,9 +81,9 @@ class AugMix(Tuner):
         pixels = source.scale.pixels(clean)[:, None].expand(-1, _VIEWS, *clean.shape[1:]).reshape(-1, *size)
         choices = AugMixDraw(*(tensor.flatten(0, 1) for tensor in drawn)).to(source.device)
         rows = max(1, _byte_limit(source.device) // (_PER_PIXEL * size[1] * size[2]))
+        pieces = zip(*(torch.split(tensor, rows) for tensor in (pixels, *choices)), strict=True)
         augmented = [
-            source.scale.normalise(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
-            for i in range(0, len(pixels), rows)
+            source.scale.normalise(augmix(part, AugMixDraw(*chosen), self.rule)) for part, *chosen in pieces
         ]
         return (torch.cat(augmented).view(count, -1, *size),)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
 Rule = Literal["torchvision", "original"]
 
 
-@dataclass(frozen=True)
-class AugMixDraw:
+class AugMixDraw(NamedTuple):
     """The random choices for N images, each mixed from ``width`` chains of ``depth`` operations.
 
     On the CPU: ``operation``, int64 [N, width, depth], values of ``Operation``; ``level``, float64 [N, width,
@@ -68,14 +67,6 @@ class AugMixDraw:
     level: Tensor
     weights: Tensor
     strength: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the choices in the order of the fields."""
-        return self.operation, self.level, self.weights, self.strength
-
-    def __getitem__(self, rows: slice) -> "AugMixDraw":
-        return AugMixDraw(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """Move weights and strengths to a device; the host reads operations and levels."""

@@ -271,13 +271,17 @@ class Extra(nn.Module):
         return logits
 
 
-class Tuning:
-    """The training of one tuner's head on a source."""
+class Tuning(Feed):
+    """The training of one tuner's head on a source, and its feed: views with the tuner's further inputs."""
+
+    generator: torch.Generator
 
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self.tuner, self.source = tuner, source
         self.extra = tuner.extra(source)
-        self._feed = _TuningFeed(tuner, source)
+        self._batch = source.batch_of(tuner.batch_size)
+        self.device, self.iterations = source.device, source.iterations(self._batch)
+        self.generator = torch.Generator(source.device)
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train from the start or from a checkpoint, yielding after each iteration."""
@@ -287,36 +291,24 @@ class Tuning:
         def loss(*tensors: Tensor) -> Tensor:
             views = [Views(*tensors[3 * i : 3 * i + 3]) for i in range(len(self.source.pools))]
             memory = views[1] if len(views) > 1 else None
-            drawn, numbers = tensors[3 * len(views) :], self._feed.generator
-            assert numbers is not None
-            return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, numbers))
+            drawn = tensors[3 * len(views) :]
+            return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, self.generator))
 
         # Full float32: energies are squared, and everything except the backbone is small.
         name = f"tune {self.tuner.registered_name}".strip()
-        yield from optimise(name, self.extra, loss, schedule, self._feed, FULL, resume)
-
-
-class _TuningFeed(Feed):
-    """A source's views with a tuner's further inputs."""
-
-    def __init__(self, tuner: Tuner, source: ViewSource) -> None:
-        self._tuner, self._source = tuner, source
-        self._batch = source.batch_of(tuner.batch_size)
-        self.device, self.iterations = source.device, source.iterations(self._batch)
-        self.generator = torch.Generator(source.device)
+        yield from optimise(name, self.extra, loss, schedule, self, FULL, resume)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield the views' tensors, then the tuner's."""
-        tuner, source, batch = self._tuner, self._source, self._batch
+        tuner, source, batch = self.tuner, self.source, self._batch
         seed = (*source.seed, tuner.trained_as)
         # Too small to start several threads.
         with cpu_threads(1):
             drawn = tuner.draw(self.iterations, batch, len(source.pools), generator(*seed, "draw", number))
-        assert self.generator is not None
         self.generator.manual_seed(derive(*seed, "device", number))
         for first, parts in source.chunks(number, batch):
             count = len(parts[0].labels) // batch
             prepared = tuner.prepare(source, parts, tuple(t[first : first + count] for t in drawn))
             for i in range(count):
-                views = (part[i * batch : (i + 1) * batch] for part in parts)
-                yield (*(t for one in views for t in one.tensors), *(tensor[i] for tensor in prepared))
+                rows = slice(i * batch, (i + 1) * batch)
+                yield *(t[rows] for views in parts for t in views), *(t[i] for t in prepared)

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opencil import Detector, Outputs, Paper, register_detector
-from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
+from opencil import Paper, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper, crowding, largest
 
 
 @register_detector(
@@ -15,7 +15,7 @@ from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, sha
     paper=Paper("Extremely Simple Activation Shaping for Out-of-Distribution Detection", 2023, "2209.09858"),
 )
 @dataclass
-class ASH(Detector):
+class ASH(Shaper):
     """Energy of a sample's largest features: unchanged (P), made equal (B) or scaled up (S)."""
 
     equation = (
@@ -39,13 +39,8 @@ class ASH(Detector):
         "openood": {"variant": "b", "percentile": 90.0},
     }
 
-    reads = frozenset({"features", "head"})
-
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return the largest features, shaped, and 0 for the others."""
         values, columns = largest(features, self.percentile)
         if self.variant == "b":
             mean = features.clamp(min=0).sum(dim=1, keepdim=True) / values.shape[1]

@@ -39,7 +39,7 @@ class Residual(SetUpDetector):
         """Compute u [D] and R [D, D − d], in float64."""
         weight, bias = map(as_float64, outputs.linear())
         width = outputs.features.shape[1]
-        first = self.dimensions or authors_dimensions(width)
+        first = self.dimensions or (1000 if width >= 2048 else 512 if width >= 768 else width // 2)
         if first >= width:
             raise BadInput(
                 f"dimensions = {first} of {type(self).__name__} is not allowed: it should be below {width}, "
@@ -58,8 +58,3 @@ class Residual(SetUpDetector):
         """Return ‖R^T(φ − u)‖ of each sample, [N]."""
         found = [((part - self._origin) @ self._rest).norm(dim=1) for (part,) in in_chunks(features)]
         return torch.cat(found).float().to(features.device)
-
-
-def authors_dimensions(width: int) -> int:
-    """Return d for features of a width."""
-    return 1000 if width >= 2048 else 512 if width >= 768 else width // 2

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opencil import Detector, Outputs, Paper, register_detector
-from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
+from opencil import Paper, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper, crowding, largest
 
 
 @register_detector(
@@ -15,7 +15,7 @@ from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, sha
     ),
 )
 @dataclass
-class SCALE(Detector):
+class SCALE(Shaper):
     """Energy of features scaled up by the share of the smaller ones: h(φ · exp(Σφ / Σ largest))."""
 
     equation = (
@@ -32,11 +32,6 @@ class SCALE(Detector):
 
     named = {"pytorch-ood": {"percentile": 65.0}}
 
-    reads = frozenset({"features", "head"})
-
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(r φ)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return r φ."""
         return features * crowding(features, largest(features, self.percentile)[0]).exp()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
-from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
+from opencil.detectors.posthoc.shaping import Percentile, Shaper
 
 
 @register_detector(
@@ -18,7 +18,7 @@ from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
     ),
 )
 @dataclass
-class VRA(SetUpDetector):
+class VRA(Shaper, SetUpDetector):
     """Energy of features clipped above a percentile of the set-up features, and set to 0 below another."""
 
     equation = (
@@ -42,8 +42,6 @@ class VRA(SetUpDetector):
         "openood": {"low": 10.0, "high": 90.0, "below": "low", "thresholds": "all"},
     }
 
-    reads = frozenset({"features", "head"})
-
     def __post_init__(self) -> None:
         if self.low > self.high:
             raise ValueError(f"low = {self.low} is not allowed: it should be at most high = {self.high}")
@@ -54,10 +52,7 @@ class VRA(SetUpDetector):
         found = np.percentile(values, (self.low, self.high), axis=axis).astype(np.float32)
         self._low, self._high = torch.from_numpy(found).to(outputs.features.device)
 
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return features between the thresholds; those below become 0 or the lower one."""
         raised = 0.0 if self.below == "zero" else self._low
         return torch.where(features < self._low, raised, torch.minimum(features, self._high))
