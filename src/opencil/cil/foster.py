@@ -74,7 +74,9 @@ class FOSTER(Learner):
                 "train", model, lambda x, y: F.cross_entropy(model(x), y), self.first, task.train_plus
             )
             return
-        counts = self._counts(task)
+        # Old classes count with the memory's quota.
+        counts = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
+        counts[: task.step.old] = quota(task.memory.size, task.step.old)
         betas, device = (self.boost_beta, self.compress_beta), task.setting.images.device
         boosting, compressing = (class_weights(counts, beta).to(device) for beta in betas)
 
@@ -105,12 +107,6 @@ class FOSTER(Learner):
         other.evaluate = name
         outputs = forward(other, task.setting.test_images, task.setting.transform, task.step.test)
         return {f"accuracy_{name}": outputs.logits.argmax(dim=1)}
-
-    def _counts(self, task: Task) -> Tensor:
-        """Return the number of training images of each class: the memory's quota for old classes."""
-        new = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
-        new[: task.step.old] = quota(task.memory.size, task.step.old)
-        return new
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:

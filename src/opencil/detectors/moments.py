@@ -89,8 +89,8 @@ class Gaussians:
 
 
 def check_labels(labels: Tensor | None, classes: int) -> Tensor:
-    """Return labels [N] that ``fit`` has checked, if every class has a logit."""
+    """Return labels [N] if they are below the number of classes."""
     assert labels is not None
     if (high := int(labels.max())) >= classes:
-        raise BadInput(f"labels go up to {high}: there are logits of the classes 0 to {classes - 1}")
+        raise BadInput(f"labels go up to {high}: there are the classes 0 to {classes - 1}")
     return labels

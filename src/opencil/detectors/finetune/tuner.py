@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opencil.data.precision import copy_to_device
 from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
+from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.device import cpu_threads, own_stream
@@ -178,11 +179,7 @@ class Tuner(Detector):
     def extra(self, source: ViewSource) -> "Extra":
         """Return the initial f, with a method's additional state."""
         head = self.head(source)
-        classes, _ = head_size(head)
-        if source.labels.max() >= classes:
-            raise BadInput(
-                f"labels go up to {int(source.labels.max())}: the model has the classes 0 to {classes - 1}"
-            )
+        check_labels(source.labels, head_size(head)[0])
         if self.init == "fresh":
             with seeded(*source.seed, "head"):
                 for part in head.modules():
@@ -195,9 +192,7 @@ class Tuner(Detector):
         inputs, labels, tasks = outputs.inputs, outputs.labels, outputs.tasks
         assert inputs is not None
         assert labels is not None
-        if tasks is not None and labels.max() >= len(tasks):
-            raise BadInput(f"tasks are given for {len(tasks)} classes: labels go up to {int(labels.max())}")
-        old = None if tasks is None else (tasks < tasks.max())[labels]
+        old = None if tasks is None else (tasks < tasks.max())[check_labels(labels, len(tasks))]
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
             tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
             for _ in tuning.advance():
