@@ -46,8 +46,8 @@ class Operation(IntEnum):
     NOTHING = 13  # pads shorter chains; never drawn
 
 
-#: The value for a random depth, and its longest chain.
-RANDOM_DEPTH, LONGEST = 0, 3
+#: The longest chain of a random depth.
+LONGEST = 3
 
 #: The highest severity, and the lowest level of the rule ``original``.
 FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
@@ -85,9 +85,9 @@ def draw(
     Dirichlet(alpha), and their strength in the mixed image from Beta(alpha, alpha).
     """
     chains = (count, width)
-    places = (*chains, LONGEST if depth == RANDOM_DEPTH else depth)
+    places = (*chains, depth or LONGEST)
     operation = torch.randint(Operation.NOTHING, places, generator=generator)
-    if depth == RANDOM_DEPTH:
+    if depth == 0:
         lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
         operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)

@@ -274,7 +274,7 @@ class Tuning(Feed):
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self.tuner, self.source = tuner, source
         self.extra = tuner.extra(source)
-        self._batch = source.batch_of(tuner.batch_size)
+        self._batch = min(tuner.batch_size, len(source.pools["current"]))  #: of each pool's images
         self.device, self.iterations = source.device, source.iterations(self._batch)
         self.generator = torch.Generator(source.device)
 

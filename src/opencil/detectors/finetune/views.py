@@ -150,10 +150,6 @@ class ViewSource:
         span = max(high - low, 1e-6)
         return Transform(mean=(-low / span,) * 3, std=(1 / span,) * 3, crop=1)
 
-    def batch_of(self, size: int) -> int:
-        """Return the number of each pool's images in an iteration: ``size``, or all if there are fewer."""
-        return min(size, len(self.pools["current"]))
-
     def iterations(self, batch: int) -> int:
         """Return the number of iterations of an epoch."""
         return -(-len(self.pools["current"]) // batch)

@@ -34,6 +34,5 @@ class LogitGap(LogitDetector):
         classes = outputs.logits.shape[1]
         others = min(math.ceil(self.share * classes), self.most, classes - 1)
         largest = outputs.logits.topk(1 + others, dim=1).values
-        return (largest[:, :1] - largest[:, min(1, others) :]).mean(
-            dim=1
-        )  # a difference of means would round twice
+        # A difference of means would round twice.
+        return (largest[:, :1] - largest[:, min(1, others) :]).mean(dim=1)

@@ -50,8 +50,8 @@ class PNML(SetUpDetector):
         """Return −log_C Σ p / (p + (1 − p) p^κ), [N], in logarithms: p may round to 0 or 1."""
         assert outputs.classify is not None
         unit = F.normalize(outputs.features, dim=1)
-        found = []
-        for rows, logits in in_chunks(unit, outputs.classify(unit).float()):
+        z, found = outputs.classify(unit).float(), []
+        for rows, logits in in_chunks(unit, z):
             along = (rows @ self._whitening).square()
             q = along.sum(dim=1, keepdim=True)
             inside = (along / self._whitening.square().sum(dim=0)).sum(dim=1, keepdim=True)
@@ -62,4 +62,4 @@ class PNML(SetUpDetector):
             rest = torch.minimum(1 / (1 + q), inside)
             found.append(torch.sigmoid(rest * log_p - log_rest).sum(dim=1).log())
         regret = copy_to_device(torch.cat(found), unit.device)
-        return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)
+        return -regret / (math.log(z.shape[1]) or 1.0)
