@@ -140,8 +140,12 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            # "from opencil.runs import files" imports a module too
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            # "from opencil.runs import files" imports a module too, and "from opencil import run" from one
+            names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            if node.module == "opencil":
+                found |= {getattr(getattr(opencil, n), "__module__", full) for n, full in names.items()}
+            else:
+                found |= {node.module, *names.values()}
     return {name.removeprefix("opencil.") for name in found if name.startswith("opencil.")} | {
         "" for name in found if name == "opencil"
     }

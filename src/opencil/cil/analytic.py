@@ -2,19 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Stage, Step, Task
+from opencil.cil.learner import Setting
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.precision import as_float64, copy_to_device, widest
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
 from opencil.engine.seeding import generator
-from opencil.nets.model import Model
 from opencil.nets.random_features import ROWS, Drawn, RidgeModel
 from opencil.validation import Count, Positive
 
@@ -30,7 +28,7 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 class Analytic(TrainedOnce):
     """Ridge regression from random features to one-hot labels, by float64 sums over all images seen."""
 
-    linear: ClassVar[bool] = False
+    linear = False
 
     width: Count = 2000  #: random features
     drawn: Drawn = "uniform"

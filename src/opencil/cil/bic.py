@@ -3,20 +3,14 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task, replay_and_distil
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Backbone, BadInput, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting, replay_and_distil
 from opencil.engine.seeding import generator
-from opencil.errors import BadInput
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import Positive, ProperFraction
 
 
@@ -25,12 +19,12 @@ from opencil.validation import Positive, ProperFraction
 class BiC(Learner):
     """Distillation weighted by the share of old classes; then a scale and a shift for the newest logits."""
 
-    family: ClassVar[str] = "distillation"
-    equation: ClassVar[str] = (
+    family = "distillation"
+    equation = (
         r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \\ "
         r"\lambda = \frac{\text{old}}{\text{seen}} \\ z_c \leftarrow \alpha_t z_c + \beta_t"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's code fits the correction by CE on softmax outputs, with batch norm in training mode "
         "and a decay of 2e-4, which is unstable; here by CE on logits, in eval mode, without decay. At least "
         "one image of each class is held out."

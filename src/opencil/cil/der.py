@@ -3,19 +3,15 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task
+from opencil import Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting
 from opencil.cil.wa import align
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.growing import GrownModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 PAPER = Paper("DER: Dynamically Expandable Representation for Class Incremental Learning", 2021, "2103.16788")
 
@@ -25,13 +21,13 @@ PAPER = Paper("DER: Dynamically Expandable Representation for Class Incremental 
 class DER(Learner):
     """A new backbone a step beside the older ones, which are frozen; then the head's new rows are scaled."""
 
-    family: ClassVar[str] = "expansion"
-    equation: ClassVar[str] = (
+    family = "expansion"
+    equation = (
         r"L = \text{CE}(z, y) + \text{CE}(z_{\text{aux}}, \max(0, y - \text{old} + 1)) \\ "
         r"w_{\text{new}} \leftarrow w_{\text{new}} "
         r"\frac{\text{mean} \|w_{\text{old}}\|}{\text{mean} \|w_{\text{new}}\|}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper masks and prunes channels; its authors' release and PyCIL do not, nor does this. The "
         "authors then train the head once more on a balanced set; here it is aligned as WA's, as in PyCIL."
     )

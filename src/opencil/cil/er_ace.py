@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, masked_mean, weights_by_share
+from opencil import Paper, Stage, Task, register_learner
+from opencil.cil.learner import masked_mean, weights_by_share
 from opencil.cil.replay import Replay
-from opencil.engine.loop import Stage
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(
@@ -26,12 +24,12 @@ from opencil.registry import Paper, register_learner
 class ERACE(Replay):
     """New images compete among the new classes, a balanced memory among all: old ones are not pushed away."""
 
-    title: ClassVar[str] = "ER-ACE"
-    equation: ClassVar[str] = (
+    title = "ER-ACE"
+    equation = (
         r"L = \text{CE}(z_{\text{old}:}, y) \text{ on new images} + \text{CE}(z, y) "
         r"\text{ on all classes alike}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "Made for a stream that is seen once, with a cosine head times 10. Its memory fills as it goes, so "
         "new classes are replayed too: no other term separates them from old ones. Here it has replay's "
         "epochs and a linear head; batches are drawn from new images and memory together, and weights make "

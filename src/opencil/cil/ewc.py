@@ -3,20 +3,15 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Setting, Task
-from opencil.data.stream import Step
+from opencil import Backbone, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.engine.arithmetic import FULL
 from opencil.engine.feed import ImageFeed, augmented_loss
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
 
 
@@ -27,13 +22,13 @@ from opencil.validation import NonNegative, Positive
 class EWC(Learner):
     """Cross-entropy among the new classes; important parameters stay close to their old values."""
 
-    family: ClassVar[str] = "regularisation"
-    equation: ClassVar[str] = (
+    family = "regularisation"
+    equation = (
         r"L = \text{CE}(z_{\text{old}:}, y) + \frac{\lambda}{2} \sum_i F_i (\theta_i - \theta'_i)^2 "
         r"\text{ on new classes} \\ F \leftarrow \alpha F + (1 - \alpha) \min(\text{mean} \, g^2, c), \quad "
         r"\alpha = \frac{\text{old}}{\text{seen}}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "As in PyCIL, g is a batch's gradient of CE, network in training mode, and no F is above c = 1e-4: "
         "not the Fisher information, which is of single images and drawn labels. There is one F for all "
         "steps, by shares of classes, where the paper adds a penalty a task. Here every batch is full. In "
@@ -42,8 +37,8 @@ class EWC(Learner):
         "higher `weight` comes nearer to that."
     )
 
-    remembers: ClassVar[bool] = False
-    revisits: ClassVar[bool] = False
+    remembers = False
+    revisits = False
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=180, lr=0.1, milestones=(70, 120, 150), weight_decay=2e-4)

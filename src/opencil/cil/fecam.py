@@ -2,21 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.cil.simplecil import SimpleCIL
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.cosine import CosineModel
 from opencil.nets.distances import DistanceHead, correlation, covariance, shrink, signed_power
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import NonNegative, Positive
 
 
@@ -32,12 +28,12 @@ from opencil.validation import NonNegative, Positive
 class FeCAM(SimpleCIL):
     """Mahalanobis distances to class means, with a shrunk correlation matrix for each class."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(\sigma \cos(\varphi, w), y) \text{ at step 1} \\ "
         r"z_c = -(g(\varphi) - g(\mu_c))^T R_c^{+} (g(\varphi) - g(\mu_c)) \\ "
         r"g(\varphi) = \frac{\varphi^{\beta}}{\|\varphi^{\beta}\|}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "As in its authors' code, covariances are shrunk twice, and the mean is taken before the power. "
         "There step 1 trains on images that are augmented more strongly (AutoAugment, brightness), and is "
         "scored by the nearest row of its head; here it has the benchmark's transform, and is scored by "

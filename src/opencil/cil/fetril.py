@@ -2,19 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Setting, Task
+from opencil import Backbone, Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting
 from opencil.cil.trained_once import TrainedOnce
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Backbone, Model
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(
@@ -27,11 +22,11 @@ from opencil.registry import Paper, register_learner
 class FeTrIL(TrainedOnce):
     """A linear head trained on new features, and on translated ones in place of old features."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(h(\varphi), y) + \text{CE}(h(\tilde{\varphi}_c), c) \\ "
         r"\tilde{\varphi}_c = \varphi_n - \mu_n + \mu_c \\ n = \text{argmax}_n \cos(\mu_n, \mu_c)"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "Its authors augment images more strongly at step 1 (AutoAugment, Cutout), and use a linear SVM; "
         "here it is the benchmark's own transform, and the linear layer of PyCIL's copy."
     )

@@ -3,21 +3,18 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task, distillation, soft_cross_entropy, soften
-from opencil.data.memory import Memory, quota
-from opencil.data.stream import Step
-from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD, Setting, distillation, soft_cross_entropy, soften
+from opencil.data.memory import quota
+from opencil.engine.forward import forward
 from opencil.nets.growing import SideBySide
 from opencil.nets.model import Backbone, Head, Model
-from opencil.registry import Paper, register_learner
 from opencil.validation import BelowOne, Positive
 
 
@@ -31,14 +28,14 @@ from opencil.validation import BelowOne, Positive
 class FOSTER(Learner):
     """A second backbone is boosted beside the frozen first one; both are then compressed into one."""
 
-    family: ClassVar[str] = "expansion"
-    equation: ClassVar[str] = (
+    family = "expansion"
+    equation = (
         r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
         r"+ \text{KD}(z_{1:\text{old}}, z') \\ "
         r"L_{\text{compress}} = -\sum_c q_c \log \, \text{softmax}(z_{\text{student}} / T)_c \\ "
         r"q_c \propto w_c \, \text{softmax}(z / T)_c \\ w_c \propto \frac{1 - \beta}{1 - \beta^{n_c}}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper does not state the decay of boosting: here it is the first step's. As in its code, the "
         "boosted model is evaluated and the compressed one begins the next step; `evaluate: compressed` "
         "evaluates the compressed one."
@@ -77,7 +74,9 @@ class FOSTER(Learner):
                 "train", model, lambda x, y: F.cross_entropy(model(x), y), self.first, task.train_plus
             )
             return
-        counts = self._counts(task)
+        # Old classes count with the memory's quota.
+        counts = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
+        counts[: task.step.old] = quota(task.memory.size, task.step.old)
         betas, device = (self.boost_beta, self.compress_beta), task.setting.images.device
         boosting, compressing = (class_weights(counts, beta).to(device) for beta in betas)
 
@@ -108,12 +107,6 @@ class FOSTER(Learner):
         other.evaluate = name
         outputs = forward(other, task.setting.test_images, task.setting.transform, task.step.test)
         return {f"accuracy_{name}": outputs.logits.argmax(dim=1)}
-
-    def _counts(self, task: Task) -> Tensor:
-        """Return the number of training images of each class: the memory's quota for old classes."""
-        new = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
-        new[: task.step.old] = quota(task.memory.size, task.step.old)
-        return new
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:

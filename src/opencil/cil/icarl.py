@@ -2,18 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task, replay_and_distil
-from opencil.data.memory import Memory
-from opencil.engine.forward import Outputs
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
+from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Task, register_learner
+from opencil.cil.learner import replay_and_distil
 from opencil.validation import Positive
 
 
@@ -24,10 +19,10 @@ from opencil.validation import Positive
 class ICaRL(Learner):
     """Cross-entropy on all seen classes plus distillation from the previous model, with a herded memory."""
 
-    title: ClassVar[str] = "iCaRL"
-    family: ClassVar[str] = "distillation"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
-    differs: ClassVar[str] = (
+    title = "iCaRL"
+    family = "distillation"
+    equation = r"L = \text{CE}(z, y) + \text{KD}(z_{1:\text{old}}, z')"
+    differs = (
         "iCaRL's authors train by binary cross-entropy and classify by the nearest mean of exemplars. Here, "
         "as in the OpenCIL paper, training is by CE with distillation, and the head classifies; the accuracy "
         "of the nearest mean is reported beside it."

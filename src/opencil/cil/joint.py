@@ -1,17 +1,13 @@
 """Joint training, the upper bound of Fig. 1a."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
+from opencil import Memory, Model, Schedule, Step, register_learner
 from opencil.cil.learner import Setting
 from opencil.cil.replay import Replay
-from opencil.data.memory import Memory
-from opencil.data.stream import Step
-from opencil.engine.schedule import Schedule
-from opencil.nets.model import Model
-from opencil.registry import register_learner
 
 
 @register_learner("joint")
@@ -19,10 +15,10 @@ from opencil.registry import register_learner
 class Joint(Replay):
     """A new model at every step, trained on all data of all classes seen: the upper bound."""
 
-    family: ClassVar[str] = "bounds"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on all classes seen}"
+    family = "bounds"
+    equation = r"L = \text{CE}(z, y) \text{ on all classes seen}"
 
-    remembers: ClassVar[bool] = False
+    remembers = False
 
     later: Schedule = Replay.first
 

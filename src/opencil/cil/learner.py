@@ -193,10 +193,8 @@ class Learner(Values, ABC):
         if previous is None:
             return Task(setting, step, memory, self.load(setting, step), None, train_plus)
         with seeded(setting.initialisation_seed, "step", step.number):
-            model = (
-                setting.move_to_device(self.successor(setting, step, previous)).requires_grad_(True).eval()
-            )
-        return Task(setting, step, memory, model, previous, train_plus)
+            model = setting.move_to_device(self.successor(setting, step, previous))
+        return Task(setting, step, memory, model.requires_grad_(True).eval(), previous, train_plus)
 
     def learn(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train ``task.model`` on a step, or resume from a checkpoint, yielding after each iteration.

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, masked_mean
+from opencil import Paper, Task, register_learner
+from opencil.cil.learner import masked_mean
 from opencil.cil.rebalanced import Rebalanced, cosine_distance
-from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
 
 
@@ -26,13 +25,13 @@ from opencil.validation import Count, NonNegative
 class LUCIR(Rebalanced):
     """Cosine head; features keep their direction, exemplars a margin to new classes; a balanced tuning."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(\sigma \cos(\varphi, w), y) + \lambda \sqrt{\frac{\text{old}}{\text{new}}} "
         r"(1 - \cos(\varphi, \varphi')) \\ + \frac{1}{K} \sum_{k = 1}^{K} \max(0, \text{margin} - "
         r"\cos(\varphi_m, w_y) + \cos(\varphi_m, w_{(k)})) \\ "
         r"w_{(k)} = \text{the row of a new class, } k\text{-th nearest}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's backbone has no ReLU at its end; here the benchmark's has one unless "
         "`benchmark.backbone` sets `signed: true`. Its code tunes the head in ImageNet experiments only; "
         "here in all, the backbone in eval mode. Loss, weights and schedules are those of the code."

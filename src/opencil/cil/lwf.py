@@ -2,16 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task, distillation
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
+from opencil import Learner, Paper, Schedule, Stage, Task, distillation, register_learner
 from opencil.validation import NonNegative, Positive
 
 
@@ -20,17 +16,17 @@ from opencil.validation import NonNegative, Positive
 class LwF(Learner):
     """Cross-entropy among the new classes, and distillation from the previous model: no memory."""
 
-    family: ClassVar[str] = "distillation"
-    equation: ClassVar[str] = (
+    family = "distillation"
+    equation = (
         r"L = \text{CE}(z_{\text{old}:}, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \text{ on new classes}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "For many steps and one head, as in PyCIL, with its λ = 3; the authors add one task to a trained "
         "network, with λ = 1, and first train the new head only."
     )
 
-    remembers: ClassVar[bool] = False
-    revisits: ClassVar[bool] = False
+    remembers = False
+    revisits = False
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=250, lr=0.1, milestones=(60, 120, 180, 220), weight_decay=2e-4)

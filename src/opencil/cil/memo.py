@@ -2,14 +2,11 @@
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar
 
+from opencil import Model, Paper, Step, register_learner
 from opencil.cil.der import DER
 from opencil.cil.learner import Setting
-from opencil.data.stream import Step
 from opencil.nets.growing import GrownModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 PAPER = Paper(
     "A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning", 2023, "2205.13218"
@@ -21,8 +18,8 @@ PAPER = Paper(
 class MEMO(DER):
     """DER of the network's last stage only; the stages before it are shared, and continue to train."""
 
-    equation: ClassVar[str] = DER.equation
-    differs: ClassVar[str] = (
+    equation = DER.equation
+    differs = (
         "Frozen last stages read maps that still change, by weights and batch norm, as in PyCIL "
         "(`train_base`)."
     )

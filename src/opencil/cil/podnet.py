@@ -1,18 +1,15 @@
 """PODNet: pooled outputs distillation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task
+from opencil import Paper, Schedule, Task, register_learner
 from opencil.cil.rebalanced import Rebalanced, cosine_distance
-from opencil.engine.schedule import Schedule
-from opencil.registry import Paper, register_learner
 from opencil.validation import Count, NonNegative
 
 
@@ -26,14 +23,14 @@ from opencil.validation import Count, NonNegative
 class PODNet(Rebalanced):
     """Cosine head of ten proxies a class; sums over the maps of all stages stay close to the teacher's."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{NCA}(\sigma s, y) + \sqrt{\frac{\text{seen}}{\text{new}}} \left(\lambda_f "
         r"(1 - \cos(\varphi, \varphi')) + \lambda_c \, \text{mean}_l \| P(a_l) - P(a'_l) \|\right) \\ "
         r"\text{NCA}(z, y) = -z_y + \log\left(\sum_{c \neq y} e^{z_c} + \max_c e^{z_c}\right) \\ "
         r"s_c = \sum_k \text{softmax}_k(\cos(\varphi, w_{c,k})) \cos(\varphi, w_{c,k}) \\ "
         r"P(a) = \text{sums of } a^2 \text{ over rows and over columns, of length } 1"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's NCA has a margin and a hinge. In its code, as in PyCIL's copy, the margin cancels, and "
         "there is no hinge: so here. (With them a learned $`\\sigma`$ may shrink to 0, and does on digits.) "
         "The code also clips gradients, and has $`-\\|a - b\\|^2`$ for cosines, which doubles them. Its "
@@ -43,9 +40,7 @@ class PODNet(Rebalanced):
         "`@pycil`: the values of PyCIL's copy, which has no imprinting, and tunes on as many images of a "
         "class as there were before the step."
     )
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "pycil": {"spatial": 5.0, "tunes": "all", "balance": {"lr": 0.005, "decay": "cosine"}}
-    }
+    named = {"pycil": {"spatial": 5.0, "tunes": "all", "balance": {"lr": 0.005, "decay": "cosine"}}}
 
     train: Schedule = Schedule(epochs=160, lr=0.1, decay="cosine", weight_decay=5e-4)
     balance: Schedule = Schedule(epochs=20, lr=0.05, decay="constant", weight_decay=5e-4)

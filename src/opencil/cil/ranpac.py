@@ -1,12 +1,10 @@
 """RanPAC: random projections."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
+from opencil import Paper, register_learner
 from opencil.cil.analytic import EQUATION, Analytic
 from opencil.nets.random_features import Drawn
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(
@@ -19,15 +17,13 @@ from opencil.registry import Paper, register_learner
 class RanPAC(Analytic):
     """Ridge regression on random features; its strength is chosen at every step, on held-out new images."""
 
-    equation: ClassVar[str] = EQUATION
-    differs: ClassVar[str] = (
+    equation = EQUATION
+    differs = (
         "Its backbone is pretrained, and at step 1 some added parameters are tuned, under a cosine head; "
         "here under a linear one. `@published` has its values, for 768 features. By default the whole "
         "backbone is trained at step 1, from scratch or from a file of weights, unless it is frozen, and "
         "2,000 random features suit 64 features."
     )
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "published": {"width": 10_000, "first": {"epochs": 20, "lr": 0.01}}
-    }
+    named = {"published": {"width": 10_000, "first": {"epochs": 20, "lr": 0.01}}}
 
     drawn: Drawn = "normal"

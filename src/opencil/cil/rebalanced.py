@@ -3,17 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import FORWARD, Learner, Setting, Task
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Model, Schedule, Stage, Step, Task
+from opencil.cil.learner import FORWARD, Setting
 from opencil.nets.cosine import CosineModel
-from opencil.nets.model import Model
 from opencil.validation import Count
 
 
@@ -25,8 +22,8 @@ class Rebalanced(Learner):
     losses.
     """
 
-    family: ClassVar[str] = "distillation"
-    linear: ClassVar[bool] = False
+    family = "distillation"
+    linear = False
 
     train: Schedule = Schedule(epochs=160, lr=0.1, milestones=(80, 120), weight_decay=5e-4)
     balance: Schedule = Schedule(epochs=20, lr=0.01, milestones=(10,), weight_decay=5e-4)

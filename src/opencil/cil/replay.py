@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 
-from opencil.cil.learner import Learner, Task
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
-from opencil.registry import register_learner
+from opencil import Learner, Schedule, Stage, Task, register_learner
 
 
 @register_learner("replay")
@@ -17,8 +13,8 @@ from opencil.registry import register_learner
 class Replay(Learner):
     """Cross-entropy on the new classes and the memory, nothing else: a lower bound."""
 
-    family: ClassVar[str] = "rehearsal"
-    equation: ClassVar[str] = r"L = \text{CE}(z, y) \text{ on new classes and memory}"
+    family = "rehearsal"
+    equation = r"L = \text{CE}(z, y) \text{ on new classes and memory}"
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)

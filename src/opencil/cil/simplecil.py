@@ -2,18 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from opencil.cil.learner import Setting, Task
+from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
+from opencil.cil.learner import Setting
 from opencil.cil.trained_once import TrainedOnce
-from opencil.data.stream import Step
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
 from opencil.nets.cosine import CosineModel
-from opencil.nets.model import Model
-from opencil.registry import Paper, register_learner
 
 
 @register_learner(
@@ -29,17 +24,17 @@ from opencil.registry import Paper, register_learner
 class SimpleCIL(TrainedOnce):
     """A cosine head whose rows are class means; after step 1, or on a frozen backbone, nothing is trained."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(z, y) \text{ at step 1} \\ z_c = \sigma \cos(\varphi, w_c) \\ w_c \leftarrow \mu_c"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's backbone is pretrained: name a file of weights in `benchmark.backbone`, with "
         "`freeze: true`. A backbone that is not frozen is trained at step 1, as in PyCIL's copy, whose "
         "network has no ReLU at its end (`signed: true`). $`\\sigma`$ stays as trained at step 1; with a "
         "frozen backbone it is 1."
     )
 
-    linear: ClassVar[bool] = False
+    linear = False
 
     first: Schedule = Schedule(epochs=200, lr=0.01, decay="cosine", weight_decay=5e-4)
 

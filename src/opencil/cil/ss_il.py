@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Task, soften, weights_by_share
+from opencil import Paper, Stage, Task, register_learner
+from opencil.cil.learner import soften, weights_by_share
 from opencil.cil.wa import WA
-from opencil.engine.loop import Stage
-from opencil.registry import Paper, register_learner
 from opencil.validation import ProperFraction
 
 
@@ -22,12 +20,12 @@ from opencil.validation import ProperFraction
 class SSIL(WA):
     """New images compete among the new classes, memory among the old ones; distillation task by task."""
 
-    title: ClassVar[str] = "SS-IL"
-    equation: ClassVar[str] = (
+    title = "SS-IL"
+    equation = (
         r"L = \text{CE}(z_{\text{old}:}, y) \text{ on new images, CE}(z_{1:\text{old}}, y) \text{ on memory} "
         r"\\ {} + T^2 \sum_t \text{KL}(\text{softmax}(z'_t / T), \text{softmax}(z_t / T)), \; t < \text{now}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The authors draw 128 new images and 32 exemplars for every batch. Here batches are drawn from both "
         "together, and weights give the memory the same share of the mean loss, a fifth (`memory_share`). "
         "Schedules and temperature are WA's; the authors begin step t at a rate of 0.1 / t, and use for "

@@ -3,14 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.cil.learner import Learner, Task
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Schedule, Stage, Task
 
 
 @dataclass(frozen=True)
@@ -20,9 +18,9 @@ class TrainedOnce(Learner):
     A subclass implements ``fit``, from the new classes' images only: there are no exemplars.
     """
 
-    family: ClassVar[str] = "trained-once"
-    remembers: ClassVar[bool] = False
-    revisits: ClassVar[bool] = False
+    family = "trained-once"
+    remembers = False
+    revisits = False
 
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from opencil.cil.learner import Learner, Task, replay_and_distil
-from opencil.engine.loop import Stage
-from opencil.engine.schedule import Schedule
+from opencil import Learner, Paper, Schedule, Stage, Task, register_learner
+from opencil.cil.learner import replay_and_distil
 from opencil.nets.model import Head
-from opencil.registry import Paper, register_learner
 from opencil.validation import Positive
 
 
@@ -22,8 +19,8 @@ from opencil.validation import Positive
 class WA(Learner):
     """Distillation weighted by the share of old classes; after a step the head's new rows are scaled down."""
 
-    family: ClassVar[str] = "distillation"
-    equation: ClassVar[str] = (
+    family = "distillation"
+    equation = (
         r"L = (1 - \lambda) \text{CE}(z, y) + \lambda \text{KD}(z_{1:\text{old}}, z') \\ "
         r"\lambda = \frac{\text{old}}{\text{seen}} \\ w_{\text{new}} \leftarrow w_{\text{new}} "
         r"\frac{\text{mean} \|w_{\text{old}}\|}{\text{mean} \|w_{\text{new}}\|}"

@@ -5,21 +5,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: Bytes of temporary tensors at a time: small enough for a CPU's caches, large enough for a GPU.
-BUDGET = 64 * 2**20
+#: Float32 numbers in temporary tensors at a time: few enough for a CPU's caches, enough for a GPU.
+BUDGET = 2**24
 
 
-def rows_at_a_time(bytes_per_row: int) -> int:
-    """Return the number of rows that fit the budget, at least one."""
-    return max(1, BUDGET // bytes_per_row)
+def rows_at_a_time(numbers: int) -> int:
+    """Return the count of rows, at least one, that fit the budget with ``numbers`` float32 each."""
+    return max(1, BUDGET // numbers)
 
 
-def compute_by_parts(compute: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
-    """Return ``compute`` of the tensors, concatenated from parts of ``rows`` rows.
+def compute_by_parts(compute: Callable[..., Tensor], numbers: int, *tensors: Tensor) -> Tensor:
+    """Return ``compute`` of the tensors, concatenated from parts; it needs ``numbers`` float32 for a row.
 
     Results are copied at once: small results between large freed temporaries fragment a CPU's heap, which
     then grows by gigabytes for a budget of megabytes.
     """
+    rows = rows_at_a_time(numbers)
     parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
     first = compute(*next(parts))
     found = first.new_empty(len(tensors[0]), *first.shape[1:])

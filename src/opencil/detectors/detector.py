@@ -4,7 +4,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from opencil.errors import BadInput
 from opencil.validation import Values
 
 Array = np.ndarray[Any, Any]
+AnyArray = TypeVar("AnyArray", Tensor, Array)
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
 #: The images of a run for the set-up: those that the step learned from, or the memory after it.
 Setup = Literal["train+", "memory"]
@@ -201,33 +202,15 @@ class Detector(Values, ABC):
             raise BadInput(f"tasks are given for {len(outputs.tasks)} of {outputs.logits.shape[1]} classes")
         return outputs.tasks
 
-    @overload
-    def score(
-        self,
-        features: Tensor | Outputs | None = None,
-        logits: Tensor | None = None,
-        *,
-        classify: Callable[[Tensor], Tensor] | None = None,
-        inputs: Inputs | None = None,
-    ) -> Tensor: ...
-    @overload
-    def score(
-        self,
-        features: Array | None = None,
-        logits: Array | None = None,
-        *,
-        classify: Callable[[Tensor], Tensor] | None = None,
-        inputs: Inputs | None = None,
-    ) -> Array: ...
     @torch.no_grad()
     def score(
         self,
-        features: Tensor | Array | Outputs | None = None,
-        logits: Tensor | Array | None = None,
+        features: AnyArray | Outputs | None = None,
+        logits: AnyArray | None = None,
         *,
         classify: Callable[[Tensor], Tensor] | None = None,
         inputs: Inputs | None = None,
-    ) -> Tensor | Array:
+    ) -> AnyArray:
         """Return the score of each sample, float32 [N], of ``Outputs`` or features [N, D] and logits [N, C].
 
         It is a numpy array if features or logits are, else a tensor.
@@ -246,7 +229,7 @@ class Detector(Values, ABC):
         scores = self._compute_scores(outputs)
         if self.by_task:
             scores = self._standards.standardise(scores, outputs.logits)
-        return scores.numpy(force=True) if plain else scores
+        return scores.numpy(force=True) if plain else scores  # type: ignore[return-value]
 
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         """Return the scores before any standardisation, finite and one for each sample."""
@@ -281,15 +264,9 @@ class Detector(Values, ABC):
         arrays = {key: None if value is None else dense(value, key) for key, value in arguments.items()}
         features, logits, labels = arrays.values()
         on_one_device(arrays)
-        present: dict[Reads, object] = {
-            "features": features,
-            "logits": logits,
-            "head": classify,
-            "linear": None if features is None else classify,
-            "images": inputs,
-            "layers": inputs,
-            "labels": labels,
-        }
+        linear = None if features is None else classify
+        present: dict[str, object] = {"head": classify, "linear": linear, "images": inputs, "layers": inputs}
+        present |= arrays
         for read in sorted(reads):
             if present.get(read) is None:
                 raise BadInput(f"{name} reads the {read}: missing here")

@@ -18,8 +18,13 @@ _SMALLEST = 1e-10
 def in_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield rows of equally long tensors in parts, on a device with float64; the first tensor in float64."""
     first, *others = tensors
-    parts = (torch.split(t, rows_at_a_time(32 * max(1, first.shape[1]))) for t in (first, *others))
+    parts = (torch.split(t, rows_at_a_time(8 * max(1, first.shape[1]))) for t in (first, *others))
     return ((as_float64(rows[0]), *map(to_float64_device, rows[1:])) for rows in zip(*parts, strict=True))
+
+
+def mean_of(features: Tensor) -> Tensor:
+    """Return the mean of all rows [D], in float64."""
+    return to_float64_device(features).mean(dim=0, dtype=torch.float64)
 
 
 def means_of(values: Tensor, members: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -84,8 +89,8 @@ class Gaussians:
 
 
 def check_labels(labels: Tensor | None, classes: int) -> Tensor:
-    """Return labels [N] that ``fit`` has checked, if every class has a logit."""
+    """Return labels [N] if they are below the number of classes."""
     assert labels is not None
     if (high := int(labels.max())) >= classes:
-        raise BadInput(f"labels go up to {high}: there are logits of the classes 0 to {classes - 1}")
+        raise BadInput(f"labels go up to {high}: there are the classes 0 to {classes - 1}")
     return labels

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.precision import as_float64, to_float64_device
-from opencil.errors import BadInput
+from opencil.detectors.moments import check_labels
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,8 @@ class TaskStandards:
         A task without images has the mean of all. A task of fewer than two images, or of equal scores, has
         the spread within all tasks; if that is 0, the spread of all scores; if that is 0, 1.
         """
-        if (high := int(labels.max())) >= len(tasks):
-            raise BadInput(f"labels go up to {high}: tasks are given for the classes 0 to {len(tasks) - 1}")
         values = as_float64(scores)
-        labels, tasks = labels.to(values.device), tasks.to(values.device)
+        labels, tasks = check_labels(labels, len(tasks)).to(values.device), tasks.to(values.device)
         # Equal scores up to rounding have a smaller spread.
         least = 1e-6 * float(values.abs().max())
         of_sample, known = tasks[labels], torch.unique(tasks)

@@ -134,7 +134,7 @@ def check_classes(learner: AnyLearner) -> None:
         assert finite, f"gives features or logits that are not finite {after}"
         head = linear_head(task.model.classify, outputs.features.shape[1], outputs.features.device)
         assert head or not run.learner.linear, (
-            f"gives logits that are not W f + b {after}: declare `linear: ClassVar[bool] = False`"
+            f"gives logits that are not W f + b {after}: declare `linear = False`"
         )
 
 

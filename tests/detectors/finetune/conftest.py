@@ -72,7 +72,7 @@ def make_batch(toy: Toy, normalised: Callable[..., Tensor]) -> Callable[..., Bat
         with torch.no_grad():
             views = Views(images, toy.features(images), labels)
         toy.asked.clear()
-        parts = [views[i : i + 6] for i in range(0, len(labels), 6)]
+        parts = [Views(*(tensor[i : i + 6] for tensor in views)) for i in range(0, len(labels), 6)]
         drawn = tuner.draw(3, 6, len(parts), torch.Generator().manual_seed(1))
         return Batch(
             parts[0],

@@ -56,7 +56,7 @@ def epoch(source: ViewSource, number: int, batch: int) -> Iterator[list[Views]]:
     """Yield each iteration's views of the current images and, if there is one, of the memory."""
     for _, parts in source.chunks(number, batch):
         for start in range(0, len(parts[0].labels), batch):
-            yield [views[start : start + batch] for views in parts]
+            yield [Views(*(tensor[start : start + batch] for tensor in views)) for views in parts]
 
 
 def numbered(old: list[bool], seed: int = 0, **inputs: Any) -> ViewSource:
@@ -90,8 +90,7 @@ def test_an_epoch_is_one_pass_over_the_current_images(old: list[bool], size: int
     source = numbered(old)
     current = [i for i, is_old in enumerate(old) if not is_old]
     memory = [i for i, is_old in enumerate(old) if is_old]
-    batch = source.batch_of(size)
-    assert batch == min(size, len(current))
+    batch = min(size, len(current))
     iterations = serve_images(source, epochs, batch)
     assert len(iterations) == epochs * source.iterations(batch) == epochs * -(-len(current) // batch)
     for parts in iterations:
@@ -197,7 +196,7 @@ def test_views_follow_from_the_seed_and_the_chosen_images_alone(images: ImageSet
 def test_images_of_a_dataset_are_served_as_those_of_a_tensor() -> None:
     images, labels = torch.rand(5, 3, 2, 2), torch.tensor([0, 1, 1, 2, 0])
     served = [
-        [v.tensors for (v,) in epoch(ViewSource(Inputs(Reader(), given), labels), 0, 2)]
+        [v for (v,) in epoch(ViewSource(Inputs(Reader(), given), labels), 0, 2)]
         for given in (images, TensorDataset(images))
     ]
     assert all(
@@ -211,9 +210,7 @@ def test_how_many_views_are_computed_together_changes_nothing(
 ) -> None:
     def views() -> list[Tensor]:
         source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)
-        return [
-            tensor for n in (0, 1) for parts in epoch(source, n, 4) for v in parts for tensor in v.tensors
-        ]
+        return [tensor for n in (0, 1) for parts in epoch(source, n, 4) for v in parts for tensor in v]
 
     expected = views()
     monkeypatch.setattr(views_module, "CHUNK", chunk)

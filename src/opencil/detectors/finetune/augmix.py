@@ -1,13 +1,13 @@
 """AugMix: consistent predictions over augmented views."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Labels
+from opencil import BadInput, Paper, Tuner, register_detector
 from opencil.detectors.finetune.augmix_operations import (
     FULL_LEVEL,
     LOWEST_LEVEL,
@@ -17,10 +17,8 @@ from opencil.detectors.finetune.augmix_operations import (
     draw,
 )
 from opencil.detectors.finetune.mixing import Concentration
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import Views, ViewSource
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound, Count, NonNegative, Whole
 
 #: Augmented views of an image, besides the clean image.
@@ -40,11 +38,11 @@ _PER_PIXEL, _LIMIT, _SHARE = 400, 2**32, 1 / 16
 class AugMix(Tuner):
     """A head trained by CE on clean images, and to predict the same on two augmented views of each."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(z, y) + w \text{JSD}(p, p', p'') \\ "
         r"p', p'' \text{ of two augmented views}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "AugMix's reference and torchvision, which the paper's code calls, have different rules for the "
         "strength of an operation (`rule`). On the memory the paper's code compares two augmented views, "
         "without the clean image."
@@ -58,7 +56,7 @@ class AugMix(Tuner):
     rule: Rule = "torchvision"  #: strength of an operation at a level: the paper's code's, or AugMix's
 
     #: ``original`` is the best detector in our results on CIFAR-100 at k = 10: see docs/detectors.md.
-    named: ClassVar[Labels] = {**Tuner.named, "original": {"rule": "original", **Tuner.named["stated"]}}
+    named = {**Tuner.named, "original": {"rule": "original", **Tuner.named["stated"]}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +67,7 @@ class AugMix(Tuner):
         """Draw operations, levels, weights and strengths of all views, [iterations, views, …]."""
         count = iterations * parts * _VIEWS * batch
         drawn = draw(count, self.width, self.depth, self.severity, self.concentration, self.rule, numbers)
-        return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn.tensors)
+        return tuple(t.view(iterations, -1, *t.shape[1:]) for t in drawn)
 
     def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
@@ -83,9 +81,9 @@ class AugMix(Tuner):
         pixels = source.scale.pixels(clean)[:, None].expand(-1, _VIEWS, *clean.shape[1:]).reshape(-1, *size)
         choices = AugMixDraw(*(tensor.flatten(0, 1) for tensor in drawn)).to(source.device)
         rows = max(1, _byte_limit(source.device) // (_PER_PIXEL * size[1] * size[2]))
+        pieces = zip(*(torch.split(tensor, rows) for tensor in (pixels, *choices)), strict=True)
         augmented = [
-            source.scale.normalise(augmix(pixels[i : i + rows], choices[i : i + rows], self.rule))
-            for i in range(0, len(pixels), rows)
+            source.scale.normalise(augmix(part, AugMixDraw(*chosen), self.rule)) for part, *chosen in pieces
         ]
         return (torch.cat(augmented).view(count, -1, *size),)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,8 @@ class Operation(IntEnum):
     NOTHING = 13  # pads shorter chains; never drawn
 
 
-#: The value for a random depth, and its longest chain.
-RANDOM_DEPTH, LONGEST = 0, 3
+#: The longest chain of a random depth.
+LONGEST = 3
 
 #: The highest severity, and the lowest level of the rule ``original``.
 FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
@@ -55,8 +55,7 @@ FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
 Rule = Literal["torchvision", "original"]
 
 
-@dataclass(frozen=True)
-class AugMixDraw:
+class AugMixDraw(NamedTuple):
     """The random choices for N images, each mixed from ``width`` chains of ``depth`` operations.
 
     On the CPU: ``operation``, int64 [N, width, depth], values of ``Operation``; ``level``, float64 [N, width,
@@ -68,14 +67,6 @@ class AugMixDraw:
     level: Tensor
     weights: Tensor
     strength: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the choices in the order of the fields."""
-        return self.operation, self.level, self.weights, self.strength
-
-    def __getitem__(self, rows: slice) -> "AugMixDraw":
-        return AugMixDraw(*(tensor[rows] for tensor in self.tensors))
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """Move weights and strengths to a device; the host reads operations and levels."""
@@ -94,9 +85,9 @@ def draw(
     Dirichlet(alpha), and their strength in the mixed image from Beta(alpha, alpha).
     """
     chains = (count, width)
-    places = (*chains, LONGEST if depth == RANDOM_DEPTH else depth)
+    places = (*chains, depth or LONGEST)
     operation = torch.randint(Operation.NOTHING, places, generator=generator)
-    if depth == RANDOM_DEPTH:
+    if depth == 0:
         lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
         operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)

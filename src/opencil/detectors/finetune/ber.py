@@ -1,16 +1,15 @@
 """BER: bi-directional energy regularisation, the paper's own detector."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, register_detector
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
-from opencil.registry import Paper, register_detector
 from opencil.validation import Fraction
 
 
@@ -26,12 +25,12 @@ from opencil.validation import Fraction
 class BER(EnergyTuner):
     """Energies pushed up for mixtures of new images (NTER), and down for a slightly mixed memory (OTER)."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(x, y) + \text{CE}(\bar m, y_m) "
         r"+ \alpha \left( \text{in}(x) + \text{out}(\bar x) + \text{in}(\bar m) \right) \\ "
         r"\bar x = b x_i + (1 - b) x_j \\ \bar m = \lambda x + (1 - \lambda) m"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper mixes images of different classes, as here; its code mixes any two. The paper's Eq. 2 "
         "prints x and x̄ exchanged in the energy terms."
     )

@@ -1,13 +1,12 @@
 """LogitNorm."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil import Paper, Tuner, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Positive
 
 
@@ -19,7 +18,7 @@ from opencil.validation import Positive
 class LogitNorm(Tuner):
     """A head trained by CE on logits of norm 1 / τ, so that confidence cannot grow with the norm."""
 
-    equation: ClassVar[str] = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
+    equation = r"L = \text{CE}\left( \frac{z}{\tau (\|z\| + 10^{-7})},\; y \right)"
 
     tau: Positive = 0.04
 

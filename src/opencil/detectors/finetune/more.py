@@ -1,19 +1,16 @@
 """MORE: an output for all other tasks in each task's head."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
+from opencil import BadInput, Outputs, Paper, Tuner, register_detector
+from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import ViewSource, head_size
-from opencil.engine.forward import Outputs
 from opencil.engine.seeding import seeded
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -26,14 +23,14 @@ from opencil.registry import Paper, register_detector
 class MORE(Tuner):
     """The smallest probability, over tasks, of an output "other" trained on images of other tasks."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \frac{1}{T} \sum_t \overline{\text{CE}(z^t, y^t)}_{y \in t} + "
         r"\overline{\text{CE}(z^t, y^t)}_{y \notin t} \\ "
         r"z^t = \text{logits of the classes of task } t \text{ and of other}, \quad "
         r"y^t = y \text{ in task } t, \text{ else other} \\ "
         r"S(x) = \max_t \log \frac{1 - p^t_{\text{other}}}{p^t_{\text{other}}}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "Adapted: the authors of MORE, and of its successor ROW, train a backbone with masks for every "
         "task; here all tasks share the model's backbone and the batches. They score by the largest "
         "probability of a class, `@class`, times a coefficient of Mahalanobis distances."
@@ -41,8 +38,8 @@ class MORE(Tuner):
 
     scored: Literal["task", "class"] = "task"  #: by 1 − p of "other", or by p of a class
 
-    family: ClassVar[str] = "continual"
-    named: ClassVar[Labels] = {**Tuner.named, "class": {"scored": "class"}}
+    family = "continual"
+    named = {**Tuner.named, "class": {"scored": "class"}}
 
     def head(self, source: ViewSource) -> nn.Module:
         """Return the model's head with an additional output for each task, initially 0."""
@@ -66,8 +63,8 @@ class MORE(Tuner):
         """Return max_t log((1 − p_other) / p_other), or the largest log p of a class, [N]."""
         head = self._extra.head
         assert isinstance(head, TaskHead)
-        rows = rows_at_a_time(3 * head.member.numel() * 4)
-        return compute_by_parts(lambda part: self._score(head, part), rows, outputs.features)
+        numbers = 3 * head.member.numel()
+        return compute_by_parts(lambda part: self._score(head, part), numbers, outputs.features)
 
     def _score(self, head: "TaskHead", features: Tensor) -> Tensor:
         z, other, known = head.by_task(features)

@@ -1,16 +1,16 @@
 """NPOS: non-parametric outlier synthesis."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, register_detector
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count, Positive
 
 
@@ -23,11 +23,11 @@ class NPOS(Synthesiser):
     always of features.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
         r"o = \varphi_{\text{boundary}} + \mathcal N(0, \sigma^2), \text{ those farthest from the class}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The perturbations farthest from the class are kept; because of a reshape the paper's code keeps "
         "unrelated ones."
     )
@@ -53,7 +53,7 @@ class NPOS(Synthesiser):
     def outliers(self, features: Tensor, batch: Batch) -> Tensor:
         """Return ``kept`` perturbations of each chosen feature of each class, computed in parts."""
         pairs = self.queue * (self.queue + self.chosen * self.perturbations)  # of a class
-        parts = torch.split(features, rows_at_a_time(2 * pairs * features.element_size()))
+        parts = torch.split(features, rows_at_a_time(2 * pairs))
         return torch.cat([self._outliers(part, batch.generator) for part in parts])
 
     def _outliers(self, features: Tensor, numbers: torch.Generator) -> Tensor:

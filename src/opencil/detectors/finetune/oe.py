@@ -1,15 +1,14 @@
 """OE: outlier exposure, with BER's mixtures as outliers."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, Tuner, register_detector
 from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import NonNegative
 
 
@@ -18,11 +17,11 @@ from opencil.validation import NonNegative
 class OE(Tuner):
     """A head trained by CE, and to predict uniformly on mixtures of new images: a control of BER."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE}(x, y) + \text{CE}(m, y_m) - w \frac{1}{C} \sum_c \log p_c(\bar x) \\ "
         r"\bar x = b x_i + (1 - b) x_j"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "A control of BER: the same mixtures, pushed to a uniform prediction instead of above an energy. "
         "The authors' outliers are images of other datasets, and they score by the largest probability."
     )

@@ -1,15 +1,14 @@
 """RegMix: mixup as a regulariser."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Paper, Tuner, register_detector
 from opencil.detectors.finetune.mixing import Concentration, beta
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Fraction
 
 
@@ -25,7 +24,7 @@ from opencil.validation import Fraction
 class RegMix(Tuner):
     """A head trained by CE on images and, with half the weight, on mixtures of two images."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = (1 - s) \text{CE}(x_i, y_i) "
         r"+ s \left[ \lambda \text{CE}(\bar x, y_i) + (1 - \lambda) \text{CE}(\bar x, y_j) \right] \\ "
         r"\bar x = \lambda x_i + (1 - \lambda) x_j"

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from opencil.validation import Count
 class Synthesiser(EnergyTuner):
     """A tuner with outliers from the last features of each new class, as soon as its queue is full."""
 
-    differs: ClassVar[str] = (
+    differs = (
         "On BiC, the paper's code does not correct the logits of outliers, `outliers_by: linear`; here they"
         " are corrected as all others."
     )

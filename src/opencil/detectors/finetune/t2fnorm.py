@@ -1,13 +1,13 @@
 """T2FNorm: train-time feature normalisation."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
-from opencil.registry import Paper, register_detector
+from opencil import Paper, Tuner, register_detector
+from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Positive
 
 
@@ -23,10 +23,8 @@ from opencil.validation import Positive
 class T2FNorm(Tuner):
     """A head trained on features of norm 1 / τ, and scored on features of their own norm."""
 
-    equation: ClassVar[str] = (
-        r"L = \text{CE}\left( f\left( \frac{\varphi}{\tau \|\varphi\|} \right),\; y \right)"
-    )
-    differs: ClassVar[str] = (
+    equation = r"L = \text{CE}\left( f\left( \frac{\varphi}{\tau \|\varphi\|} \right),\; y \right)"
+    differs = (
         "The paper scores f(φ/τ), `scored: scaled`. Its code, and the authors' for a fine-tuned head, "
         "scores f(φ): the default."
     )

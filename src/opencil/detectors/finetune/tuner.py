@@ -4,14 +4,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Detector, Labels, Reads, Setup
+from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
+from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
 from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.device import cpu_threads, own_stream
@@ -58,7 +59,7 @@ class Tuner(Detector):
     classes; without it all classes are new.
     """
 
-    differs: ClassVar[str] = (
+    differs = (
         "The OpenCIL paper prints a learning rate of 0.1, `@stated`; a compiled file in its repository has "
         "0.001, the default, which reproduces its results. The paper does not specify the initial f: here "
         "it is a copy of h."
@@ -73,12 +74,12 @@ class Tuner(Detector):
     #: The name, with its label, that f's random numbers follow from: see ``trained_as``.
     head_of: str | None = field(default=None, kw_only=True)
 
-    family: ClassVar[str] = "fine-tuning"
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"images", "labels"})
-    needs_setup: ClassVar[bool] = True
-    needs_old: ClassVar[bool] = True
-    named: ClassVar[Labels] = {"stated": {"schedule": {"lr": 0.1}}}
+    family = "fine-tuning"
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"images", "labels"})
+    needs_setup = True
+    needs_old = True
+    named = {"stated": {"schedule": {"lr": 0.1}}}
 
     def __post_init__(self) -> None:
         _ = self.post_hoc  # raises if it is not valid
@@ -178,11 +179,7 @@ class Tuner(Detector):
     def extra(self, source: ViewSource) -> "Extra":
         """Return the initial f, with a method's additional state."""
         head = self.head(source)
-        classes, _ = head_size(head)
-        if source.labels.max() >= classes:
-            raise BadInput(
-                f"labels go up to {int(source.labels.max())}: the model has the classes 0 to {classes - 1}"
-            )
+        check_labels(source.labels, head_size(head)[0])
         if self.init == "fresh":
             with seeded(*source.seed, "head"):
                 for part in head.modules():
@@ -195,9 +192,7 @@ class Tuner(Detector):
         inputs, labels, tasks = outputs.inputs, outputs.labels, outputs.tasks
         assert inputs is not None
         assert labels is not None
-        if tasks is not None and labels.max() >= len(tasks):
-            raise BadInput(f"tasks are given for {len(tasks)} classes: labels go up to {int(labels.max())}")
-        old = None if tasks is None else (tasks < tasks.max())[labels]
+        old = None if tasks is None else (tasks < tasks.max())[check_labels(labels, len(tasks))]
         with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
             tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
             for _ in tuning.advance():
@@ -271,13 +266,17 @@ class Extra(nn.Module):
         return logits
 
 
-class Tuning:
-    """The training of one tuner's head on a source."""
+class Tuning(Feed):
+    """The training of one tuner's head on a source, and its feed: views with the tuner's further inputs."""
+
+    generator: torch.Generator
 
     def __init__(self, tuner: Tuner, source: ViewSource) -> None:
         self.tuner, self.source = tuner, source
         self.extra = tuner.extra(source)
-        self._feed = _TuningFeed(tuner, source)
+        self._batch = min(tuner.batch_size, len(source.pools["current"]))  #: of each pool's images
+        self.device, self.iterations = source.device, source.iterations(self._batch)
+        self.generator = torch.Generator(source.device)
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train from the start or from a checkpoint, yielding after each iteration."""
@@ -287,36 +286,24 @@ class Tuning:
         def loss(*tensors: Tensor) -> Tensor:
             views = [Views(*tensors[3 * i : 3 * i + 3]) for i in range(len(self.source.pools))]
             memory = views[1] if len(views) > 1 else None
-            drawn, numbers = tensors[3 * len(views) :], self._feed.generator
-            assert numbers is not None
-            return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, numbers))
+            drawn = tensors[3 * len(views) :]
+            return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, self.generator))
 
         # Full float32: energies are squared, and everything except the backbone is small.
         name = f"tune {self.tuner.registered_name}".strip()
-        yield from optimise(name, self.extra, loss, schedule, self._feed, FULL, resume)
-
-
-class _TuningFeed(Feed):
-    """A source's views with a tuner's further inputs."""
-
-    def __init__(self, tuner: Tuner, source: ViewSource) -> None:
-        self._tuner, self._source = tuner, source
-        self._batch = source.batch_of(tuner.batch_size)
-        self.device, self.iterations = source.device, source.iterations(self._batch)
-        self.generator = torch.Generator(source.device)
+        yield from optimise(name, self.extra, loss, schedule, self, FULL, resume)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield the views' tensors, then the tuner's."""
-        tuner, source, batch = self._tuner, self._source, self._batch
+        tuner, source, batch = self.tuner, self.source, self._batch
         seed = (*source.seed, tuner.trained_as)
         # Too small to start several threads.
         with cpu_threads(1):
             drawn = tuner.draw(self.iterations, batch, len(source.pools), generator(*seed, "draw", number))
-        assert self.generator is not None
         self.generator.manual_seed(derive(*seed, "device", number))
         for first, parts in source.chunks(number, batch):
             count = len(parts[0].labels) // batch
             prepared = tuner.prepare(source, parts, tuple(t[first : first + count] for t in drawn))
             for i in range(count):
-                views = (part[i * batch : (i + 1) * batch] for part in parts)
-                yield (*(t for one in views for t in one.tensors), *(tensor[i] for tensor in prepared))
+                rows = slice(i * batch, (i + 1) * batch)
+                yield *(t[rows] for views in parts for t in views), *(t[i] for t in prepared)

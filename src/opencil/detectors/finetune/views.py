@@ -1,8 +1,9 @@
 """Compute augmented views of a step's images and their features, once for all tuners."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +25,12 @@ CHUNK, CACHED = 1024, 3
 PIXELS = 4096 * 32 * 32
 
 
-@dataclass(frozen=True)
-class Views:
+class Views(NamedTuple):
     """A batch of augmented, normalised images [B, 3, H, W], their frozen features [B, D] and labels [B]."""
 
     images: Tensor
     features: Tensor
     labels: Tensor
-
-    def __getitem__(self, rows: slice) -> "Views":
-        return Views(self.images[rows], self.features[rows], self.labels[rows])
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tensors in the order of the fields."""
-        return self.images, self.features, self.labels
 
 
 class _ChunkReader:
@@ -158,10 +150,6 @@ class ViewSource:
         span = max(high - low, 1e-6)
         return Transform(mean=(-low / span,) * 3, std=(1 / span,) * 3, crop=1)
 
-    def batch_of(self, size: int) -> int:
-        """Return the number of each pool's images in an iteration: ``size``, or all if there are fewer."""
-        return min(size, len(self.pools["current"]))
-
     def iterations(self, batch: int) -> int:
         """Return the number of iterations of an epoch."""
         return -(-len(self.pools["current"]) // batch)
@@ -171,7 +159,7 @@ class ViewSource:
         together, count = self._together(batch), self.iterations(batch)
         for first in range(0, count, together):
             chunk = self._chunks(number, first, min(first + together, count), batch)
-            self._side.hand_over(*(tensor for views in chunk for tensor in views.tensors))
+            self._side.hand_over(*(tensor for views in chunk for tensor in views))
             yield first, chunk
 
     @torch.no_grad()

@@ -1,16 +1,15 @@
 """VOS: virtual outliers from class-conditional Gaussians."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from opencil import Paper, register_detector
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
 from opencil.detectors.finetune.synthesis import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count, Positive
 
 
@@ -21,7 +20,7 @@ from opencil.validation import Count, Positive
 class VOS(Synthesiser):
     """Outliers from each class's Gaussian, the least likely of many samples: their energy is pushed up."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"L = \text{CE} + \alpha \left( \text{in}(x) + \text{out}(o) + \text{in}(m) \right) \\ "
         r"o_c = \text{the least likely of } \mathcal N(\mu_c, \Sigma)"
     )
@@ -44,7 +43,7 @@ class VOS(Synthesiser):
         # torch.linalg.cholesky synchronises with the host.
         factor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
         rarest = []
-        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width * features.element_size())):
+        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width)):
             noise = torch.randn(
                 len(part), self.samples, width, generator=batch.generator, device=features.device
             )

@@ -1,15 +1,13 @@
 """ASH: activation shaping."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Labels, Reads
-from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Paper, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper, crowding, largest
 
 
 @register_detector(
@@ -17,16 +15,16 @@ from opencil.registry import Paper, register_detector
     paper=Paper("Extremely Simple Activation Shaping for Out-of-Distribution Detection", 2023, "2209.09858"),
 )
 @dataclass
-class ASH(Detector):
+class ASH(Shaper):
     """Energy of a sample's largest features: unchanged (P), made equal (B) or scaled up (S)."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{h(\tilde\varphi)_c} \\ "
         r"\tilde\varphi_i = 0 \text{ below the sample's own percentile, else} \\ "
         r"\text{P: } \varphi_i \quad \text{B: } \tfrac{1}{k} \sum_j \varphi_j \quad "
         r"\text{S: } \varphi_i \exp \frac{\sum_j \varphi_j}{\sum_{j \in \text{largest } k} \varphi_j}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "65 is the default of the authors' functions; their file for CIFAR-100 has S at 95, `@authors`. "
         "OpenOOD has B and chooses the percentile on OOD images, starting at 90, `@openood`."
     )
@@ -34,20 +32,15 @@ class ASH(Detector):
     variant: Literal["p", "b", "s"] = "s"
     percentile: Percentile = 65.0
 
-    named: ClassVar[Labels] = {
+    named = {
         "p": {"variant": "p"},
         "b": {"variant": "b"},
         "authors": {"variant": "s", "percentile": 95.0},
         "openood": {"variant": "b", "percentile": 90.0},
     }
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
-
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return the largest features, shaped, and 0 for the others."""
         values, columns = largest(features, self.percentile)
         if self.variant == "b":
             mean = features.clamp(min=0).sum(dim=1, keepdim=True) / values.shape[1]

@@ -1,18 +1,15 @@
 """DICE: directed sparsification."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import as_float64, to_float64_device
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.data.precision import as_float64
+from opencil.detectors.moments import mean_of
 from opencil.detectors.posthoc.shaping import Percentile
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -23,24 +20,23 @@ from opencil.registry import Paper, register_detector
 class DICE(SetUpDetector):
     """Energy of a head that keeps only the weights with the largest mean contributions to set-up images."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{(M \odot W)_c \varphi + b_c} \\ "
         r"M_{ci} = 1 \text{ if } W_{ci} \bar\varphi_i > \text{the percentile of all of these, else } 0"
     )
-    differs: ClassVar[str] = "The paper uses 90 on CIFAR and 70 on ImageNet: `@imagenet`."
+    differs = "The paper uses 90 on CIFAR and 70 on ImageNet: `@imagenet`."
 
     percentile: Percentile = 90.0
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "imagenet": {"percentile": 70.0}}
+    named = {**SetUpDetector.named, "imagenet": {"percentile": 70.0}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Set the weights to 0 whose contribution W · mean φ is at most the percentile."""
         weight, self._bias = outputs.linear()
-        mean = to_float64_device(outputs.features).mean(dim=0, dtype=torch.float64)
-        contribution = (as_float64(weight) * mean).cpu()
+        contribution = (as_float64(weight) * mean_of(outputs.features)).cpu()
         kept = contribution > np.percentile(contribution.numpy(), self.percentile)
         self._weight = weight * kept.to(weight.device)
 

@@ -1,14 +1,11 @@
 """Energy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 from opencil.validation import Positive
 
 
@@ -17,7 +14,7 @@ from opencil.validation import Positive
 class Energy(LogitDetector):
     """Negative free energy of the logits: T · logsumexp(z / T)."""
 
-    equation: ClassVar[str] = r"S(x) = T \log \sum_c e^{z_c / T}"
+    equation = r"S(x) = T \log \sum_c e^{z_c / T}"
 
     temperature: Positive = 1.0
 

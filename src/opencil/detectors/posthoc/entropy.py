@@ -1,14 +1,11 @@
 """Entropy of the prediction."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 
 
 @register_detector(
@@ -24,8 +21,8 @@ from opencil.registry import Paper, register_detector
 class Entropy(LogitDetector):
     """Negative entropy of the prediction: Σ p log p."""
 
-    equation: ClassVar[str] = r"S(x) = \sum_c p_c \log p_c"
-    differs: ClassVar[str] = "The paper scores pixels, and trains a network for that; here is only the score."
+    equation = r"S(x) = \sum_c p_c \log p_c"
+    differs = "The paper scores pixels, and trains a network for that; here is only the score."
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Σ p log p, [N]."""

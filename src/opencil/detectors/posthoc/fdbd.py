@@ -1,16 +1,15 @@
 """fDBD: feature distance to decision boundaries."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from opencil.data.precision import as_float64, to_float64_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.data.precision import as_float64
+from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.moments import mean_of
 
 _TINY = 1e-12
 
@@ -22,37 +21,36 @@ _TINY = 1e-12
 class FDBD(SetUpDetector):
     """Mean distance to the decision boundaries of other classes, over the distance to the mean feature."""
 
-    title: ClassVar[str] = "fDBD"
-    equation: ClassVar[str] = (
+    title = "fDBD"
+    equation = (
         r"S(x) = \frac{1}{(C - 1) \| \varphi - \bar\varphi \|} "
         r"\sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\| w_{\hat y} - w_c \|} \\ "
         r"\bar\varphi = \text{mean of set-up features}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "OpenOOD chooses on OOD images whether to divide by the distance, as the paper does, or by the "
         "feature's norm, `@norm`. Classes of equal weights have no boundary and add nothing."
     )
 
     divided_by: Literal["distance", "norm"] = "distance"
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
+    named = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute the mean feature [D], and 1 / ‖w_a − w_b‖ [C, C]."""
         features, weight = outputs.features, as_float64(outputs.linear()[0])
         apart = torch.stack([(weight - row).norm(dim=1) for row in weight])
         nearness = torch.where(apart > 0, 1 / apart, 0.0)
-        mean = to_float64_device(features).mean(dim=0, dtype=torch.float64)
-        self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean))
+        self._nearness, self._mean = (t.float().to(features.device) for t in (nearness, mean_of(features)))
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
         features, logits = outputs.features, outputs.logits
-        rows = rows_at_a_time(4 * (features.shape[1] + logits.shape[1]) * features.element_size())
-        return compute_by_parts(self._score, rows, features, logits)
+        numbers = 4 * (features.shape[1] + logits.shape[1])
+        return compute_by_parts(self._score, numbers, features, logits)
 
     def _score(self, features: Tensor, logits: Tensor) -> Tensor:
         highest, predicted = logits.max(dim=1, keepdim=True)

@@ -1,14 +1,11 @@
 """GEN: generalised entropy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 from opencil.validation import Count, Positive
 
 
@@ -26,7 +23,7 @@ from opencil.validation import Count, Positive
 class GEN(LogitDetector):
     """Negative generalised entropy of the M largest probabilities: −Σ p^γ (1 − p)^γ."""
 
-    equation: ClassVar[str] = r"S(x) = -\sum_{c \in \text{largest } M} p_c^{\gamma} (1 - p_c)^{\gamma}"
+    equation = r"S(x) = -\sum_{c \in \text{largest } M} p_c^{\gamma} (1 - p_c)^{\gamma}"
 
     gamma: Positive = 0.1
     largest: Count = 100

@@ -1,13 +1,10 @@
 """GradNorm, without a gradient."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Detector, Outputs, Paper, register_detector
 from opencil.validation import Positive
 
 
@@ -21,18 +18,18 @@ from opencil.validation import Positive
 class GradNorm(Detector):
     """Size of the head's gradient towards an even prediction: Σ|φ| · Σ|C softmax(z / T) − 1| / T."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \left\| \nabla_W \sum_c -\log \text{softmax}(z / T)_c \right\|_1 "
         r"= \frac{1}{T} \sum_d |\varphi_d| \cdot \sum_c |C \, \text{softmax}(z / T)_c - 1|"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper's code and OpenOOD run a backward pass for each sample; for a linear head the norm is "
         "this product of two sums. For other heads, such as cosine heads, the product is the score too."
     )
 
     temperature: Positive = 1.0
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+    reads = frozenset({"features", "logits"})
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Σ|φ| · Σ|C p − 1| / T, [N]."""

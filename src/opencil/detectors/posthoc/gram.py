@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.engine.forward import Outputs
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.engine.seeding import generator
-from opencil.registry import Paper, register_detector
 from opencil.validation import BelowOne, Count, Whole
 
 #: Added to divisors, as in the authors' code: to a bound, and to a stage's mean deviation.
@@ -30,14 +27,14 @@ _OF_BOUND, _OF_MEAN = 1e-6, 1e-7
 class Gram(SetUpDetector):
     """How little the correlations of maps leave the range of the predicted class, stage by stage."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -\frac{1}{\max_c p_c} \sum_{\text{stages } l} \frac{\delta_l(x)}{\text{mean } \delta_l} \\ "
         r"\delta_l = \sum_{p, i} \frac{\max(0, \text{lo} - g_{pi})}{|\text{lo}|} "
         r"+ \frac{\max(0, g_{pi} - \text{hi})}{|\text{hi}|} \\ "
         r"g_{pi} = \left( \sum_j F_i^p \cdot F_j^p \right)^{1/p} "
         r"\text{, lo and hi of set-up images predicted as } \hat y"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The authors use powers 1 to 10 of every convolution and activation, OpenOOD 1 to 5, as here; here "
         "the maps are those after each stage. Ranges are by predicted class, as the authors', and means of "
         "δ are over held-out set-up images, as in OpenOOD."
@@ -47,7 +44,7 @@ class Gram(SetUpDetector):
     held_out: BelowOne = 0.1  #: share of a class, of two images or more
     seed: Whole = 0
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"layers", "logits"})
+    reads = frozenset({"layers", "logits"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute each class's range of correlations [C, columns], and each stage's mean deviation."""

@@ -1,17 +1,14 @@
 """KLM: KL matching."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
 from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -23,12 +20,12 @@ _TINY = torch.finfo(torch.float32).tiny
 class KLM(SetUpDetector):
     """Nearness to a class's mean prediction: −min KL(p ‖ q_c), q_c from set-up images predicted as c."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -\min_c \text{KL}(p \,\|\, q_c) \\ "
         r"q_c = \text{mean} \{ p_j : \text{argmax} p_j = c \}"
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
+    reads = frozenset({"logits"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute log q_c [C, C]; q_c is one-hot if no image is predicted as c.
@@ -38,7 +35,7 @@ class KLM(SetUpDetector):
         logits = outputs.logits
         classes = logits.shape[1]
         total = as_float64(logits.new_zeros(classes, classes))
-        for z in map(as_float64, torch.split(logits, rows_at_a_time(2 * classes * total.element_size()))):
+        for z in map(as_float64, torch.split(logits, rows_at_a_time(4 * classes))):
             predicted = F.one_hot(z.argmax(dim=1), classes).double()
             total += predicted.T @ z.softmax(dim=1)
         count = total.sum(dim=1, keepdim=True)  # softmax rows sum to 1

@@ -1,15 +1,12 @@
 """KNN: distance to the K-th nearest neighbour."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.chunks import compute_by_parts
 from opencil.validation import Count
 
 
@@ -20,22 +17,22 @@ from opencil.validation import Count
 class KNN(SetUpDetector):
     """Negative squared distance to the K-th nearest set-up feature; all features have length 1."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = - \left\| \tfrac{\varphi}{\|\varphi\|} - \tfrac{\varphi_j}{\|\varphi_j\|} \right\|^2, "
         r"\quad j \text{ the } K \text{-th nearest}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "On CIFAR-100 with 500 images per class the paper uses K = 200, and OpenOOD 50. A memory of 20 "
         "images per class is 25 times smaller: K is 10 here, on train+ 200 (`@stated`) or 50 (`@openood`)."
     )
 
     neighbours: Count = 10
 
-    named: ClassVar[Labels] = {
+    named = {
         "stated": {"setup": "train+", "neighbours": 200},
         "openood": {"setup": "train+", "neighbours": 50},
     }
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
+    reads = frozenset({"features"})
 
     @property
     def fewest(self) -> int:
@@ -48,8 +45,8 @@ class KNN(SetUpDetector):
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return −‖f − b‖² = 2⟨f, b⟩ − 2 for the K-th largest ⟨f, b⟩, [N]."""
-        rows = rows_at_a_time(2 * len(self._bank) * self._bank.element_size())
-        return 2 * compute_by_parts(self._similar, rows, F.normalize(outputs.features, dim=1)) - 2
+        unit = F.normalize(outputs.features, dim=1)
+        return 2 * compute_by_parts(self._similar, 2 * len(self._bank), unit) - 2
 
     def _similar(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1).values[:, -1]

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 from opencil.validation import Bound, Count
 
 
@@ -22,8 +20,8 @@ from opencil.validation import Bound, Count
 class LogitGap(LogitDetector):
     """Largest logit minus the mean of the N next largest."""
 
-    equation: ClassVar[str] = r"S(x) = z_{(1)} - \frac{1}{N} \sum_{i=2}^{N+1} z_{(i)}"
-    differs: ClassVar[str] = (
+    equation = r"S(x) = z_{(1)} - \frac{1}{N} \sum_{i=2}^{N+1} z_{(i)}"
+    differs = (
         "The authors' scripts set N for each dataset: 5 of 10 classes, 20 of 100, 88 of 1,000. Here the "
         "number of classes grows, so N is a share of it: a fifth, at most 88."
     )
@@ -36,6 +34,5 @@ class LogitGap(LogitDetector):
         classes = outputs.logits.shape[1]
         others = min(math.ceil(self.share * classes), self.most, classes - 1)
         largest = outputs.logits.topk(1 + others, dim=1).values
-        return (largest[:, :1] - largest[:, min(1, others) :]).mean(
-            dim=1
-        )  # a difference of means would round twice
+        # A difference of means would round twice.
+        return (largest[:, :1] - largest[:, min(1, others) :]).mean(dim=1)

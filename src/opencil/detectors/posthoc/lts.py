@@ -1,14 +1,12 @@
 """LTS: logits scaled by how even the features are."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
+from opencil import Detector, Outputs, Paper, register_detector
 from opencil.detectors.posthoc.shaping import crowding, largest
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
 
 
@@ -17,19 +15,19 @@ from opencil.validation import Bound
 class LTS(Detector):
     """Energy of logits scaled by (Σφ⁺ / sum of the largest φ⁺)²."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{s \, z_c} \\ "
         r"s = \left( \frac{\sum_d \max(0, \varphi_d)}"
         r"{\sum_{d \in \text{largest}} \max(0, \varphi_d)} \right)^2"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The number of features is rounded as in the authors' code, and at least one; if all features are 0, "
         "the logits are not scaled."
     )
 
     share: Annotated[float, Bound(gt=0, le=1)] = 0.05  #: of the features that count as the largest
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
+    reads = frozenset({"features", "logits"})
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return logsumexp(s z), [N]."""

@@ -1,14 +1,11 @@
 """Mahalanobis distance to the nearest class."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import Gaussians
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -23,17 +20,17 @@ from opencil.registry import Paper, register_detector
 class Mahalanobis(SetUpDetector):
     """Negative squared distance to the nearest class mean, with one covariance for all classes."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -\min_c (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \\ "
         r"\Sigma = \text{mean} \, (\varphi_j - \mu_{y_j})(\varphi_j - \mu_{y_j})^\top"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper combines several layers and perturbs the images, tuned on OOD data; here is the last "
         "layer alone, as in OpenOOD's MDS. Directions in which set-up features do not vary are ignored."
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"features", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute a mean for each class of the set-up, and one covariance."""

@@ -1,13 +1,10 @@
 """Maximum logit."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 
 
 @register_detector(
@@ -18,7 +15,7 @@ from opencil.registry import Paper, register_detector
 class MaxLogit(LogitDetector):
     """Largest logit: max z."""
 
-    equation: ClassVar[str] = r"S(x) = \max_c z_c"
+    equation = r"S(x) = \max_c z_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return max z, [N]."""

@@ -1,13 +1,10 @@
 """Maximum softmax probability."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import LogitDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import LogitDetector, Outputs, Paper, register_detector
 
 
 @register_detector(
@@ -22,7 +19,7 @@ from opencil.registry import Paper, register_detector
 class MSP(LogitDetector):
     """Largest softmax probability: max softmax(z)."""
 
-    equation: ClassVar[str] = r"S(x) = \max_c \text{softmax}(z)_c"
+    equation = r"S(x) = \max_c \text{softmax}(z)_c"
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return max softmax(z), [N]."""

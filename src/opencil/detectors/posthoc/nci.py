@@ -1,17 +1,13 @@
 """NCI: neural collapse inspired."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.precision import to_float64_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.moments import mean_of
 from opencil.validation import NonNegative
 
 
@@ -23,33 +19,31 @@ from opencil.validation import NonNegative
 class NCI(SetUpDetector):
     """Projection of the predicted class's weights on the centred feature, and a fraction of the L1 norm."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \frac{\langle w_{\hat y}, \varphi - \bar\varphi \rangle}{\| \varphi - \bar\varphi \|} "
         r"+ \alpha \| \varphi \|_1 \\ \bar\varphi = \text{mean of set-up features}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The authors' code chooses α on OOD images, from 0.0001, the default here, to 0.1; pytorch-ood has "
         "0: `@pytorch-ood`."
     )
 
     alpha: NonNegative = 1e-4
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
+    named = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "linear"})
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute W [C, D] and the mean feature [D]."""
         self._weight, _ = outputs.linear()
-        mean = to_float64_device(outputs.features).mean(dim=0, dtype=torch.float64)
-        self._mean = mean.float().to(outputs.features.device)
+        self._mean = mean_of(outputs.features).float().to(outputs.features.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return ⟨w_ŷ, φ − mean φ⟩ / ‖φ − mean φ‖ + α‖φ‖₁, [N]."""
         features, predicted = outputs.features, outputs.logits.argmax(dim=1)
-        rows = rows_at_a_time(4 * features.shape[1] * features.element_size())
-        return compute_by_parts(self._score, rows, features, predicted)
+        return compute_by_parts(self._score, 4 * features.shape[1], features, predicted)
 
     def _score(self, features: Tensor, predicted: Tensor) -> Tensor:
         near = (self._weight[predicted] * F.normalize(features - self._mean, dim=1)).sum(dim=1)

@@ -1,16 +1,14 @@
 """NECO: neural collapse."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import SetUpDetector
 from opencil.detectors.moments import in_chunks, means_of, products_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound
 
 
@@ -21,11 +19,11 @@ from opencil.validation import Bound
 class NECO(SetUpDetector):
     """Share of a standardised feature's length along the first principal axes."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \frac{\| P \tilde{\varphi} \|}{\| \tilde{\varphi} \|}, \quad "
         r"\tilde{\varphi}_d = \frac{\varphi_d - \mu_d}{\sigma_d}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "In the authors' code the number of axes depends on the model and the dataset; here they contain "
         "nine tenths of the variance. Their code multiplies by the largest logit for all models except "
         "ResNets: `max_logit`."

@@ -1,17 +1,15 @@
 """NNGuide: nearest-neighbour guidance."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import SetUpDetector
-from opencil.engine.forward import Outputs
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.chunks import compute_by_parts
 from opencil.engine.seeding import generator
-from opencil.registry import Paper, register_detector
 from opencil.validation import Bound, Count, Whole
 
 
@@ -22,12 +20,12 @@ from opencil.validation import Bound, Count, Whole
 class NNGuide(SetUpDetector):
     """Energy times the mean similarity to the K nearest of a bank of set-up features, scaled by energy."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = -E(x) \cdot \frac{1}{K} \sum_{j \in \text{largest } K} "
         r"\langle \tfrac{\varphi}{\|\varphi\|}, b_j \rangle \\ "
         r"b_j = -E(x_j) \tfrac{\varphi_j}{\|\varphi_j\|}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "NNGuide is the exception in the paper's code: its bank is one random batch of augmented images."
     )
 
@@ -53,8 +51,8 @@ class NNGuide(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Energy(x) · mean of the K largest ⟨φ / ‖φ‖, b_j⟩, [N]."""
         features = F.normalize(outputs.features, dim=1)
-        rows = rows_at_a_time(2 * len(self._bank) * features.element_size())
-        return outputs.logits.logsumexp(dim=1) * compute_by_parts(self._guidance, rows, features)
+        guidance = compute_by_parts(self._guidance, 2 * len(self._bank), features)
+        return outputs.logits.logsumexp(dim=1) * guidance
 
     def _guidance(self, unit: Tensor) -> Tensor:
         return (unit @ self._bank.T).topk(self.neighbours, dim=1, sorted=False).values.mean(dim=1)

@@ -1,16 +1,14 @@
 """ODIN: temperature and a small step towards the predicted class."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
-from opencil.engine.forward import Outputs, evaluating
+from opencil import Detector, Outputs, Paper, register_detector
+from opencil.engine.forward import evaluating
 from opencil.nets.model import Classifier
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count, NonNegative, Positive
 
 
@@ -26,7 +24,7 @@ from opencil.validation import Count, NonNegative, Positive
 class ODIN(Detector):
     """Largest softmax(z / T) after a step of ε that raises it: x − ε · sign(∇ CE) / std."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \max_c \text{softmax}(z(x') / T)_c \\ "
         r"x' = x - \frac{\epsilon}{s} \text{sign} \nabla_x \text{CE}(z(x) / T, \text{argmax} z(x))"
     )
@@ -35,7 +33,7 @@ class ODIN(Detector):
     epsilon: NonNegative = 0.0014
     batch_size: Count = 256  #: a gradient needs all activations: 2.5 MB per image for ResNet-32
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"images"})
+    reads = frozenset({"images"})
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return max softmax(z' / T) of the perturbed images x', [N]."""

@@ -1,16 +1,13 @@
 """OpenMax: an additional class for unknown samples."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device, to_float64_device
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
 from opencil.detectors.moments import check_labels, in_chunks, means_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
 #: libMR's shift of distances before a fit, which makes all of them positive.
@@ -22,12 +19,12 @@ _SHIFT = 1e4
 class OpenMax(SetUpDetector):
     """Odds of the known classes against an unknown class, to which far samples' largest logits move."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{z_c - u_c} - \sum_c u_c, \quad "
         r"u_c = z_c \, \omega_c \, F_c(\| z - \mu_c \|) \\ "
         r"\omega_c = 1 - \tfrac{r_c - 1}{\alpha} \text{ for the rank } r_c \le \alpha, \text{ else } 0"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "F_c is a Weibull distribution of the largest distances of correctly predicted set-up logits, "
         "shifted by 10,000 as in the authors' libMR; α is OpenOOD's, 10 in the paper. A class without a "
         "correct prediction has the mean of all its images."
@@ -36,9 +33,9 @@ class OpenMax(SetUpDetector):
     tail: Count = 20  #: number of largest distances in each class
     alpha: Count = 3  #: number of largest logits to revise
 
-    named: ClassVar[Labels] = {**SetUpDetector.named, "original": {"alpha": 10}}
-    reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"logits", "labels"})
+    named = {**SetUpDetector.named, "original": {"alpha": 10}}
+    reads = frozenset({"logits"})
+    setup_reads = frozenset({"logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute mean logits μ_c [C, C], and the Weibull distributions of the distances to them."""

@@ -2,17 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.detectors.moments import in_chunks, products_of, whitening
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -27,8 +24,8 @@ from opencil.registry import Paper, register_detector
 class PNML(SetUpDetector):
     """Negative regret of the head: its gain from one more training image, over all labels."""
 
-    title: ClassVar[str] = "pNML"
-    equation: ClassVar[str] = (
+    title = "pNML"
+    equation = (
         r"S(x) = -\log_C \sum_c \frac{p_c}{p_c + (1 - p_c) p_c^{\kappa}}, \quad "
         r"p = \text{softmax} \, h(\hat{\varphi}) \\ "
         r"\kappa = \max \left( \frac{q}{1 + q}, \| \hat{\varphi}_\perp \|^2 \right), \quad "
@@ -37,13 +34,13 @@ class PNML(SetUpDetector):
         r"\quad \hat{\varphi} = \tfrac{\varphi}{\|\varphi\|} \\ "
         r"\hat{\varphi}_\perp = \text{the part of } \hat{\varphi} \text{ that set-up features do not span}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "As in the authors' code, probabilities are the head's for features of length 1. For a feature "
         "outside the span of the set-up features, versions of that code differ; only the maximum above "
         "still orders samples if there are fewer set-up images than features."
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
+    reads = frozenset({"features", "head"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute a factor of the pseudo-inverse of Σ φ̂φ̂ᵀ."""
@@ -53,8 +50,8 @@ class PNML(SetUpDetector):
         """Return −log_C Σ p / (p + (1 − p) p^κ), [N], in logarithms: p may round to 0 or 1."""
         assert outputs.classify is not None
         unit = F.normalize(outputs.features, dim=1)
-        found = []
-        for rows, logits in in_chunks(unit, outputs.classify(unit).float()):
+        z, found = outputs.classify(unit).float(), []
+        for rows, logits in in_chunks(unit, z):
             along = (rows @ self._whitening).square()
             q = along.sum(dim=1, keepdim=True)
             inside = (along / self._whitening.square().sum(dim=0)).sum(dim=1, keepdim=True)
@@ -65,4 +62,4 @@ class PNML(SetUpDetector):
             rest = torch.minimum(1 / (1 + q), inside)
             found.append(torch.sigmoid(rest * log_p - log_rest).sum(dim=1).log())
         regret = copy_to_device(torch.cat(found), unit.device)
-        return -regret / (math.log(outputs.classify(unit[:1]).shape[1]) or 1.0)
+        return -regret / (math.log(z.shape[1]) or 1.0)

@@ -1,16 +1,13 @@
 """RankFeat: maps without their first singular component."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Reads
-from opencil.engine.forward import Outputs
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
+from opencil import BadInput, Detector, Outputs, Paper, register_detector
 from opencil.validation import Positive
 
 #: Squarings of M Mᵀ, after which only the first singular direction remains.
@@ -27,14 +24,14 @@ _COMPARED = 8
 class RankFeat(Detector):
     """Energy without the first singular component of the last maps, and of the maps before them."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = T \log \sum_c e^{z_c / T} \\ "
         r"z = \frac{1}{2} h(\text{mean of } M') + \frac{1}{2} h(\text{last stage of } N') \\ "
         r"M' = M - \sigma_1 u_1 v_1^T \text{ of the last maps } M \text{, [channels, pixels]; } "
         r"N' \text{ likewise of those before the last stage}"
     )
 
-    differs: ClassVar[str] = (
+    differs = (
         "For several backbones, as DER's, maps are concatenated in one matrix, and each backbone runs its "
         "own last stage. `maps = last` is a variant in the paper, for models whose last stage cannot run "
         "separately."
@@ -43,7 +40,7 @@ class RankFeat(Detector):
     temperature: Positive = 1.0
     maps: Literal["both", "last"] = "both"  #: that lose a component: the last, or also the maps before them
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head", "layers"})
+    reads = frozenset({"features", "head", "layers"})
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return T · logsumexp(z / T), [N], from φ − u₁ u₁ᵀ φ: φ is the mean of M."""

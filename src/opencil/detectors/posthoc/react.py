@@ -1,15 +1,12 @@
 """ReAct: rectified activations."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
-from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper
 
 
 @register_detector(
@@ -17,23 +14,21 @@ from opencil.registry import Paper, register_detector
     paper=Paper("ReAct: Out-of-distribution Detection With Rectified Activations", 2021, "2111.12797"),
 )
 @dataclass
-class ReAct(SetUpDetector):
+class ReAct(Shaper, SetUpDetector):
     """Energy of features clipped at a percentile q of the set-up features: logsumexp(h(min(φ, q)))."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{h(\min(\varphi, q))_c} \\ "
         r"q = \text{percentile of all set-up features}"
     )
 
     percentile: Percentile = 90.0
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
-
     def set_up(self, outputs: Outputs) -> None:
         """Compute the percentile q of all feature values together, interpolated linearly."""
         # numpy is linear in time; torch.quantile refuses more than 2^24 values.
         self._limit = float(np.percentile(outputs.features.cpu().numpy(), self.percentile))
 
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(min(φ, q))), [N]."""
-        return shaped_energy(outputs, lambda features: features.clamp(max=self._limit))
+    def shape(self, features: Tensor) -> Tensor:
+        """Return min(φ, q)."""
+        return features.clamp(max=self._limit)

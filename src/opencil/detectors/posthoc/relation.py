@@ -1,16 +1,13 @@
 """Relation: the neural relation graph."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import SetUpDetector
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.chunks import compute_by_parts
 from opencil.validation import Fraction, Positive
 
 
@@ -26,7 +23,7 @@ from opencil.validation import Fraction, Positive
 class Relation(SetUpDetector):
     """Sum of the relations to set-up images above a threshold: Σ r, r = max(0, cos(φ, φ_j)) · ⟨p, p_j⟩."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \sum_{j:\, r_j > \theta} r_j^{\gamma} \\ "
         r"r_j = \max(0, \cos(\varphi, \varphi_j)) \cdot \langle p, p_j \rangle"
     )
@@ -42,8 +39,7 @@ class Relation(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Σ_j r_j^power over the relations above the threshold, [N]."""
         features, probabilities = F.normalize(outputs.features, dim=1), outputs.logits.softmax(dim=1)
-        rows = rows_at_a_time(2 * len(self._features) * features.element_size())
-        return compute_by_parts(self._strength, rows, features, probabilities)
+        return compute_by_parts(self._strength, 2 * len(self._features), features, probabilities)
 
     def _strength(self, features: Tensor, probabilities: Tensor) -> Tensor:
         """Return the scores of a part, computed in place: [samples, set-up images] dominates the memory."""

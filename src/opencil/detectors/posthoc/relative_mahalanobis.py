@@ -1,15 +1,12 @@
 """Relative Mahalanobis distance."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import Gaussians
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -20,19 +17,19 @@ from opencil.registry import Paper, register_detector
 class RelativeMahalanobis(SetUpDetector):
     """Distance to a Gaussian of all features minus the distance to the nearest class."""
 
-    title: ClassVar[str] = "relative Mahalanobis"
-    equation: ClassVar[str] = (
+    title = "relative Mahalanobis"
+    equation = (
         r"S(x) = d_0(\varphi) - \min_c d_c(\varphi) \\ "
         r"d_c = (\varphi - \mu_c)^\top \Sigma^{+} (\varphi - \mu_c) \quad "
         r"d_0 = (\varphi - \mu_0)^\top \Sigma_0^{+} (\varphi - \mu_0)"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The inverses are pseudo-inverses, as in `mahalanobis`; directions without variance within classes "
         "are ignored in both distances."
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features"})
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "labels"})
+    reads = frozenset({"features"})
+    setup_reads = frozenset({"features", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute the classes' Gaussians, and one of all features."""

@@ -1,14 +1,11 @@
 """SCALE."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import Detector, Labels, Reads
-from opencil.detectors.posthoc.shaping import Percentile, crowding, largest, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Paper, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper, crowding, largest
 
 
 @register_detector(
@@ -18,14 +15,14 @@ from opencil.registry import Paper, register_detector
     ),
 )
 @dataclass
-class SCALE(Detector):
+class SCALE(Shaper):
     """Energy of features scaled up by the share of the smaller ones: h(φ · exp(Σφ / Σ largest))."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{h(r \varphi)_c} \\ "
         r"r = \exp \frac{\sum_j \varphi_j}{\sum_{j \in \text{largest } k} \varphi_j}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The authors' and OpenOOD's code start at 85, as here, and choose the percentile on OOD images; "
         "pytorch-ood has 65, `@pytorch-ood`. With a cosine head, which ignores the length of features, the "
         "score is Energy."
@@ -33,13 +30,8 @@ class SCALE(Detector):
 
     percentile: Percentile = 85.0
 
-    named: ClassVar[Labels] = {"pytorch-ood": {"percentile": 65.0}}
+    named = {"pytorch-ood": {"percentile": 65.0}}
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
-
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(r φ)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return r φ."""
         return features * crowding(features, largest(features, self.percentile)[0]).exp()

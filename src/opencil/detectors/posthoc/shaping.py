@@ -1,25 +1,35 @@
 """Shared by detectors that shape features: the energy of shaped features, and a sample's largest."""
 
-from collections.abc import Callable
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.engine.forward import Outputs
+from opencil import Detector, Outputs
+from opencil.detectors.chunks import compute_by_parts
 from opencil.validation import Bound
 
 Percentile = Annotated[float, Bound(ge=0, le=100)]
 
 
-def shaped_energy(outputs: Outputs, shaped: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return logsumexp(h(shaped(φ))), [N], computed in parts."""
-    classify, features = outputs.classify, outputs.features
-    assert classify is not None
-    # A sorted copy with its indices, and the shaped features.
-    rows = rows_at_a_time(5 * features.shape[1] * features.element_size())
-    return compute_by_parts(lambda part: classify(shaped(part)).float().logsumexp(dim=1), rows, features)
+@dataclass
+class Shaper(Detector):
+    """Energy of shaped features."""
+
+    reads = frozenset({"features", "head"})
+
+    @abstractmethod
+    def shape(self, features: Tensor) -> Tensor:
+        """Return the shaped features φ̃ [B, D]."""
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        """Return logsumexp(h(φ̃)), [N]."""
+        classify, features = outputs.classify, outputs.features
+        assert classify is not None
+        numbers = 5 * features.shape[1]  # a sorted copy with its indices, and the shaped features
+        return compute_by_parts(lambda f: classify(self.shape(f)).float().logsumexp(dim=1), numbers, features)
 
 
 def largest(features: Tensor, percentile: float) -> tuple[Tensor, Tensor]:

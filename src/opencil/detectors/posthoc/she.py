@@ -1,16 +1,13 @@
 """SHE: simplified Hopfield energy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Reads, SetUpDetector
 from opencil.detectors.moments import check_labels, means_of
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 
 @register_detector(
@@ -27,16 +24,16 @@ from opencil.registry import Paper, register_detector
 class SHE(SetUpDetector):
     """Inner product with the predicted class's pattern: the mean of its correctly predicted features."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \langle \varphi, s_{\hat{y}} \rangle, \quad \hat{y} = \text{argmax} z \\ "
         r"s_c = \text{mean} \{ \varphi_j : y_j = c = \text{argmax} z_j \}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "For a class without a correctly predicted set-up image OpenOOD has no pattern: here it is the mean "
         "of the class, and for a class without images the mean of all."
     )
 
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
+    setup_reads = frozenset({"features", "logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute the patterns s_c [C, D]."""

@@ -2,15 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import check_labels, in_chunks
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
 
 #: Limits of the temperature. If all set-up images are predicted correctly, the optimum would be 0.
 _LOWEST, _HIGHEST = 0.1, 10.0
@@ -21,17 +18,17 @@ _LOWEST, _HIGHEST = 0.1, 10.0
 class TempScale(SetUpDetector):
     """Log-odds of the largest softmax(z / T), at the maximum-likelihood temperature for set-up labels."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \max_c \log \frac{p_c}{1 - p_c}, \quad p = \text{softmax}(z / T) \\ "
         r"T = \text{argmin} \sum_j \text{CE}(z_j / T, y_j), \quad 0.1 \le T \le 10"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "The paper fits T on held-out images; here the model was trained on the set-up images, so T is too "
         "low. Log-odds order samples as the probability does, which at a low temperature rounds to 1."
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"logits"})
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"logits", "labels"})
+    reads = frozenset({"logits"})
+    setup_reads = frozenset({"logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Find T by bisection: CE is convex in 1 / T."""

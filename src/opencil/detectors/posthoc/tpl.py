@@ -1,19 +1,15 @@
 """TPL: likelihood ratio of a task against all others."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil import BadInput, Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.detectors.chunks import compute_by_parts, rows_at_a_time
-from opencil.detectors.detector import Reads, SetUpDetector
+from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.moments import Gaussians, check_labels
-from opencil.engine.forward import Outputs
-from opencil.errors import BadInput
-from opencil.registry import Paper, register_detector
 from opencil.validation import Count
 
 #: Smaller squared distances are at the mean of the class, as the only image of a class is.
@@ -28,14 +24,14 @@ _AT_MEAN = 1e-6
 class TPL(SetUpDetector):
     """Best task by nearness to its classes, distance to other tasks' images, and largest logit."""
 
-    family: ClassVar[str] = "continual"
-    equation: ClassVar[str] = (
+    family = "continual"
+    equation = (
         r"S(x) = \max_t \, (a_t s_t + b_t), \quad s_t = -\log ( e^{-(i_t + o_t)} + e^{-m_t} ) \\ "
         r"i_t \propto \max_{c \in t} 1 / d_c(\varphi), \quad m_t \propto \max_{c \in t} z_c \\ "
         r"o_t = \| \hat{\varphi} - \hat{\varphi}_j \|^2 , \quad "
         r"j \text{ the } K \text{-th nearest of the memory of other tasks}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "Adapted: the paper has a network with a mask for each task; here all tasks share one backbone, and"
         " a sample's score is that of its best task. d_c is a squared Mahalanobis distance with one "
         "covariance per task, i_t and m_t are divided by their means, and a_t and b_t are fitted as in the "
@@ -44,7 +40,7 @@ class TPL(SetUpDetector):
 
     neighbours: Count = 5  #: K
 
-    setup_reads: ClassVar[frozenset[Reads] | None] = frozenset({"features", "logits", "labels"})
+    setup_reads = frozenset({"features", "logits", "labels"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Store Gaussians and features of each task with images, the scales of its scores, a_t and b_t."""
@@ -80,8 +76,8 @@ class TPL(SetUpDetector):
         """Return 1 / d to the nearest class of each task, o_t, and the task's largest logit, [N, T] each."""
         features = outputs.features
         near = [1 / gaussians.nearest(features).clamp(min=_AT_MEAN) for gaussians in self._gaussians]
-        rows = rows_at_a_time(2 * sum(map(len, self._banks)) * features.element_size())
-        out = compute_by_parts(self._distances, rows, F.normalize(features, dim=1))
+        numbers = 2 * sum(map(len, self._banks))
+        out = compute_by_parts(self._distances, numbers, F.normalize(features, dim=1))
         largest = [outputs.logits[:, columns].amax(dim=1) for columns in self._columns]
         return torch.stack(near, dim=1).float(), out, torch.stack(largest, dim=1)
 

@@ -1,14 +1,11 @@
 """ViM: virtual-logit matching."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from opencil.detectors.detector import Reads
+from opencil import Outputs, register_detector
 from opencil.detectors.posthoc.residual import VIM, Residual
-from opencil.engine.forward import Outputs
-from opencil.registry import register_detector
 
 #: Smaller mean residuals, relative to the mean feature, are rounding errors.
 _ROUNDING = 1e-6
@@ -19,17 +16,17 @@ _ROUNDING = 1e-6
 class ViM(Residual):
     """Energy minus a virtual logit, the residual in the scale of logits: logsumexp(z) − α‖R^T(φ − u)‖."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{z_c} - \alpha \| R^T (\varphi - u) \| \\ "
         r"\alpha = \frac{\sum_j \max_c z_{jc}}{\sum_j \| R^T (\varphi_j - u) \|} \text{ over set-up images}"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "If the principal space contains all set-up features, there is no residual to compare with: α is 0, "
         "and the score is Energy."
     )
 
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
-    setup_reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits", "linear"})
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "logits", "linear"})
 
     def set_up(self, outputs: Outputs) -> None:
         """Compute u, R and α."""

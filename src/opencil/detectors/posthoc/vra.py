@@ -1,16 +1,14 @@
 """VRA: variational rectified activation."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.detectors.detector import Labels, Reads, SetUpDetector
-from opencil.detectors.posthoc.shaping import Percentile, shaped_energy
-from opencil.engine.forward import Outputs
-from opencil.registry import Paper, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil.detectors.posthoc.shaping import Percentile, Shaper
 
 
 @register_detector(
@@ -20,15 +18,15 @@ from opencil.registry import Paper, register_detector
     ),
 )
 @dataclass
-class VRA(SetUpDetector):
+class VRA(Shaper, SetUpDetector):
     """Energy of features clipped above a percentile of the set-up features, and set to 0 below another."""
 
-    equation: ClassVar[str] = (
+    equation = (
         r"S(x) = \log \sum_c e^{h(\tilde\varphi)_c} \\ "
         r"\tilde\varphi_i = 0 \text{ if } \varphi_i < \alpha_i, \text{ else } \min(\varphi_i, \beta_i) \\ "
         r"\alpha_i, \beta_i = \text{percentiles of set-up feature } i"
     )
-    differs: ClassVar[str] = (
+    differs = (
         "60 and 95 are the authors' values for CIFAR-100, chosen on Gaussian noise and for ODIN's score. "
         "OpenOOD raises low features to the lower threshold, has one pair of thresholds for all features, "
         "and starts at percentiles 10 and 90, `@openood`."
@@ -39,12 +37,10 @@ class VRA(SetUpDetector):
     below: Literal["zero", "low"] = "zero"  #: new value of features below the lower threshold
     thresholds: Literal["each", "all"] = "each"  #: for each feature, or for all together
 
-    named: ClassVar[Labels] = {
+    named = {
         **SetUpDetector.named,
         "openood": {"low": 10.0, "high": 90.0, "below": "low", "thresholds": "all"},
     }
-
-    reads: ClassVar[frozenset[Reads]] = frozenset({"features", "head"})
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -56,10 +52,7 @@ class VRA(SetUpDetector):
         found = np.percentile(values, (self.low, self.high), axis=axis).astype(np.float32)
         self._low, self._high = torch.from_numpy(found).to(outputs.features.device)
 
-    def scores(self, outputs: Outputs) -> Tensor:
-        """Return logsumexp(h(φ̃)), [N]."""
-        return shaped_energy(outputs, self._shape)
-
-    def _shape(self, features: Tensor) -> Tensor:
+    def shape(self, features: Tensor) -> Tensor:
+        """Return features between the thresholds; those below become 0 or the lower one."""
         raised = 0.0 if self.below == "zero" else self._low
         return torch.where(features < self._low, raised, torch.minimum(features, self._high))
