@@ -1,9 +1,8 @@
 """A run with its data: the models, memories and detectors of its steps, read from its folder or just made."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +12,7 @@ from torch import Tensor
 from opencil.cil.learner import Setting
 from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
+from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector, Setup
@@ -108,9 +108,9 @@ class Run:
     def info(self, number: int) -> Info:
         """Return the record of a stored step, which must be a step of this run."""
         if number not in self._infos:
-            stored = self._stored(number)
+            stored, previous = self._stored(number), self.folder.step(number - 1)
             info = stored.info()
-            before = self.weights(number - 1) if number == 1 or self.folder.step(number - 1).trained else None
+            before = self.weights(number - 1) if number == 1 or previous.trained else None
             if problem := check_record(info, str(self.spec), self.training_digest, before):
                 raise damaged(stored.record, f"it {problem}")
             self._infos[number] = info
@@ -140,16 +140,8 @@ class Run:
     def memory(self, number: int) -> Memory:
         """Return the memory after a stored step; it is empty before the first."""
         if number not in self._memories:
-            stored = self._stored(number)
-            memory = stored.memory(self.spec.benchmark.memory, self.info(number))
-            labels = self.stream.train.labels.cpu()
-            for label, indices in enumerate(memory.per_class):
-                known = (indices >= 0) & (indices < len(labels))
-                if not known.all() or (labels[indices] != label).any():
-                    raise damaged(
-                        stored.path / "memory.safetensors", f"it has other images than class {label}'s"
-                    )
-            self._memories[number] = memory
+            tensors = self._stored(number).tensors("memory.safetensors", self.info(number))
+            self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
         return self._memories[number]
 
     def rows(self) -> pd.DataFrame:
@@ -161,7 +153,8 @@ class Run:
         if self._latest is None or self._latest[0] != number:
             stored = self._stored(number)
             try:
-                model = self.load_model(self.stream[number - 1], stored.model(self.info(number)))
+                weights = stored.tensors("model.safetensors", self.info(number))
+                model = self.load_model(self.stream[number - 1], weights)
             except RuntimeError as error:
                 raise damaged(stored.path / "model.safetensors", error) from None
             self._latest = number, model
@@ -202,19 +195,6 @@ class Run:
         """Return the indices of T_t^train+, the images that a step learns from."""
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
 
-    def setup_outputs(self, step: Step, which: Setup, outputs: Callable[[Tensor], Outputs]) -> Outputs:
-        """Return the outputs of a detector's set-up images: train+, or the memory after the step.
-
-        A method that keeps no memory has train+ alone. Outputs of the memory are taken from those of train+:
-        the last bits of a network's outputs depend on the batch, and must not depend on an interruption.
-        """
-        train_plus = self.train_plus(step)
-        remembered = self.memory(step.number).indices
-        if which != "memory" or not len(remembered):
-            return outputs(train_plus)
-        found = outputs(train_plus).of(self.stream.train, remembered)
-        return outputs(remembered) if found is None else found
-
     def source(self, step: Step, model: Model) -> ViewSource:
         """Return the images that the extra heads of a step's model are tuned on."""
         images, chosen = self.stream.train, self.train_plus(step)
@@ -242,19 +222,70 @@ class Run:
         if name.partition("@")[0] not in DETECTORS.names():
             require(self.folder.stored().get("plugins"), [DETECTORS.kind], f"{name} is not registered here")
         detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
-        model, step, stored = self.model(number), self.stream[number - 1], self.folder.step(number)
+        step, stored = self.stream[number - 1], self._stored(number)
+        outputs = StepOutputs(self, step)
         if isinstance(detector, Tuner):
             if stored.head(name) not in self.info(number)["files"]:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
-            read_head(detector, self.source(step, model), stored, self.info(number))
+            read_head(detector, self.source(step, outputs.model), stored, self.info(number))
         if not detector.ready:
-            outputs = partial(forward, model, self.stream.train, self.data.transform)
-
-            def with_tasks(which: Setup) -> Outputs:
-                found = self.setup_outputs(step, which, outputs)
-                return replace(found, tasks=torch.tensor(step.task_of_class, device=found.logits.device))
-
-            detector.complete(
-                with_tasks(detector.set_up_on), with_tasks("memory") if detector.by_task else None
-            )
+            memory = outputs.setup("memory") if detector.by_task else None
+            detector.complete(outputs.setup(detector.set_up_on), memory)
         return detector
+
+
+class StepOutputs:
+    """The outputs of a step's model: every set of images passes through it at most once."""
+
+    def __init__(self, run: Run, step: Step) -> None:
+        self.run, self.step = run, step
+        #: The task of each class seen, counted from 1.
+        self.tasks = torch.tensor(step.task_of_class, device=run.setting.images.device)
+        self._computed: list[Outputs] = []
+
+    @property
+    def model(self) -> Model:
+        """The step's model; it is not to be changed."""
+        return self.run.latest_model(self.step.number)
+
+    def of(self, images: Images, indices: Tensor) -> Outputs:
+        """Return the outputs of some images, computed now or before."""
+        for computed in self._computed:
+            if (found := computed.of(images, indices)) is not None:
+                return found
+        model = self.run.setting.evaluated(self.model)
+        self._computed.append(forward(model, images, self.run.data.transform, indices))
+        return self._computed[-1]
+
+    @cached_property
+    def test(self) -> Outputs:
+        """Outputs of the test images of all classes seen."""
+        return self.of(self.run.stream.test, self.step.test)
+
+    @cached_property
+    def ood(self) -> dict[str, Outputs]:
+        """Outputs of the part of each OOD set that the step sees."""
+        return {
+            name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
+            for name, ood in self.run.data.ood.items()
+        }
+
+    @cached_property
+    def shifted(self) -> dict[str, Outputs]:
+        """Outputs of the test images under each shift."""
+        return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
+
+    def view_source(self) -> ViewSource:
+        """Return the images that the extra heads of the step's model are tuned on."""
+        return self.run.source(self.step, self.run.setting.move_to_device(self.model))
+
+    def setup(self, which: Setup) -> Outputs:
+        """Return the outputs of a detector's set-up images: train+, or the memory after the step.
+
+        A method that keeps no memory has train+ alone. Train+ is always computed first, and the memory taken
+        from it: the last bits of outputs depend on the batch, and must not depend on an interruption.
+        """
+        images, remembered = self.run.stream.train, self.run.memory(self.step.number).indices
+        train_plus = self.of(images, self.run.train_plus(self.step))
+        found = self.of(images, remembered) if which == "memory" and len(remembered) else train_plus
+        return replace(found, tasks=self.tasks)

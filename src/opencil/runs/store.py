@@ -19,10 +19,9 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from torch import Tensor
 
 from opencil.config import dump_yaml
 from opencil.config.short_forms import parse_yaml
-from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import (
     Damaged,
@@ -52,7 +50,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import IDENTITY, USABLE, Identity, name_of
+from opencil.study.records import IDENTITY, USABLE, Identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -61,7 +59,6 @@ FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
 #: Seconds to wait for another process that is about to leave the run.
 _PATIENCE = 2.0
-_MODEL, _MEMORY = "model.safetensors", "memory.safetensors"
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
 
@@ -106,7 +103,7 @@ class StepFolder:
         ``seconds`` by kind of work.
         """
         info = read_json(self.record)
-        if not isinstance(info.get("steps"), int) or info.get("step") != self.number:
+        if info.get("step") != self.number:
             raise damaged(self.record, f"it is of step {info.get('step')}")
         return info
 
@@ -115,55 +112,7 @@ class StepFolder:
         if self.writes:
             write_json(self.record, info)
 
-    @contextmanager
-    def saving(self, info: Info, seconds: float) -> Iterator[Callable[[], None]]:
-        """Write ``step.json`` on leaving the block, and in it at most every ``seconds``."""
-        saved = time.monotonic()
-
-        def save_now_and_then() -> None:
-            nonlocal saved
-            if time.monotonic() - saved > seconds:
-                self.save_info(info)
-                saved = time.monotonic()
-
-        try:
-            yield save_now_and_then
-        finally:
-            self.save_info(info)
-
-    def remove_checkpoint(self, head: str = "") -> None:
-        """Delete the checkpoint of a training that is done."""
-        if self.writes:
-            self.checkpoint(head).unlink(missing_ok=True)
-
-    def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
-        """Write a file of tensors, and note its checksum."""
-        content = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
-        info["files"][name] = (
-            write_bytes(self.path / name, content, follow=False) if self.writes else checksum(content)
-        )
-
-    def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
-        """Read a file of tensors, which must have the checksum that is noted."""
-        path = self.path / name
-        try:
-            return load(read_bytes(path, self.listed(name, info)))
-        except (SafetensorError, ValueError) as error:
-            raise damaged(path, error) from None
-
-    def listed(self, name: str, info: Info) -> str:
-        """Return the noted checksum of a file."""
-        if name not in info["files"]:
-            raise damaged(self.path / name, "step.json does not list it")
-        return str(info["files"][name])
-
-    def model(self, info: Info) -> dict[str, Tensor]:
-        """Read the weights of θ_t."""
-        return self.tensors(_MODEL, info)
-
-    def memory(self, size: int, info: Info) -> Memory:
-        """Read the memory after the step."""
-        return Memory.from_tensors(size, self.tensors(_MEMORY, info))
+    # --- files that step.json lists ---
 
     @staticmethod
     def head(detector: str) -> str:
@@ -174,6 +123,28 @@ class StepFolder:
     def table(detector: str) -> str:
         """Return the name of a detector's file of rows, or the model's for ''."""
         return f"detectors/{detector}.parquet" if detector else "model.parquet"
+
+    def listed(self, name: str, info: Info) -> str:
+        """Return the noted checksum of a file."""
+        if name not in info["files"]:
+            raise damaged(self.path / name, "step.json does not list it")
+        return str(info["files"][name])
+
+    def read(self, name: str, info: Info) -> bytes:
+        """Read a file, which must have the checksum that is noted."""
+        return read_bytes(self.path / name, self.listed(name, info))
+
+    def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
+        """Write a file of tensors, and note its checksum."""
+        if self.writes:
+            info["files"][name] = write_bytes(self.path / name, _pack(tensors), follow=False)
+
+    def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
+        """Read a file of tensors."""
+        try:
+            return load(self.read(name, info))
+        except (SafetensorError, ValueError) as error:
+            raise damaged(self.path / name, error) from None
 
     def save_rows(self, detector: str, rows: pd.DataFrame, info: Info) -> None:
         """Write rows of a detector, or of the model for '', and note their checksum."""
@@ -197,19 +168,18 @@ class StepFolder:
             return False
         if name and note["values"] != digest_values(spec.detectors[name]):
             return False
-        files = [self.table(name), *[self.head(name)] * (name in info["heads"])]
         with suppress(Damaged):
-            for file in files:
-                read_bytes(self.path / file, self.listed(file, info))
+            for file in [self.table(name), *[self.head(name)] * (name in info["heads"])]:
+                self.read(file, info)
             return True
         return False
 
     def broken(self, info: Info) -> dict[str, str]:
         """Return the files of the step that are damaged or missing, by name, with the reason."""
         found = {}
-        for name, sha256 in info["files"].items():
+        for name in info["files"]:
             try:
-                read_bytes(self.path / name, sha256)
+                self.read(name, info)
             except (Damaged, OSError) as error:
                 found[name] = getattr(error, "reason", str(error))
         return found
@@ -221,12 +191,10 @@ class StepFolder:
         return self.path / (f"heads/{head}.checkpoint" if head else "checkpoint")
 
     def save_checkpoint(self, tensors: dict[str, Tensor], notes: dict[str, Any], head: str = "") -> None:
-        """Store a training in progress; ``notes`` say which training it is."""
+        """Store a training in progress; ``notes["made_of"]`` identifies the training."""
         if self.writes:
-            content = save(
-                {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"notes": json.dumps(notes)}
-            )
-            write_checked(self.checkpoint(head), content)
+            text = json.dumps(notes, default=astuple)
+            write_checked(self.checkpoint(head), _pack(tensors, {"notes": text}))
 
     def read_checkpoint(
         self, made_of: str, head: str = ""
@@ -239,6 +207,16 @@ class StepFolder:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         notes = json.loads(header["__metadata__"]["notes"])
         return (load(content), notes) if notes["made_of"] == made_of else None
+
+    def remove_checkpoint(self, head: str = "") -> None:
+        """Delete the checkpoint of a training that is done."""
+        if self.writes:
+            self.checkpoint(head).unlink(missing_ok=True)
+
+
+def _pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the content of a safetensors file."""
+    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
 
 
 @dataclass(frozen=True)
@@ -277,14 +255,11 @@ class RunFolder:
         return [step for step in self.steps() if step.trained]
 
     def lost(self) -> list[StepFolder]:
-        """Return the steps that have lost their ``step.json``.
-
-        A later step is there, or rows of a detector.
-        """
+        """Return the steps without ``step.json`` that have rows of a detector, or a later step."""
         last = max((step.number for step in self.trained()), default=0)
-        missing_steps = [self.step(number) for number in range(1, last) if not self.step(number).trained]
-        evaluated = [step for step in self.steps() if not step.trained and any(step.path.glob("detectors/*"))]
-        return sorted({*missing_steps, *evaluated}, key=lambda step: step.number)
+        known = {*map(self.step, range(1, last)), *self.steps()}
+        lost = [s for s in known if not s.trained and (s.number < last or any(s.path.glob("detectors/*")))]
+        return sorted(lost, key=lambda step: step.number)
 
     def failure(self) -> str:
         """Return the error that ended the last attempt, in a line; '' where none did."""
@@ -307,26 +282,17 @@ class RunFolder:
         first, _, text = read_bytes(self.config).partition(b"\n")
         if first.decode(errors="replace") != _FIRST_LINE + checksum(text):
             raise damaged(self.config, f"it is not as written, or not of format {FORMAT}")
-        record = parse_yaml(text.decode(), str(self.config))
-        if not all(
-            isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
-        ):
-            raise damaged(self.config, "it lacks a section")
-        return record
+        return parse_yaml(text.decode(), str(self.config))
 
     def _write_config(self, record: dict[str, Any]) -> None:
-        if self.writes:
-            text = dump_yaml(record).encode()
-            write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
+        text = dump_yaml(record).encode()
+        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
 
     def identity(self, config: dict[str, Any]) -> Identity:
         """Return which run the folder is of, as its config says."""
-        try:
-            benchmark = config["benchmark"]
-            k = benchmark["classes_per_step"][0]
-            found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
-        except (KeyError, IndexError, TypeError, StopIteration):
-            found = (None,) * 4
+        benchmark = config["benchmark"]
+        k, cil = benchmark["classes_per_step"][0], next(iter(config["cil"]))
+        found = benchmark["name"], k, cil, config["seed"]["run"]
         if not all(USABLE[key](value) for key, value in zip(IDENTITY, found, strict=True)):
             raise damaged(self.config, "it does not say which run it is of")
         return found
@@ -334,9 +300,7 @@ class RunFolder:
     def announce(self, spec: RunSpec) -> None:
         """Write the config of a run that is to come, so that reports list it."""
         if self.writes and not self.config.exists():
-            with disk_errors(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._write_config(_with_plugins(spec.record(), spec.plugins(*spec.detectors)))
+            self._write_config(spec.record())
 
     def differences(self, spec: RunSpec, stored: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return values that the stored config and a spec disagree on, of all detectors that are in both."""
@@ -357,29 +321,24 @@ class RunFolder:
             if then.get(key, ...) != now.get(key, ...)
         }
 
-    def check(self, spec: RunSpec) -> None:
-        """Refuse to continue a run under another config than its own."""
-        if not (differences := self.differences(spec, self.stored())):
-            return
-        listed = "".join(
-            f"\n  {key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items()
-        )
-        raise BadInput(
-            f"run {spec} exists with another config: use the stored values (--set), a label for the changed "
-            f"method (--cil {spec.cil}@mine), another seed or another --runs folder, or "
-            f"delete {self.path}{listed}"
-        )
+    def check(self, spec: RunSpec) -> dict[str, Any]:
+        """Refuse to continue a run under another config than its own; return its own."""
+        stored = self.stored()
+        if differences := self.differences(spec, stored):
+            listed = (f"{key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items())
+            raise BadInput(
+                f"run {spec} exists with another config: use the stored values (--set), a label for the "
+                f"changed method (--cil {spec.cil}@mine), another seed or another --runs folder, or "
+                f"delete {self.path}\n  " + "\n  ".join(listed)
+            )
+        return stored
 
     def finished(self, spec: RunSpec) -> bool:
-        """Return whether every step is trained and measured with every detector, under this very config."""
-        first = self.step(1)
-        if not first.trained or self.differences(spec, self.stored()):
+        """Return whether every step is trained, and measured with every detector."""
+        if not self.step(1).trained:
             return False
-        for number in range(1, first.info()["steps"] + 1):
-            step = self.step(number)
-            if not step.trained or step.lacking(spec, step.info()):
-                return False
-        return True
+        steps = [self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)]
+        return all(step.trained and not step.lacking(spec, step.info()) for step in steps)
 
     # --- writing ---
 
@@ -390,15 +349,15 @@ class RunFolder:
             yield
             return
         with self.lock(_PATIENCE):
-            self.check(spec)
+            stored, record = self.check(spec), spec.record()
             remove_temporary(self.path)
             self.error.unlink(missing_ok=True)
-            stored = self.stored()
-            record = {**spec.record(), "detector": {**stored.get("detector", {}), **spec.detectors}}
-            record = _with_plugins(record, merge_notes(stored.get("plugins"), spec.plugins(*spec.detectors)))
+            record["detector"] = {**stored.get("detector", {}), **spec.detectors}
+            if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
+                record["plugins"] = plugins
             if record != stored:
                 self._write_config(record)
-            noted = {"run": name_of(*spec.identity), **environment}
+            noted = {"run": str(spec), **environment}
             write_json(self.environment, noted)
             yield
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -408,15 +367,15 @@ class RunFolder:
     @contextmanager
     def lock(self, seconds: float = 0.0) -> Iterator[None]:
         """Lock the run inside the block, or raise ``LockedRun``."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=seconds)
-            try:
+        lock = FileLock(self.path / ".lock", timeout=seconds)
+        try:
+            with disk_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
-            except Timeout:
-                raise LockedRun(
-                    f"{self.path} is being written by another process: wait for it, or stop it"
-                ) from None
+        except Timeout:
+            raise LockedRun(
+                f"{self.path} is being written by another process: wait for it, or stop it"
+            ) from None
         try:
             yield
         finally:
@@ -430,10 +389,6 @@ class RunFolder:
                 return False
         except OpenCILError as error:  # else a read-only disk, where nobody writes
             return isinstance(error, LockedRun)
-
-
-def _with_plugins(record: dict[str, Any], plugins: Notes) -> dict[str, Any]:
-    return {**record, "plugins": plugins} if plugins else record
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -483,22 +438,18 @@ def plugins_noted(root: Path, problem: str) -> str:
         with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
             if "\nplugins:" in path.read_text(encoding="utf-8"):
                 notes = merge_notes(RunFolder(path.parent).stored().get("plugins"), notes)
-    lacking = {
-        plugin: [name for name in names if f"{name} is unknown" in problem]
-        for plugin, names in missing_names(notes).items()
-    }
+    missing = missing_names(notes).items()
+    lacking = {plugin: [n for n in names if f"{n} is unknown" in problem] for plugin, names in missing}
     return describe_missing({plugin: names for plugin, names in lacking.items() if names})
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:
     """Read all rows of all runs below a folder."""
     tables = []
-    for run in find_runs(Path(root)):
-        for step in run.trained():
-            info = step.info()
-            tables += [
-                (step.path / step.table(name), step.listed(step.table(name), info)) for name in info["rows"]
-            ]
+    for step in (step for run in find_runs(Path(root)) for step in run.trained()):
+        info = step.info()
+        files = map(step.table, info["rows"])
+        tables += [(step.path / file, step.listed(file, info)) for file in files]
     if not tables:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
     return read_tables(tables)
