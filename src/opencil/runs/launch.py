@@ -49,9 +49,9 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     if config.benchmark.transform.computes:  # the records of runs hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = planned(config)
+    for spec in specs:
+        folder_of(config.place, spec).check(spec)  # all of them, before anything runs
     with ranks.using(joined):
-        for spec in specs:
-            folder_of(config.place, spec).check(spec)  # all of them, before anything runs
         done = {spec.folder for spec in specs if is_done(config.place, spec)}
     missing = [spec for spec in specs if spec.folder not in done]
     yield from (Finished(spec, already=True) for spec in specs if spec.folder in done)
@@ -84,19 +84,16 @@ def work(
     with cpu_threads(place.threads), only_deterministic(place.only_deterministic):
         for spec in specs:
             loaded = data()  # an error in the data is an error of every run, and not caught
+            folder, already = folder_of(place, spec), False
             error: Exception | None = None
-            already = False
             # A captured training step must not run on the default stream of a GPU.
             side, sharing = SideStream(device), partial(ranks.using, joined)
             try:
                 with sharing():
-                    folder = folder_of(place, spec)
                     already = spec.foreign is not None and folder.finished(spec)
-                    lock = folder.opened(spec, environment(device) | describe_data(config, loaded))
-                with (
-                    lock,
-                    closing(run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)) as events,
-                ):
+                    opened = folder.opened(spec, environment(device) | describe_data(config, loaded))
+                training = run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)
+                with opened, closing(training) as events:
                     while True:
                         with sharing(), side.active():
                             event = next(events, None)
@@ -123,8 +120,7 @@ def launcher(place: PlaceConfig) -> Any:
 
 def folder_of(place: PlaceConfig, spec: RunSpec) -> RunFolder:
     """Return the folder of a run, in which only the first rank writes."""
-    joined = ranks.current()
-    return RunFolder(Path(place.runs) / spec.folder, writes=joined is None or joined.first)
+    return RunFolder(Path(place.runs) / spec.folder, writes=ranks.is_first_rank())
 
 
 def is_done(place: PlaceConfig, spec: RunSpec) -> bool:

@@ -152,12 +152,11 @@ class Run:
         """Return a stored step's model; the latest is kept in memory, and must not be changed."""
         if self._latest is None or self._latest[0] != number:
             stored = self._stored(number)
+            weights = stored.tensors("model.safetensors", self.info(number))
             try:
-                weights = stored.tensors("model.safetensors", self.info(number))
-                model = self.load_model(self.stream[number - 1], weights)
+                self._latest = number, self.load_model(self.stream[number - 1], weights)
             except RuntimeError as error:
                 raise damaged(stored.path / "model.safetensors", error) from None
-            self._latest = number, model
         return self._latest[1]
 
     def load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
@@ -168,28 +167,19 @@ class Run:
 
     def keep_model(self, step: Step, model: Model) -> Model:
         """Keep a model that has just been trained, as it is when it is read again, and return it."""
-        try:
-            loaded = self.setting.evaluated(self.load_model(step, model.state_dict()))
-        except RuntimeError as error:
-            why = " ".join(str(error).split())
-            raise OpenCILError(
-                f"{self.spec.cil}, step {step.number}: the trained model does not fit the method's "
-                f"blank: {why}"
-            ) from None
-        self._latest = step.number, loaded
-        return loaded
+        self._latest = step.number, self.setting.evaluated(self.load_model(step, model.state_dict()))
+        return self._latest[1]
 
     def keep(self, step: Step, memory: Memory, info: Info) -> None:
         """Keep the memory and the record of a step that has just been stored."""
         self._memories[step.number], self._infos[step.number] = memory, info
 
     def _stored(self, number: int) -> StepFolder:
-        if number in self._infos:
-            return self.folder.step(number)
-        if not 1 <= number <= len(self.stream) or not self.folder.step(number).trained:
+        step = self.folder.step(number)
+        if number not in self._infos and not (1 <= number <= len(self.stream) and step.trained):
             stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
-        return self.folder.step(number)
+        return step
 
     def train_plus(self, step: Step) -> Tensor:
         """Return the indices of T_t^train+, the images that a step learns from."""

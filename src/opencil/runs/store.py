@@ -419,16 +419,14 @@ def folders_below(
 
     ``refused`` is called with the error of a folder that cannot be read.
     """
-    waiting, seen = [root], set[str]()
-    for top in waiting:  # it grows: links come after all that lies here
-        for place, folders, files in os.walk(top, onerror=refused):
-            if (real := os.path.realpath(place)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            folder = Path(place)
-            waiting += [link for name in sorted(folders) if (link := folder / name).is_symlink()]
-            yield folder, {*folders, *files}
+    seen = set[str]()
+    for place, folders, files in os.walk(root, onerror=refused, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield Path(place), {*folders, *files}
+        folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
 
 
 def plugins_noted(root: Path, problem: str) -> str:
