@@ -203,23 +203,6 @@ def test_values_of_a_detector_without_rows_may_change(done: Path, short: Make) -
 
 
 @pytest.mark.parametrize(
-    ("settings", "stored"),
-    [
-        (["cil.icarl.later.lr=0.05"], ["cil.icarl.later.lr"]),
-        (["detector.ber.alpha=2"], ["detector.ber.alpha"]),
-    ],
-)
-def test_another_config_is_refused_and_its_keys_are_named(
-    settings: list[str], stored: list[str], done: Path, short: Make, run_all: RunAll
-) -> None:
-    (spec,) = plan(short(done, *settings))
-    folder = RunFolder(done / spec.folder)
-    assert list(folder.differences(spec, folder.stored())) == stored
-    with pytest.raises(BadInput, match=re.escape(stored[0])):
-        run_all(short(done, *settings))
-
-
-@pytest.mark.parametrize(
     "change",
     [
         lambda run: (run / "config.yml").write_text("benchmark: ["),

@@ -1,5 +1,6 @@
 """The checkpoints of a training: stored at intervals and where it is interrupted, read where it resumes."""
 
+import copy
 import logging
 import time
 from contextlib import suppress
@@ -34,8 +35,6 @@ class Checkpoints:
         self._stored, self._made_of, self._seconds, self._head = stored, made_of, seconds, head
         self._stored_at = self._copied_at = time.monotonic()
         self._latest: tuple[Checkpoint, dict[str, Any]] | None = None
-        self.resume: Checkpoint | None
-        self.notes: dict[str, Any]
         self.resume, self.notes = from_first(self._read)
 
     def _read(self) -> tuple[Checkpoint | None, dict[str, Any]]:
@@ -57,31 +56,26 @@ class Checkpoints:
         module: nn.Module,
         progress: Progress,
         ended: list[dict[str, Tensor]] | None = None,
-        measured: list[Any] | None = None,
-        seconds: float = 0.0,
+        **notes: Any,
     ) -> None:
-        """Take note of an iteration: at the end of an epoch store its state, copy it, or pass over it.
-
-        ``measured`` and ``seconds`` belong to the state, and are its notes.
-        """
+        """Take note of an iteration: at the end of an epoch store or copy the state, with the notes."""
         now = time.monotonic()
         due, copied_until = self._stored_at + self._seconds, self._copied_at + COPY_EVERY
         if not progress.epoch_ends or now < min(due, copied_until):
             return
         taken = Checkpoint.take(module, progress, ended)
-        notes = {"measured": list(measured or ()), "seconds": seconds}
         if now >= due:
             self._latest = None
             self._store(taken, notes)
             self._stored_at = time.monotonic()
         else:
-            self._latest = _copy(taken), notes
+            self._latest = _copy(taken), copy.deepcopy(notes)
         self._copied_at = time.monotonic()
 
     def _store(self, taken: Checkpoint, notes: dict[str, Any]) -> None:
         if taken.finite:  # else the last good checkpoint stays
-            made_of = {"made_of": self._made_of}
-            self._stored.save_checkpoint(taken.tensors(), made_of | notes, self._head)
+            notes = notes | {"made_of": self._made_of}
+            self._stored.save_checkpoint(taken.tensors(), notes, self._head)
 
     def __enter__(self) -> Self:
         return self

@@ -72,9 +72,8 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
         images = of_id if asked.role == "ID" else data.ood[asked.name].images
         note = {"name": asked.name, "role": asked.role, "split": asked.split, "images": len(images)}
         found.append(note | describe(asked.dataset, asked.split, root))
-    for name, images in data.shifted.items():
-        note = {"name": name, "role": SHIFTED, "split": "test", "images": len(images)}
-        found.append(note | {"paper": None, "files": ""})
+    shifted = {"role": SHIFTED, "split": "test", "paper": None, "files": ""}
+    found += [{"name": name, "images": len(images), **shifted} for name, images in data.shifted.items()]
     return {"datasets": found}
 
 
