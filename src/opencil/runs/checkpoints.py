@@ -46,7 +46,7 @@ class Checkpoints:
         return None, {}
 
     def refuse(self, error: Exception) -> None:
-        """Delete a checkpoint that cannot be used, with a warning."""
+        """Delete an unusable checkpoint, with a warning."""
         path = self._stored.checkpoint(self._head)
         _log.warning("%s: %s; the training starts from its beginning", path, error)
         self._stored.remove_checkpoint(self._head)

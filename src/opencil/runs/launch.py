@@ -2,7 +2,7 @@
 
 A launcher is a module in ``opencil.runs.launchers`` with two functions:
 
-- ``find_places(place)`` returns the place of each process that runs are to be spread over;
+- ``find_places(place)`` returns the place of each process for runs;
 - ``launch(config, specs, places, plugins)`` does the runs there and yields their events.
 """
 
@@ -30,7 +30,7 @@ from opencil.runs.store import RunFolder
 
 
 def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
-    """Do all that a config asks for and is not done yet, yielding events as it happens.
+    """Do all unfinished runs of a config, yielding events as they happen.
 
     ``planned`` returns the runs of a config, if they are others than those of ``plan``. On several ranks
     every rank executes this.
@@ -108,7 +108,7 @@ def work(
 
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
-    """Return the place of each process that runs are spread over."""
+    """Return the place of each process for runs."""
     places: list[PlaceConfig] = launcher(place).find_places(place)
     return places
 
@@ -132,10 +132,7 @@ def is_done(place: PlaceConfig, spec: RunSpec) -> bool:
 
 
 def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
-    """Return the plugins that other processes need.
-
-    Names that are registered in this process alone are refused.
-    """
+    """Return the plugins for other processes, and refuse names of this process alone."""
     if any(spec.foreign is not None for spec in specs):
         raise BadInput(
             "models from elsewhere are evaluated by this process: launcher = local, jobs = 1 and "

@@ -1,4 +1,4 @@
-"""When and on what a run is measured. A subclass of ``Protocol`` measures otherwise."""
+"""The measurements of a run: when, on which images. A subclass of ``Protocol`` measures otherwise."""
 
 from collections.abc import Iterable, Mapping
 
@@ -33,7 +33,7 @@ class Protocol:
         return ()
 
     def measure_model(self, task: Task, memory: Memory, outputs: StepOutputs) -> list[Measurement]:
-        """Measure a trained model: accuracies, metrics of the model, and the bytes that the method keeps."""
+        """Measure a trained model: accuracies, metrics of the model, and the bytes of model and memory."""
         run, step, test = outputs.run, task.step, outputs.test
         if not torch.isfinite(test.logits).all():
             raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
@@ -42,7 +42,7 @@ class Protocol:
         found = measure_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
         more = measure_model(test, outputs.shifted, outputs.tasks, chosen_metrics(run.spec.metrics))
         found += [one for one in more if (one.ood, one.metric) != ("", "accuracy")]
-        # A method that sees old images again, and chooses none to remember, has kept all of them.
+        # A method with old images again, and without a memory of chosen ones, has kept all of them.
         kept = task.train_plus if run.learner.revisits and not run.learner.remembers else memory.indices
         return found + measure_bytes(task.model, len(kept), run.stream.train)
 
@@ -77,9 +77,9 @@ def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: St
 
 
 def measure_bytes(model: Model, exemplars: int, images: Images) -> list[Measurement]:
-    """Measure what a method keeps after a step: its model's tensors, and three bytes per exemplar's pixel.
+    """Measure the bytes after a step: the model's tensors, and three bytes per exemplar's pixel.
 
-    For a model from elsewhere these are the tensors that it has, and nothing is known of a function.
+    For a model from elsewhere these are its own tensors; a function has none to count.
     """
     tensors = [t for t in nn.Module.state_dict(model).values() if isinstance(t, Tensor)]
     of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())

@@ -41,10 +41,10 @@ def run(
     protocol: Protocol = PAPER,
     checkpoint_seconds: float = 60.0,
 ) -> Generator[Event]:
-    """Train, measure and store what the store lacks of a run, yielding an event after each advance.
+    """Train, measure and store the missing parts of a run, yielding an event after each advance.
 
-    Closing the generator interrupts the run: a training or tuning in progress is checkpointed. A detector
-    that fails does not stop the run; an error at the end names it.
+    Closing the generator interrupts the run: a training or tuning in progress is checkpointed. A failing
+    detector does not stop the run; an error at the end names it.
     """
     this = Run(spec, store, data)
     failures: dict[str, tuple[int, Exception]] = {}
@@ -64,7 +64,7 @@ def run(
             add_rows(this, step, info, "", [*measured, *protocol.measure_model(task, memory, outputs)])
             stored.save_info(info)
             this.keep(step, memory, from_first(dict, info))
-        stored.remove_checkpoint()  # also of a process that was killed before it did
+        stored.remove_checkpoint()  # also where a kill has left it
         this.check_images(step.number)
 
         info = this.info(step.number)
@@ -80,8 +80,7 @@ def train(
 ) -> Generator[Event, None, tuple[Task, float, list[Measurement]]]:
     """Train a step from its checkpoint or its beginning, yielding after each iteration.
 
-    Return the task with its trained model, the seconds that it took, and what the protocol measured
-    meanwhile.
+    Return the task with its trained model, the seconds of training, and the protocol's measurements.
     """
     stored, images = this.folder.step(step.number), this.stream.train.fingerprint
     made_of = digest_values([this.training_digest, step.number, images, this.weights(step.number - 1)])
@@ -104,9 +103,9 @@ def train(
 def evaluate(
     outputs: StepOutputs, protocol: Protocol, info: Info, lacking: list[str], checkpoint_seconds: float
 ) -> Generator[Event, None, dict[str, Exception]]:
-    """Tune and measure what has no rows at a step: detectors by their names, and the model as ''.
+    """Tune and measure the detectors without rows at a step; '' is the model.
 
-    Return the errors of detectors that have failed.
+    Return the errors of failed detectors.
     """
     this, step, spec = outputs.run, outputs.step, outputs.run.spec
     stored = this.folder.step(step.number)
@@ -140,7 +139,7 @@ def evaluate(
 
 
 def begin_step(this: Run, step: Step) -> Task:
-    """Return the task of a step, with the model that its training starts from."""
+    """Return the task of a step, with the initial model of its training."""
     previous = this.setting.move_to_device(this.model(step.number - 1)) if step.number > 1 else None
     task = this.learner.begin(this.setting, step, this.memory(step.number - 1), previous)
     agree(f"the images or the memory of step {step.number}", this.stream.train.fingerprint, task.train_plus)
@@ -167,9 +166,9 @@ def record_step(this: Run, step: Step, task: Task, seconds: float) -> Info:
 
 
 def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Measurement]) -> None:
-    """Store rows of a detector, or of the model for '', with what made them.
+    """Store rows of a detector, or of the model for '', with their provenance.
 
-    Where there are rows of the same values, only metrics that they lack are added.
+    Where there are rows of the same values, only missing metrics are added.
     """
     spec, stored = this.spec, this.folder.step(step.number)
     rows, values = rows_of(this, step, detector, measured), digest_values(spec.detectors.get(detector))

@@ -64,12 +64,12 @@ class RunSpec:
 
     @property
     def classes_per_step(self) -> int | str:
-        """The run's k."""
+        """Return the run's k."""
         return self.benchmark.classes_per_step[0]
 
     @property
     def folder(self) -> Path:
-        """The run's folder below the folder of runs."""
+        """Return the run's folder below the folder of runs."""
         return Path(name_of(*self.identity))
 
     def __str__(self) -> str:
@@ -77,16 +77,16 @@ class RunSpec:
 
     @property
     def identity(self) -> Identity:
-        """The columns of rows that identify the run."""
+        """Return the identifying columns of the run's rows."""
         return self.benchmark.name, self.classes_per_step, self.cil, self.seeds.run
 
     def ood_seen(self, name: str, count: int, step: Step) -> Tensor:
-        """Return the indices of the images that a step sees of an OOD set with ``count`` images."""
+        """Return the indices of a step's part of an OOD set with ``count`` images."""
         seed = derive(self.seeds.ood_subset, "ood", name)
         return ood_subset(count, step.number, step.steps, self.benchmark.ood_order, seed)
 
     def record(self) -> dict[str, Any]:
-        """Return every value that decides the run's result, for its stored config."""
+        """Return every value behind the run's result, for its stored config."""
         record: dict[str, Any] = {
             "benchmark": plain(self.benchmark),
             "cil": {self.cil: self.values},
@@ -98,11 +98,11 @@ class RunSpec:
         return record | {key: value for key, value in further.items() if value}
 
     def plugins(self, *detectors: str) -> Notes:
-        """Return the plugins that rows of the model and of some detectors depend on."""
+        """Return the plugins behind rows of the model and of some detectors."""
         return notes_of(self.names(*detectors))
 
     def names(self, *detectors: str) -> list[tuple[Registry[Any], str]]:
-        """Return the registered names that rows of the model and of some detectors depend on."""
+        """Return the registered names behind rows of the model and of some detectors."""
         b = self.benchmark
         backbone = b.backbone if isinstance(b.backbone, str) else b.backbone["name"]
         names: list[tuple[Registry[Any], str]] = [(LEARNERS, self.cil), (BACKBONES, backbone)]
@@ -126,7 +126,7 @@ class RunSpec:
 
 
 def training_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a run's record that decide what is trained, by flat keys."""
+    """Return the values of a run's record that decide the training, by flat keys."""
     deciding = {key: value for key, value in record.items() if key not in ("detector", "plugins")}
     return {key: value for key, value in flat(deciding).items() if key not in _PLACES}
 

@@ -69,7 +69,7 @@ class Run:
     """One run, in progress or opened again: ``spec`` is its config, ``folder`` its files.
 
     ``stream`` has its steps, counted from 1. The model and memory of the latest step are kept in memory;
-    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates what is missing.
+    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates missing steps.
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def trained_steps(self) -> list[Step]:
-        """The steps whose models are stored."""
+        """Return the steps whose models are stored."""
         return [step for step in self.stream if self.folder.step(step.number).trained]
 
     def info(self, number: int) -> Info:
@@ -145,7 +145,7 @@ class Run:
         return self._memories[number]
 
     def rows(self) -> pd.DataFrame:
-        """Read the rows of all that has been evaluated so far."""
+        """Read all rows so far."""
         return read_rows(self.folder.path)
 
     def latest_model(self, number: int) -> Model:
@@ -166,12 +166,12 @@ class Run:
         return model
 
     def keep_model(self, step: Step, model: Model) -> Model:
-        """Keep a model that has just been trained, as it is when it is read again, and return it."""
+        """Keep a newly trained model, as it will be when it is read again, and return it."""
         self._latest = step.number, self.setting.evaluated(self.load_model(step, model.state_dict()))
         return self._latest[1]
 
     def keep(self, step: Step, memory: Memory, info: Info) -> None:
-        """Keep the memory and the record of a step that has just been stored."""
+        """Keep the memory and the record of a newly stored step."""
         self._memories[step.number], self._infos[step.number] = memory, info
 
     def _stored(self, number: int) -> StepFolder:
@@ -182,11 +182,11 @@ class Run:
         return step
 
     def train_plus(self, step: Step) -> Tensor:
-        """Return the indices of T_t^train+, the images that a step learns from."""
+        """Return the indices of a step's training images T_t^train+."""
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
 
     def source(self, step: Step, model: Model) -> ViewSource:
-        """Return the images that the extra heads of a step's model are tuned on."""
+        """Return the images to tune the extra heads of a step's model on."""
         images, chosen = self.stream.train, self.train_plus(step)
         labels = images.labels.cpu()[chosen]
         old = labels < step.old
@@ -235,7 +235,7 @@ class StepOutputs:
 
     @property
     def model(self) -> Model:
-        """The step's model; it is not to be changed."""
+        """Return the step's model, which must not be changed."""
         return self.run.latest_model(self.step.number)
 
     def of(self, images: Images, indices: Tensor) -> Outputs:
@@ -249,12 +249,12 @@ class StepOutputs:
 
     @cached_property
     def test(self) -> Outputs:
-        """Outputs of the test images of all classes seen."""
+        """Return the outputs of the test images of all classes seen."""
         return self.of(self.run.stream.test, self.step.test)
 
     @cached_property
     def ood(self) -> dict[str, Outputs]:
-        """Outputs of the part of each OOD set that the step sees."""
+        """Return the outputs of the step's part of each OOD set."""
         return {
             name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
             for name, ood in self.run.data.ood.items()
@@ -262,17 +262,17 @@ class StepOutputs:
 
     @cached_property
     def shifted(self) -> dict[str, Outputs]:
-        """Outputs of the test images under each shift."""
+        """Return the outputs of the test images under each shift."""
         return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
 
     def view_source(self) -> ViewSource:
-        """Return the images that the extra heads of the step's model are tuned on."""
+        """Return the images to tune the extra heads of the step's model on."""
         return self.run.source(self.step, self.run.setting.move_to_device(self.model))
 
     def setup(self, which: Setup) -> Outputs:
         """Return the outputs of a detector's set-up images: train+, or the memory after the step.
 
-        A method that keeps no memory has train+ alone. Train+ is always computed first, and the memory taken
+        A method without a memory has train+ alone. Train+ is always computed first, and the memory taken
         from it: the last bits of outputs depend on the batch, and must not depend on an interruption.
         """
         images, remembered = self.run.stream.train, self.run.memory(self.step.number).indices

@@ -14,7 +14,7 @@
             detectors/msp.parquet       rows of a detector
             checkpoint, heads/ber.checkpoint    while the step is trained, or the head is tuned
 
-``step.json`` is written after the files that it lists, so a file that is not listed is not there.
+``step.json`` is written after the files in its list: a file outside of the list counts as absent.
 """
 
 import json
@@ -68,7 +68,7 @@ class LockedRun(OpenCILError):
 
 
 def digest_values(values: Any) -> str:
-    """Return a checksum of plain values, to compare what two files were made with."""
+    """Return a checksum of plain values, to compare the values behind two files."""
     return checksum(json.dumps(values, sort_keys=True, default=str).encode())
 
 
@@ -81,17 +81,17 @@ class StepFolder:
 
     @property
     def number(self) -> int:
-        """The step's number, counted from 1."""
+        """Return the step's number, counted from 1."""
         return int(self.path.name.removeprefix("step"))
 
     @property
     def record(self) -> Path:
-        """The file ``step.json``."""
+        """Return the path of ``step.json``."""
         return self.path / "step.json"
 
     @property
     def trained(self) -> bool:
-        """Whether the step's model is stored."""
+        """Return whether the step's model is stored."""
         return self.record.exists()
 
     def info(self) -> Info:
@@ -131,7 +131,7 @@ class StepFolder:
         return str(info["files"][name])
 
     def read(self, name: str, info: Info) -> bytes:
-        """Read a file, which must have the checksum that is noted."""
+        """Read a file, which must have its noted checksum."""
         return read_bytes(self.path / name, self.listed(name, info))
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
@@ -158,7 +158,7 @@ class StepFolder:
     def lacking(self, spec: RunSpec, info: Info) -> list[str]:
         """Return the detectors, and '' for the model, whose rows are missing, damaged or incomplete.
 
-        The rows of a head that is missing or damaged count as missing.
+        The rows of a missing or damaged head count as missing.
         """
         return [name for name in ("", *spec.detectors) if not self._has_rows(name, spec, info)]
 
@@ -175,7 +175,7 @@ class StepFolder:
         return False
 
     def broken(self, info: Info) -> dict[str, str]:
-        """Return the files of the step that are damaged or missing, by name, with the reason."""
+        """Return the damaged and missing files of the step, by name, with the reason."""
         found = {}
         for name in info["files"]:
             try:
@@ -199,7 +199,7 @@ class StepFolder:
     def read_checkpoint(
         self, made_of: str, head: str = ""
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Read the checkpoint of the training that ``made_of`` identifies; None where there is none."""
+        """Read the checkpoint of the training with this ``made_of``; None where there is none."""
         path = self.checkpoint(head)
         if not path.exists():
             return None
@@ -209,7 +209,7 @@ class StepFolder:
         return (load(content), notes) if notes["made_of"] == made_of else None
 
     def remove_checkpoint(self, head: str = "") -> None:
-        """Delete the checkpoint of a training that is done."""
+        """Delete the checkpoint of a finished training."""
         if self.writes:
             self.checkpoint(head).unlink(missing_ok=True)
 
@@ -228,17 +228,17 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The file of the run's config."""
+        """Return the path of the run's config."""
         return self.path / "config.yml"
 
     @property
     def environment(self) -> Path:
-        """The file that says what wrote here last."""
+        """Return the path of the record of the last process that wrote here."""
         return self.path / "environment.json"
 
     @property
     def error(self) -> Path:
-        """The file that says why the last attempt failed."""
+        """Return the path of the last attempt's error."""
         return self.path / "error.txt"
 
     def step(self, number: int) -> StepFolder:
@@ -255,14 +255,14 @@ class RunFolder:
         return [step for step in self.steps() if step.trained]
 
     def lost(self) -> list[StepFolder]:
-        """Return the steps without ``step.json`` that have rows of a detector, or a later step."""
+        """Return the steps without ``step.json``, but with rows of a detector or a later step."""
         last = max((step.number for step in self.trained()), default=0)
         known = {*map(self.step, range(1, last)), *self.steps()}
         lost = [s for s in known if not s.trained and (s.number < last or any(s.path.glob("detectors/*")))]
         return sorted(lost, key=lambda step: step.number)
 
     def failure(self) -> str:
-        """Return the error that ended the last attempt, in a line; '' where none did."""
+        """Return the last attempt's error in a line; '' where there was none."""
         try:
             lines = self.error.read_text(encoding="utf-8", errors="replace").strip().split("\n")
         except OSError:
@@ -272,7 +272,7 @@ class RunFolder:
     # --- config ---
 
     def stored(self) -> dict[str, Any]:
-        """Read the config that the run was made under; empty before there is one."""
+        """Read the run's config; empty before there is one."""
         if not self.config.exists():
             if any(self.path.glob("step*/*.safetensors")):
                 raise OpenCILError(
@@ -298,12 +298,12 @@ class RunFolder:
         return found
 
     def announce(self, spec: RunSpec) -> None:
-        """Write the config of a run that is to come, so that reports list it."""
+        """Write the config of a future run, so that reports list it."""
         if self.writes and not self.config.exists():
             self._write_config(spec.record())
 
     def differences(self, spec: RunSpec, stored: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return values that the stored config and a spec disagree on, of all detectors that are in both."""
+        """Return the values in which the stored config and a spec differ, of detectors in both."""
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return {}
         both = {
@@ -383,7 +383,7 @@ class RunFolder:
 
     @property
     def locked(self) -> bool:
-        """Whether a process is writing the run."""
+        """Return whether a process is writing the run."""
         try:
             with self.lock():
                 return False
@@ -400,7 +400,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """Return the runs at or below a folder, also those that have no finished step."""
+    """Return the runs at or below a folder, also those without a finished step."""
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
     found = set()
@@ -417,7 +417,7 @@ def folders_below(
 ) -> Iterator[tuple[Path, set[str]]]:
     """Yield the folders at or below ``root``, each once, with the names in them; links are followed.
 
-    ``refused`` is called with the error of a folder that cannot be read.
+    ``refused`` is called with the error of an unreadable folder.
     """
     seen = set[str]()
     for place, folders, files in os.walk(root, onerror=refused, followlinks=True):
@@ -430,7 +430,7 @@ def folders_below(
 
 
 def plugins_noted(root: Path, problem: str) -> str:
-    """Return which plugin registered the name that ``problem`` calls unknown, as stored runs noted; or ''."""
+    """Return which plugin registered the unknown name in ``problem``, as stored runs noted; or ''."""
     notes: Notes = {}
     for path in root.rglob("config.yml") if root.is_dir() else ():
         with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error

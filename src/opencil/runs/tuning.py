@@ -74,7 +74,7 @@ def _make_head(
     info: Info,
     seconds: float,
 ) -> Generator[Progress]:
-    """Read or tune the head that some tuners share, yielding each iteration, and store it for each."""
+    """Read or tune the common head of some tuners, yielding each iteration, and store it for each."""
     name = tuners[0].registered_name
     if (tensors := _read_stored(made_of, stored, info)) is None:
         tuning = Tuning(tuners[0], source)
@@ -97,7 +97,7 @@ def _make_head(
 
 
 def _read_stored(made_of: str, stored: StepFolder, info: Info) -> dict[str, Tensor] | None:
-    """Return the head that is stored for a digest, under whatever label."""
+    """Return the stored head of a digest, under any label."""
     for name in [n for n, noted in info["heads"].items() if noted == made_of]:
         try:
             return stored.tensors(stored.head(name), info)
@@ -107,7 +107,7 @@ def _read_stored(made_of: str, stored: StepFolder, info: Info) -> dict[str, Tens
 
 
 def read_head(tuner: Tuner, source: ViewSource, stored: StepFolder, info: Info) -> None:
-    """Give a tuner the head that is stored for it."""
+    """Give a tuner its stored head."""
     name = stored.head(tuner.registered_name)
     if info["heads"].get(tuner.registered_name) != _identify(tuner, source, info):
         raise damaged(stored.path / name, "it was tuned with other values, or on another model")
@@ -124,7 +124,7 @@ def _use_head(tuner: Tuner, tensors: dict[str, Tensor], source: ViewSource, stor
 
 
 def _identify(tuner: Tuner, source: ViewSource, info: Info) -> str:
-    """Return a digest of all that decides a head."""
+    """Return a digest of all values behind a head."""
     model = info["files"]["model.safetensors"]
     return digest_values(
         [tuner.trained_as, tuner.training_values, model, source.seed, plain(source.arithmetic)]

@@ -31,15 +31,10 @@ def find_places(place: PlaceConfig) -> list[PlaceConfig]:
     on_cpu = devices[0].type == "cpu"
     jobs = count_workers() if place.jobs == "auto" and on_cpu else place.jobs
     each = max(place.pack, jobs if isinstance(jobs, int) else 1)
-    one = replace(place, jobs=1, pack=1)
-    if each * len(devices) == 1:
-        return [replace(one, device=str(devices[0]))]
-    one = with_share(one, each * len(devices))
-    return [
-        replace(one, device=str(device), threads=place.threads or (1 if on_cpu else None))
-        for device in devices
-        for _ in range(each)
-    ]
+    several = each * len(devices) > 1
+    threads = place.threads or (1 if on_cpu and several else None)
+    one = replace(with_share(place, each * len(devices)), jobs=1, pack=1, threads=threads)
+    return [replace(one, device=str(device)) for device in devices for _ in range(each)]
 
 
 def launch(
@@ -47,7 +42,7 @@ def launch(
 ) -> Generator[Event]:
     """Give runs to workers in their order, and yield the events of all of them.
 
-    A thread for each place starts the worker there and reads its events. A worker that is lost is replaced,
+    A thread for each place starts the worker there and reads its events. A lost worker is replaced,
     and its run is resumed from where it is stored. Closing the generator stops all workers, each with a
     checkpoint.
     """
@@ -88,7 +83,7 @@ def launch(
             for _ in busy:
                 while isinstance(message := inbox.get(), Event):
                     yield message
-                message.result()  # raises the error that has ended the thread
+                message.result()  # raises the error of the thread
         finally:
             stopping.set()
             try:
@@ -139,6 +134,6 @@ class Worker:
     def wait(self) -> str:
         """Wait for its end, and return how it ended."""
         code = self.process.wait()
-        with suppress(OSError), self.process:  # closes the pipes, with messages that it has not read
+        with suppress(OSError), self.process:  # closes the pipes, with unread messages
             pass
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

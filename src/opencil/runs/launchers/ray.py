@@ -111,7 +111,7 @@ _loaded: dict[str, BenchmarkData] = {}
 
 
 def _load_once(config: Config) -> BenchmarkData:
-    """Load the data of a config; a process that does several tasks loads them once."""
+    """Load the data of a config, once for all tasks of a process."""
     key = config.to_yaml()
     if key not in _loaded:
         _loaded.clear()

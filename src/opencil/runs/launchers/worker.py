@@ -34,7 +34,7 @@ _STOPS = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
 
 
 def serve() -> None:
-    """Do the runs that arrive, until None arrives or a signal stops the process."""
+    """Do runs as they arrive, until None arrives or a signal stops the process."""
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text goes to standard error
     for number in _STOPS:
@@ -54,7 +54,7 @@ def serve() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    os._exit(code)  # all is stored; the thread that reads standard input is not waited for
+    os._exit(code)  # all is stored; the thread on standard input is not waited for
 
 
 def do_runs(
@@ -64,9 +64,9 @@ def do_runs(
     data: Callable[[], BenchmarkData],
     send: Callable[[Event | OpenCILError], object],
 ) -> None:
-    """Do runs in a process that was started for them, and send their events.
+    """Do runs in a process of a launcher, and send their events.
 
-    An error that concerns all runs, as one in the data, is sent too.
+    An error of all runs, as one in the data, is sent too.
     """
     try:
         for plugin in plugins:
@@ -79,7 +79,7 @@ def do_runs(
 
 
 def _receive_runs() -> Iterator[RunSpec]:
-    """Yield the runs that arrive; where the sender has ended, the run in progress is interrupted."""
+    """Yield runs as they arrive; where the sender has ended, the run in progress is interrupted."""
     inbox: SimpleQueue[RunSpec | None] = SimpleQueue()
 
     def listen() -> None:
@@ -94,7 +94,7 @@ def _receive_runs() -> Iterator[RunSpec]:
 
 
 def _interrupt_once(*_: object) -> None:
-    """Interrupt the run; further signals would disturb the checkpoint that is written."""
+    """Interrupt the run; further signals would disturb the writing of its checkpoint."""
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
