@@ -76,19 +76,6 @@ def test_tensors_and_rows_are_returned_as_stored(tmp_path: Path, done_once: Path
         step.rows("energy", info)
 
 
-def test_a_checkpoint_is_read_by_the_training_that_wrote_it(tmp_path: Path) -> None:
-    step = StepFolder(tmp_path / "step01")
-    assert step.read_checkpoint("this") is None
-    step.save_checkpoint({"a": torch.ones(3)}, {"made_of": "this", "seconds": 1.5})
-    found = step.read_checkpoint("this")
-    assert found is not None
-    assert torch.equal(found[0]["a"], torch.ones(3))
-    assert found[1] == {"made_of": "this", "seconds": 1.5}
-    assert step.read_checkpoint("another") is None
-    step.remove_checkpoint()
-    assert not step.checkpoint().exists()
-
-
 def test_without_writes_nothing_is_written(tmp_path: Path, short: Make) -> None:
     (spec,) = plan(short(tmp_path))
     folder, info = RunFolder(tmp_path / "run", writes=False), {"files": {}, "step": 1, "steps": 1}
