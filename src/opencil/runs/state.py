@@ -167,8 +167,14 @@ class Run:
 
     def keep_model(self, step: Step, model: Model) -> Model:
         """Keep a newly trained model, as it will be when it is read again, and return it."""
-        self._latest = step.number, self.setting.evaluated(self.load_model(step, model.state_dict()))
-        return self._latest[1]
+        try:
+            loaded = self.setting.evaluated(self.load_model(step, model.state_dict()))
+        except RuntimeError as error:
+            place = f"{self.spec.cil}, step {step.number}"
+            why = " ".join(str(error).split())
+            raise OpenCILError(f"{place}: the trained model does not fit the method's blank: {why}") from None
+        self._latest = step.number, loaded
+        return loaded
 
     def keep(self, step: Step, memory: Memory, info: Info) -> None:
         """Keep the memory and the record of a newly stored step."""
