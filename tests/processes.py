@@ -5,45 +5,32 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 _ROOT = str(Path(__file__).parents[1])
 
 
 @contextmanager
-def command(
-    *words: str, terminal: int | None = None, variables: Mapping[str, str] | None = None
+def script(
+    *words: str | Path, terminal: int | None = None, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start ``python -m opencil`` with some words; it is killed at the end of the block.
+    """Start Python with some words, a script first; it is killed at the end of the block.
 
     ``terminal`` is a descriptor that receives all output, ``variables`` are added to the environment.
     """
-    with _started("-m", "opencil", *words, terminal=terminal, variables=variables) as process:
-        yield process
-
-
-@contextmanager
-def script(path: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Start ``python FILE`` with some words; it is killed at the end of the block."""
-    with _started(str(path), *words) as process:
-        yield process
-
-
-@contextmanager
-def _started(
-    *words: str, terminal: int | None = None, variables: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
     output = subprocess.PIPE if terminal is None else terminal
-    path = os.pathsep.join([f"{_ROOT}/src", _ROOT, *filter(None, [(variables or {}).get("PYTHONPATH", "")])])
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        stdout=output,
-        stderr=output,
-        env={**os.environ, **(variables or {}), "PYTHONPATH": path},
-        text=True,
-    )
+    more = dict(variables or {})
+    path = os.pathsep.join([f"{_ROOT}/src", _ROOT, *filter(None, [more.get("PYTHONPATH")])])
+    environment = os.environ | more | {"PYTHONPATH": path}
+    arguments = [sys.executable, *map(str, words)]
+    process = subprocess.Popen(arguments, stdout=output, stderr=output, env=environment, text=True)
     try:
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+#: Start ``python -m opencil`` with some words.
+command = partial(script, "-m", "opencil")

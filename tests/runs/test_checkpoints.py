@@ -15,7 +15,7 @@ from opencil.engine.loop import Progress
 from opencil.runs import checkpoints, store
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Event, Finished, Training
-from opencil.runs.store import RunFolder
+from opencil.runs.store import RunFolder, StepFolder
 from tests.stored import flip, results
 
 Make = Callable[..., Config]
@@ -35,52 +35,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float]) -> None:
-    stored: list[Any] = []
+@pytest.fixture
+def step(tmp_path: Path) -> StepFolder:
+    return StepFolder(tmp_path / "step01")
+
+
+def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float], step: StepFolder) -> None:
     module = torch.nn.Linear(1, 1)
-    times = Checkpoints(60.0, lambda tensors, notes: stored.append((tensors["position"].tolist(), notes)))
-    for now, epoch in ((130.0, 1), (161.0, 2), (200.0, 3), (222.0, 4)):
-        clock[0] = now
-        times.note(module, progress(epoch, iteration=1), notes=[epoch])
-        times.note(module, progress(epoch), notes=[epoch])
-    assert stored == [([0, 2], [2]), ([0, 4], [4])]
+    found: list[Any] = []
+    with Checkpoints(step, "this", 60.0) as times:
+        for now, epoch in ((130.0, 1), (161.0, 2), (200.0, 3), (222.0, 4)):
+            clock[0] = now
+            times.note(module, progress(epoch, iteration=1), measured=[epoch])
+            times.note(module, progress(epoch), measured=[epoch])
+            resumed = Checkpoints(step, "this", 60.0)
+            found.append(resumed.resume and (resumed.resume.epoch, resumed.notes["measured"]))
+    assert found == [None, (2, [2]), (2, [2]), (4, [4])]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, ValueError])
 def test_an_interruption_stores_the_copy_of_the_latest_epoch(
-    clock: list[float], error: type[BaseException]
+    clock: list[float], step: StepFolder, error: type[BaseException]
 ) -> None:
-    stored: list[Any] = []
-    module, notes = torch.nn.Linear(1, 1), ["before"]
-    times = Checkpoints(60.0, lambda tensors, notes: stored.append((tensors, notes)))
-    clock[0] += 1.0
-    with pytest.raises(error), times.stored_on_leaving():  # noqa: PT012
-        times.note(module, progress(1), notes=notes)
+    module, measured = torch.nn.Linear(1, 1), ["before"]
+    with pytest.raises(error), Checkpoints(step, "this", 60.0) as times:  # noqa: PT012
+        clock[0] += 1.0
+        times.note(module, progress(1), measured=measured)
         weight = module.weight.detach().clone()
         module.weight.data.add_(1.0)
-        notes.append("after")
+        measured.append("after")
         clock[0] += 0.5  # too soon for another copy
-        times.note(module, progress(2), notes=notes)
+        times.note(module, progress(2), measured=measured)
         raise error
+    resumed = Checkpoints(step, "this", 60.0)
     if error is ValueError:
-        assert stored == []
+        assert resumed.resume is None
     else:
-        ((tensors, kept),) = stored
-        assert tensors["position"].tolist() == [0, 1]
-        assert torch.equal(tensors["model.weight"], weight)
-        assert kept == ["before"]
+        assert resumed.resume is not None
+        assert resumed.resume.epoch == 1
+        assert torch.equal(resumed.resume.weights["weight"], weight)
+        assert resumed.notes["measured"] == ["before"]
 
 
-def test_numbers_that_are_not_finite_are_not_stored(clock: list[float]) -> None:
-    stored: list[Any] = []
+def test_numbers_that_are_not_finite_are_not_stored(clock: list[float], step: StepFolder) -> None:
     module = torch.nn.Linear(1, 1)
     module.weight.data.fill_(torch.nan)
-    times = Checkpoints(1.0, lambda tensors, notes: stored.append(tensors))
-    with pytest.raises(KeyboardInterrupt), times.stored_on_leaving():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), Checkpoints(step, "this", 1.0) as times:  # noqa: PT012
         clock[0] += 1.5
         times.note(module, progress(1))
         raise KeyboardInterrupt
-    assert stored == []
+    assert not step.checkpoint().exists()
 
 
 def interrupt(config: Config, epoch: int) -> None:

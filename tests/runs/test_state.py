@@ -112,18 +112,6 @@ def test_a_head_must_be_that_of_the_model(done: Path) -> None:
         open_run(run).detector("ber", 1)
 
 
-def test_a_memory_must_be_of_the_classes(done: Path) -> None:
-    run = done / RUN
-    opened = open_run(run)
-    step, info = opened.folder.step(2), opened.info(2)
-    tensors = opened.memory(2).tensors()
-    tensors["indices"] = tensors["indices"].roll(1)
-    step.save_tensors("memory.safetensors", tensors, info)
-    step.save_info(info)
-    with pytest.raises(Damaged, match="other images than class"):
-        open_run(run).memory(2)
-
-
 def test_a_model_must_be_of_the_learner(done: Path) -> None:
     run = done / RUN
     opened = open_run(run)

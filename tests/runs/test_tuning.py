@@ -165,7 +165,7 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, change: str)
         inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
         source = ViewSource(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
         problems: dict[str, Exception] = {}
-        rounds = list(tune({"logitnorm": tuner}, source, stored, info, 60.0, problems))
+        rounds = list(tune([tuner], lambda: source, stored, info, 60.0, problems))
         assert tuner.ready
         assert not problems
         return bool(rounds)
@@ -219,25 +219,16 @@ def test_several_heads_are_resumed_and_one_that_was_not_begun_joins_them(
         assert head(runs, name).read_bytes() == head(never, name).read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["junk", "other values"])
-def test_a_checkpoint_that_cannot_be_used_is_left_out(
-    done: Path, short: Make, run_all: RunAll, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_of_other_values_is_left_out(done: Path, short: Make, run_all: RunAll) -> None:
     settings = [*epochs(["vos"], 2), "place.checkpoint_seconds=0"]
     with closing(opencil.execute(short(done, *settings, detector=["vos"]))) as events:
         for event in events:
             if isinstance(event, Training) and event.progress.epoch == 2:
                 break
-    path = done / RUN / "step01/heads/vos.checkpoint"
-    assert path.exists()
-    if damage == "junk":
-        path.write_bytes(b"junk")
-    else:
-        settings.append("detector.vos.schedule.lr=0.02")
-    first, *_, last = run_all(short(done, *settings, detector=["vos"]))
+    assert (done / RUN / "step01/heads/vos.checkpoint").exists()
+    first, *_, last = run_all(short(done, *settings, "detector.vos.schedule.lr=0.02", detector=["vos"]))
     assert isinstance(first, Training)
     assert first.progress.epoch == 1
-    assert (str(path) in caplog.text) == (damage == "junk")
     assert isinstance(last, Finished)
 
 

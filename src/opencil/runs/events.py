@@ -34,7 +34,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """A run is complete; ``already`` says that nothing was left to do."""
+    """A run is complete; ``already``: nothing was left to do."""
 
     already: bool
 

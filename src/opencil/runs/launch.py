@@ -2,7 +2,7 @@
 
 A launcher is a module in ``opencil.runs.launchers`` with two functions:
 
-- ``find_places(place)`` returns the place of each process that runs are to be spread over;
+- ``find_places(place)`` returns the place of each process for runs;
 - ``launch(config, specs, places, plugins)`` does the runs there and yields their events.
 """
 
@@ -30,7 +30,7 @@ from opencil.runs.store import RunFolder
 
 
 def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
-    """Do all that a config asks for and is not done yet, yielding events as it happens.
+    """Do all unfinished runs of a config, yielding events as they happen.
 
     ``planned`` returns the runs of a config, if they are others than those of ``plan``. On several ranks
     every rank executes this.
@@ -49,9 +49,9 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     if config.benchmark.transform.computes:  # the records of runs hold the computed numbers
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = planned(config)
+    for spec in specs:
+        folder_of(config.place, spec).check(spec)  # all of them, before anything runs
     with ranks.using(joined):
-        for spec in specs:
-            folder_of(config.place, spec).check(spec)  # all of them, before anything runs
         done = {spec.folder for spec in specs if is_done(config.place, spec)}
     missing = [spec for spec in specs if spec.folder not in done]
     yield from (Finished(spec, already=True) for spec in specs if spec.folder in done)
@@ -84,19 +84,16 @@ def work(
     with cpu_threads(place.threads), only_deterministic(place.only_deterministic):
         for spec in specs:
             loaded = data()  # an error in the data is an error of every run, and not caught
+            folder, already = folder_of(place, spec), False
             error: Exception | None = None
-            already = False
             # A captured training step must not run on the default stream of a GPU.
             side, sharing = SideStream(device), partial(ranks.using, joined)
             try:
                 with sharing():
-                    folder = folder_of(place, spec)
                     already = spec.foreign is not None and folder.finished(spec)
-                    lock = folder.opened(spec, environment(device) | describe_data(config, loaded))
-                with (
-                    lock,
-                    closing(run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)) as events,
-                ):
+                    opened = folder.opened(spec, environment(device) | describe_data(config, loaded))
+                training = run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)
+                with opened, closing(training) as events:
                     while True:
                         with sharing(), side.active():
                             event = next(events, None)
@@ -111,7 +108,7 @@ def work(
 
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
-    """Return the place of each process that runs are spread over."""
+    """Return the place of each process for runs."""
     places: list[PlaceConfig] = launcher(place).find_places(place)
     return places
 
@@ -123,8 +120,7 @@ def launcher(place: PlaceConfig) -> Any:
 
 def folder_of(place: PlaceConfig, spec: RunSpec) -> RunFolder:
     """Return the folder of a run, in which only the first rank writes."""
-    joined = ranks.current()
-    return RunFolder(Path(place.runs) / spec.folder, writes=joined is None or joined.first)
+    return RunFolder(Path(place.runs) / spec.folder, writes=ranks.is_first_rank())
 
 
 def is_done(place: PlaceConfig, spec: RunSpec) -> bool:
@@ -136,10 +132,7 @@ def is_done(place: PlaceConfig, spec: RunSpec) -> bool:
 
 
 def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
-    """Return the plugins that other processes need.
-
-    Names that are registered in this process alone are refused.
-    """
+    """Return the plugins for other processes, and refuse names of this process alone."""
     if any(spec.foreign is not None for spec in specs):
         raise BadInput(
             "models from elsewhere are evaluated by this process: launcher = local, jobs = 1 and "

@@ -18,7 +18,7 @@ from opencil.errors import BadInput
 
 
 def check_place(place: PlaceConfig) -> None:
-    """Refuse folders that are not there or cannot be made, and several runs at once on several ranks."""
+    """Refuse absent and unwritable folders, and several runs at once on several ranks."""
     if place.data_root is not None and not Path(place.data_root).is_dir():
         raise BadInput(f"place.data_root = {place.data_root!r} is not allowed: there is no such folder")
     runs = Path(place.runs)
@@ -65,21 +65,20 @@ def load(config: Config) -> BenchmarkData:
 
 
 def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
-    """Return a record of the data that a config's runs read: numbers of images, ours and the paper's."""
+    """Return a record of the data of a config's runs: numbers of images, ours and the paper's."""
     root, found = access(config.place).root, []
     for asked in splits(config):
         of_id = data.train if asked.split == "train" else data.test
         images = of_id if asked.role == "ID" else data.ood[asked.name].images
         note = {"name": asked.name, "role": asked.role, "split": asked.split, "images": len(images)}
         found.append(note | describe(asked.dataset, asked.split, root))
-    for name, images in data.shifted.items():
-        note = {"name": name, "role": SHIFTED, "split": "test", "images": len(images)}
-        found.append(note | {"paper": None, "files": ""})
+    shifted = {"role": SHIFTED, "split": "test", "paper": None, "files": ""}
+    found += [{"name": name, "images": len(images), **shifted} for name, images in data.shifted.items()]
     return {"datasets": found}
 
 
 def splits(config: Config) -> list[BenchmarkSplit]:
-    """Return the splits that a config's benchmark reads, in files or from installed packages."""
+    """Return the splits of a config's benchmark, in files or from installed packages."""
     b = config.benchmark
     wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
     wanted += [(name, "test", role) for name, role in b.ood.items()]

@@ -1,7 +1,6 @@
-"""When and on what a run is measured. A subclass of ``Protocol`` measures otherwise."""
+"""The measurements of a run: when, on which images. A subclass of ``Protocol`` measures otherwise."""
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
 import pandas as pd
 import torch
@@ -12,65 +11,14 @@ from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.precision import to_float64_device
 from opencil.data.stream import Step
-from opencil.detectors.detector import Detector, Setup
-from opencil.engine.forward import Outputs, forward
+from opencil.detectors.detector import Detector
 from opencil.engine.loop import Diverged, Progress
 from opencil.evaluation.metric import KEPT, chosen_metrics
 from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.nets.model import Model
-from opencil.runs.state import Run
+from opencil.runs.state import Run, StepOutputs
 from opencil.study.rows import COLUMNS
-
-
-class StepOutputs:
-    """The outputs of a step's model: every set of images passes through it at most once."""
-
-    def __init__(self, run: Run, step: Step) -> None:
-        self.run, self.step = run, step
-        self._computed: list[Outputs] = []
-
-    @property
-    def model(self) -> Model:
-        """The step's model; it is not to be changed."""
-        return self.run.latest_model(self.step.number)
-
-    def of(self, images: Images, indices: Tensor) -> Outputs:
-        """Return the outputs of some images, computed now or before."""
-        for computed in self._computed:
-            if (found := computed.of(images, indices)) is not None:
-                return found
-        model = self.run.setting.evaluated(self.model)
-        self._computed.append(forward(model, images, self.run.data.transform, indices))
-        return self._computed[-1]
-
-    @cached_property
-    def tasks(self) -> Tensor:
-        """The task of each class seen, counted from 1."""
-        return torch.tensor(self.step.task_of_class, device=self.test.logits.device)
-
-    @cached_property
-    def test(self) -> Outputs:
-        """Outputs of the test images of all classes seen."""
-        return self.of(self.run.stream.test, self.step.test)
-
-    @cached_property
-    def ood(self) -> dict[str, Outputs]:
-        """Outputs of the part of each OOD set that the step sees."""
-        return {
-            name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
-            for name, ood in self.run.data.ood.items()
-        }
-
-    @cached_property
-    def shifted(self) -> dict[str, Outputs]:
-        """Outputs of the test images under each shift."""
-        return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
-
-    def setup(self, which: Setup) -> Outputs:
-        """Return the outputs of the images that a detector is set up on."""
-        train = self.run.stream.train
-        return self.run.setup_outputs(self.step, which, lambda indices: self.of(train, indices))
 
 
 class Protocol:
@@ -85,7 +33,7 @@ class Protocol:
         return ()
 
     def measure_model(self, task: Task, memory: Memory, outputs: StepOutputs) -> list[Measurement]:
-        """Measure a trained model: accuracies, metrics of the model, and the bytes that the method keeps."""
+        """Measure a trained model: accuracies, metrics of the model, and the bytes of model and memory."""
         run, step, test = outputs.run, task.step, outputs.test
         if not torch.isfinite(test.logits).all():
             raise Diverged(f"{run.spec.cil}, step {step.number}: the trained model's logits are not finite")
@@ -94,7 +42,7 @@ class Protocol:
         found = measure_accuracies({"accuracy": test.logits.argmax(dim=1), **others}, test.labels, step)
         more = measure_model(test, outputs.shifted, outputs.tasks, chosen_metrics(run.spec.metrics))
         found += [one for one in more if (one.ood, one.metric) != ("", "accuracy")]
-        # A method that sees old images again, and chooses none to remember, has kept all of them.
+        # A method with old images again, and without a memory of chosen ones, has kept all of them.
         kept = task.train_plus if run.learner.revisits and not run.learner.remembers else memory.indices
         return found + measure_bytes(task.model, len(kept), run.stream.train)
 
@@ -129,9 +77,9 @@ def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: St
 
 
 def measure_bytes(model: Model, exemplars: int, images: Images) -> list[Measurement]:
-    """Measure what a method keeps after a step: its model's tensors, and three bytes per exemplar's pixel.
+    """Measure the bytes after a step: the model's tensors, and three bytes per exemplar's pixel.
 
-    For a model from elsewhere these are the tensors that it has, and nothing is known of a function.
+    For a model from elsewhere these are its own tensors; a function has none to count.
     """
     tensors = [t for t in nn.Module.state_dict(model).values() if isinstance(t, Tensor)]
     of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())

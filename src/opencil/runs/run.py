@@ -5,15 +5,11 @@
 ``opencil.run``. In this file ``this`` is the run, ``stored`` the folder of a step, ``info`` its record.
 """
 
-import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
-from typing import Any
 
 import pandas as pd
-from torch import Tensor
 
 from opencil.cil.learner import Task
 from opencil.data.benchmark import BenchmarkData
@@ -21,23 +17,20 @@ from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.checkpoint import BadCheckpoint
-from opencil.engine.loop import Progress
 from opencil.engine.ranks import agree, from_first
-from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Evaluated, Event, Training
 from opencil.runs.failures import without_rows
-from opencil.runs.protocol import Protocol, StepOutputs, rows_of
+from opencil.runs.protocol import Protocol, rows_of
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.spec import RunSpec
-from opencil.runs.state import Run
+from opencil.runs.state import Run, StepOutputs
 from opencil.runs.store import Info, RunFolder, digest_values
-from opencil.runs.tuning import resume_from, tune
+from opencil.runs.tuning import tune
 
-_log = logging.getLogger("opencil.runs")
 PAPER = Protocol()
 
 
@@ -48,10 +41,10 @@ def run(
     protocol: Protocol = PAPER,
     checkpoint_seconds: float = 60.0,
 ) -> Generator[Event]:
-    """Train, measure and store what the store lacks of a run, yielding an event after each advance.
+    """Train, measure and store the missing parts of a run, yielding an event after each advance.
 
-    Closing the generator interrupts the run: a training or tuning in progress is checkpointed. A detector
-    that fails does not stop the run; an error at the end names it.
+    Closing the generator interrupts the run: a training or tuning in progress is checkpointed. A failing
+    detector does not stop the run; an error at the end names it.
     """
     this = Run(spec, store, data)
     failures: dict[str, tuple[int, Exception]] = {}
@@ -71,20 +64,60 @@ def run(
             add_rows(this, step, info, "", [*measured, *protocol.measure_model(task, memory, outputs)])
             stored.save_info(info)
             this.keep(step, memory, from_first(dict, info))
-        stored.remove_checkpoint()  # also of a process that was killed before it did
+        stored.remove_checkpoint()  # also where a kill has left it
         this.check_images(step.number)
 
-        # Measure what has no rows: detectors by their names, and the model as ''.
         info = this.info(step.number)
-        lacking = from_first(stored.lacking, spec, info)
-        if not lacking:
-            continue
-        detectors: dict[str, Detector] = {n: DETECTORS.create(n, **spec.detectors[n]) for n in lacking if n}
-        problems: dict[str, Exception] = {}
-        with timed(info, "tuning"):
-            for progress in tune_heads(outputs, detectors, info, checkpoint_seconds, problems):
-                yield Training(spec, step.number, step.steps, progress)
-        with stored.saving(info, checkpoint_seconds) as save, timed(info, "evaluation"):
+        if lacking := from_first(stored.lacking, spec, info):
+            problems = yield from evaluate(outputs, protocol, info, lacking, checkpoint_seconds)
+            failures = {name: (step.number, error) for name, error in problems.items()} | failures
+    if failures:
+        raise without_rows(failures)
+
+
+def train(
+    this: Run, step: Step, protocol: Protocol, checkpoint_seconds: float
+) -> Generator[Event, None, tuple[Task, float, list[Measurement]]]:
+    """Train a step from its checkpoint or its beginning, yielding after each iteration.
+
+    Return the task with its trained model, the seconds of training, and the protocol's measurements.
+    """
+    stored, images = this.folder.step(step.number), this.stream.train.fingerprint
+    made_of = digest_values([this.training_digest, step.number, images, this.weights(step.number - 1)])
+    task = begin_step(this, step)
+    try:
+        with Checkpoints(stored, made_of, checkpoint_seconds) as checkpoints:
+            started = time.monotonic() - checkpoints.notes.get("seconds", 0.0)
+            measured = [Measurement(*values) for values in checkpoints.notes.get("measured", ())]
+            for progress in this.learner.learn(task, checkpoints.resume):
+                measured += protocol.during(this, task, progress)
+                seconds = time.monotonic() - started
+                checkpoints.note(task.model, progress, task.ended, seconds=seconds, measured=measured)
+                yield Training(this.spec, step.number, step.steps, progress)
+    except BadCheckpoint as error:
+        checkpoints.refuse(error)
+        return (yield from train(this, step, protocol, checkpoint_seconds))
+    return task, time.monotonic() - started, measured
+
+
+def evaluate(
+    outputs: StepOutputs, protocol: Protocol, info: Info, lacking: list[str], checkpoint_seconds: float
+) -> Generator[Event, None, dict[str, Exception]]:
+    """Tune and measure the detectors without rows at a step; '' is the model.
+
+    Return the errors of failed detectors.
+    """
+    this, step, spec = outputs.run, outputs.step, outputs.run.spec
+    stored = this.folder.step(step.number)
+    detectors: dict[str, Detector] = {n: DETECTORS.create(n, **spec.detectors[n]) for n in lacking if n}
+    tuners = [detector for detector in detectors.values() if isinstance(detector, Tuner)]
+    problems: dict[str, Exception] = {}
+    with timed(info, "tuning"):
+        for progress in tune(tuners, outputs.view_source, stored, info, checkpoint_seconds, problems):
+            yield Training(spec, step.number, step.steps, progress)
+    saved = time.monotonic()
+    try:
+        with timed(info, "evaluation"):
             if "" in lacking:
                 task = begin_step(this, step)
                 task.model = outputs.model
@@ -96,76 +129,21 @@ def run(
                 except Exception as error:  # the other detectors go on
                     problems[name] = error
                     continue
-                save()
+                if time.monotonic() - saved > checkpoint_seconds:
+                    stored.save_info(info)
+                    saved = time.monotonic()
                 yield Evaluated(spec, step.number, step.steps, name)
-        failures = {name: (step.number, error) for name, error in problems.items()} | failures
-    if failures:
-        raise without_rows(failures)
-
-
-def train(
-    this: Run, step: Step, protocol: Protocol, checkpoint_seconds: float
-) -> Generator[Event, None, tuple[Task, float, list[Measurement]]]:
-    """Train a step from its checkpoint or its beginning, yielding after each iteration.
-
-    Return the task with its trained model, the seconds that it took, and what the protocol measured
-    meanwhile.
-    """
-    stored, images = this.folder.step(step.number), this.stream.train.fingerprint
-    made_of = digest_values([this.training_digest, step.number, images, this.weights(step.number - 1)])
-    # From the checkpoint and, if that turns out not to fit, from the beginning.
-    for checkpoint, notes in (from_first(resume_from, stored, made_of), (None, {})):
-        started = time.monotonic() - notes.get("seconds", 0.0)
-        measured = [Measurement(*values) for values in notes.get("measured", ())]
-
-        def save(tensors: dict[str, Tensor], measured: list[Any], started: float = started) -> None:
-            seconds = time.monotonic() - started
-            listed = [astuple(measurement) for measurement in measured]
-            stored.save_checkpoint(tensors, {"made_of": made_of, "seconds": seconds, "measured": listed})
-
-        checkpoints = Checkpoints(checkpoint_seconds, save)
-        task = begin_step(this, step)
-        try:
-            with checkpoints.stored_on_leaving():
-                for progress in this.learner.learn(task, checkpoint):
-                    measured += protocol.during(this, task, progress)
-                    checkpoints.note(task.model, progress, task.ended, measured)
-                    yield Training(this.spec, step.number, step.steps, progress)
-            break
-        except BadCheckpoint as error:
-            _log.warning("%s: %s; the step is trained from its beginning", stored.checkpoint(), error)
-    return task, time.monotonic() - started, measured
+    finally:
+        stored.save_info(info)
+    return problems
 
 
 def begin_step(this: Run, step: Step) -> Task:
-    """Return the task of a step, with the model that its training starts from."""
+    """Return the task of a step, with the initial model of its training."""
     previous = this.setting.move_to_device(this.model(step.number - 1)) if step.number > 1 else None
     task = this.learner.begin(this.setting, step, this.memory(step.number - 1), previous)
     agree(f"the images or the memory of step {step.number}", this.stream.train.fingerprint, task.train_plus)
     return task
-
-
-def tune_heads(
-    outputs: StepOutputs,
-    detectors: Mapping[str, Detector],
-    info: Info,
-    checkpoint_seconds: float,
-    problems: dict[str, Exception],
-) -> Iterator[Progress]:
-    """Tune the heads of all fine-tuning detectors.
-
-    ``problems`` receives the errors of detectors that could not be tuned.
-    """
-    tuners = {name: detector for name, detector in detectors.items() if isinstance(detector, Tuner)}
-    if not tuners:
-        return
-    this, step = outputs.run, outputs.step
-    try:
-        source = this.source(step, this.setting.move_to_device(outputs.model))
-    except BadInput as refusal:
-        problems.update(dict.fromkeys(tuners, refusal))
-        return
-    yield from tune(tuners, source, this.folder.step(step.number), info, checkpoint_seconds, problems)
 
 
 def record_step(this: Run, step: Step, task: Task, seconds: float) -> Info:
@@ -188,30 +166,29 @@ def record_step(this: Run, step: Step, task: Task, seconds: float) -> Info:
 
 
 def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Measurement]) -> None:
-    """Store rows of a detector, or of the model for '', with what made them.
+    """Store rows of a detector, or of the model for '', with their provenance.
 
-    Where there are rows of the same values, only metrics that they lack are added.
+    Where there are rows of the same values, only missing metrics are added.
     """
     spec, stored = this.spec, this.folder.step(step.number)
     rows, values = rows_of(this, step, detector, measured), digest_values(spec.detectors.get(detector))
-    note: dict[str, Any] = {"values": values, "metrics": spec.metrics_of(detector), "made": []}
+    metrics, plugins = spec.metrics_of(detector), spec.plugins(*filter(None, [detector]))
+    made = [describe_maker(this.setting.images.device, spec.training, plugins)]
     before = info["rows"].get(detector, {})
-    if before.get("values") == values and set(spec.metrics_of(detector)) - set(before["metrics"]):
+    if before.get("values") == values and set(metrics) - set(before["metrics"]):
         with suppress(Damaged):
             known = stored.rows(detector, info)
             rows = pd.concat([known, rows[~rows["metric"].isin(known["metric"])]], ignore_index=True)
-            note["metrics"], note["made"] = [*before["metrics"], *note["metrics"]], before["made"]
-    plugins = spec.plugins(*filter(None, [detector]))
-    note["made"] = [*note["made"], describe_maker(this.setting.images.device, spec.training, plugins)]
-    info["rows"][detector] = note
+            metrics, made = [*before["metrics"], *metrics], [*before["made"], *made]
+    info["rows"][detector] = {"values": values, "metrics": metrics, "made": made}
     stored.save_rows(detector, rows, info)
 
 
 @contextmanager
-def timed(info: Info, what: str) -> Iterator[None]:
+def timed(info: Info, kind: str) -> Iterator[None]:
     """Add the seconds of the block to a kind of work in a step's record."""
     started = time.monotonic()
     try:
         yield
     finally:
-        info["seconds"][what] = info["seconds"].get(what, 0.0) + time.monotonic() - started
+        info["seconds"][kind] = info["seconds"].get(kind, 0.0) + time.monotonic() - started

@@ -1,6 +1,5 @@
 """From a config to the runs it asks for."""
 
-import heapq
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -65,12 +64,12 @@ class RunSpec:
 
     @property
     def classes_per_step(self) -> int | str:
-        """The run's k."""
+        """Return the run's k."""
         return self.benchmark.classes_per_step[0]
 
     @property
     def folder(self) -> Path:
-        """The run's folder below the folder of runs."""
+        """Return the run's folder below the folder of runs."""
         return Path(name_of(*self.identity))
 
     def __str__(self) -> str:
@@ -78,30 +77,32 @@ class RunSpec:
 
     @property
     def identity(self) -> Identity:
-        """The columns of rows that identify the run."""
+        """Return the identifying columns of the run's rows."""
         return self.benchmark.name, self.classes_per_step, self.cil, self.seeds.run
 
     def ood_seen(self, name: str, count: int, step: Step) -> Tensor:
-        """Return the indices of the images that a step sees of an OOD set with ``count`` images."""
+        """Return the indices of a step's part of an OOD set with ``count`` images."""
         seed = derive(self.seeds.ood_subset, "ood", name)
         return ood_subset(count, step.number, step.steps, self.benchmark.ood_order, seed)
 
     def record(self) -> dict[str, Any]:
-        """Return every value that decides the run's result, for its stored config."""
-        return {
+        """Return every value behind the run's result, for its stored config."""
+        record: dict[str, Any] = {
             "benchmark": plain(self.benchmark),
             "cil": {self.cil: self.values},
             "training": plain(self.training),
             "seed": plain(self.seeds),
             "detector": self.detectors,
-        } | ({"foreign": True} if self.foreign is not None else {})
+        }
+        further = {"foreign": self.foreign is not None, "plugins": self.plugins(*self.detectors)}
+        return record | {key: value for key, value in further.items() if value}
 
     def plugins(self, *detectors: str) -> Notes:
-        """Return the plugins that rows of the model and of some detectors depend on."""
+        """Return the plugins behind rows of the model and of some detectors."""
         return notes_of(self.names(*detectors))
 
     def names(self, *detectors: str) -> list[tuple[Registry[Any], str]]:
-        """Return the registered names that rows of the model and of some detectors depend on."""
+        """Return the registered names behind rows of the model and of some detectors."""
         b = self.benchmark
         backbone = b.backbone if isinstance(b.backbone, str) else b.backbone["name"]
         names: list[tuple[Registry[Any], str]] = [(LEARNERS, self.cil), (BACKBONES, backbone)]
@@ -112,28 +113,22 @@ class RunSpec:
     @property
     def expected_work(self) -> float:
         """Estimate the work of all trainings, as ``Learner.effort`` counts it, from the benchmark alone."""
-        made = (
-            None if self.benchmark.id in self.benchmark.datasets else DATASETS.entry(self.benchmark.id).make
-        )
-        classes, counts = getattr(made, "classes", None), getattr(made, "counts", {})
+        b, learner, work = self.benchmark, self.learner(), 0.0
+        made = None if b.id in b.datasets else DATASETS.entry(b.id).make
+        classes = getattr(made, "classes", None)
         if not classes:
             return 1.0
-        per_class = counts.get("train", _IMAGES_PER_CLASS * classes) / classes
-        learner, memory, work = self.learner(), self.benchmark.memory, 0.0
+        images = getattr(made, "counts", {}).get("train", _IMAGES_PER_CLASS * classes)
         for number, size in enumerate(StepSizes.parse(self.classes_per_step).of(classes)):
-            replayed = memory if number and learner.revisits else 0
-            work += learner.effort(first=not number) * (size * per_class + replayed)
+            replayed = b.memory if number and learner.revisits else 0
+            work += learner.effort(first=not number) * (size * (images / classes) + replayed)
         return work
 
 
 def training_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a run's record that decide what is trained, by flat keys."""
-    others = ("detector", "plugins")
-    return {
-        key: value
-        for key, value in flat(record).items()
-        if key not in _PLACES and key.partition(".")[0] not in others
-    }
+    """Return the values of a run's record that decide the training, by flat keys."""
+    deciding = {key: value for key, value in record.items() if key not in ("detector", "plugins")}
+    return {key: value for key, value in flat(deciding).items() if key not in _PLACES}
 
 
 def plan(config: Config) -> list[RunSpec]:
@@ -159,12 +154,11 @@ def plan_share(only: str | None) -> Callable[[Config], list[RunSpec]]:
         raise BadInput(f"only = {shown(only)} is not allowed: a share is expected, as 1/3, 2/3 or 3/3")
 
     def planned(config: Config) -> list[RunSpec]:
-        specs, mine = plan(config), set()
-        loads = [(0.0, share) for share in range(1, of + 1)]  # a heap: the least loaded share is first
+        specs, loads, mine = plan(config), [0.0] * of, set()
         for spec in sorted(specs, key=lambda spec: (-spec.expected_work, spec.cil, spec.seeds.run)):
-            load, share = heapq.heappop(loads)
-            heapq.heappush(loads, (load + spec.expected_work, share))
-            if share == number:
+            share = loads.index(min(loads))
+            loads[share] += spec.expected_work
+            if share == number - 1:
                 mine.add(spec.folder)
         return [spec for spec in specs if spec.folder in mine]
 

@@ -1,9 +1,8 @@
 """A run with its data: the models, memories and detectors of its steps, read from its folder or just made."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +12,7 @@ from torch import Tensor
 from opencil.cil.learner import Setting
 from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
+from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector, Setup
@@ -69,7 +69,7 @@ class Run:
     """One run, in progress or opened again: ``spec`` is its config, ``folder`` its files.
 
     ``stream`` has its steps, counted from 1. The model and memory of the latest step are kept in memory;
-    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates what is missing.
+    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates missing steps.
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
@@ -102,15 +102,15 @@ class Run:
 
     @property
     def trained_steps(self) -> list[Step]:
-        """The steps whose models are stored."""
+        """Return the steps whose models are stored."""
         return [step for step in self.stream if self.folder.step(step.number).trained]
 
     def info(self, number: int) -> Info:
         """Return the record of a stored step, which must be a step of this run."""
         if number not in self._infos:
-            stored = self._stored(number)
+            stored, previous = self._stored(number), self.folder.step(number - 1)
             info = stored.info()
-            before = self.weights(number - 1) if number == 1 or self.folder.step(number - 1).trained else None
+            before = self.weights(number - 1) if number == 1 or previous.trained else None
             if problem := check_record(info, str(self.spec), self.training_digest, before):
                 raise damaged(stored.record, f"it {problem}")
             self._infos[number] = info
@@ -140,31 +140,23 @@ class Run:
     def memory(self, number: int) -> Memory:
         """Return the memory after a stored step; it is empty before the first."""
         if number not in self._memories:
-            stored = self._stored(number)
-            memory = stored.memory(self.spec.benchmark.memory, self.info(number))
-            labels = self.stream.train.labels.cpu()
-            for label, indices in enumerate(memory.per_class):
-                known = (indices >= 0) & (indices < len(labels))
-                if not known.all() or (labels[indices] != label).any():
-                    raise damaged(
-                        stored.path / "memory.safetensors", f"it has other images than class {label}'s"
-                    )
-            self._memories[number] = memory
+            tensors = self._stored(number).tensors("memory.safetensors", self.info(number))
+            self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
         return self._memories[number]
 
     def rows(self) -> pd.DataFrame:
-        """Read the rows of all that has been evaluated so far."""
+        """Read all rows so far."""
         return read_rows(self.folder.path)
 
     def latest_model(self, number: int) -> Model:
         """Return a stored step's model; the latest is kept in memory, and must not be changed."""
         if self._latest is None or self._latest[0] != number:
             stored = self._stored(number)
+            weights = stored.tensors("model.safetensors", self.info(number))
             try:
-                model = self.load_model(self.stream[number - 1], stored.model(self.info(number)))
+                self._latest = number, self.load_model(self.stream[number - 1], weights)
             except RuntimeError as error:
                 raise damaged(stored.path / "model.safetensors", error) from None
-            self._latest = number, model
         return self._latest[1]
 
     def load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
@@ -174,49 +166,33 @@ class Run:
         return model
 
     def keep_model(self, step: Step, model: Model) -> Model:
-        """Keep a model that has just been trained, as it is when it is read again, and return it."""
+        """Keep a newly trained model, as it will be when it is read again, and return it."""
         try:
             loaded = self.setting.evaluated(self.load_model(step, model.state_dict()))
         except RuntimeError as error:
+            place = f"{self.spec.cil}, step {step.number}"
             why = " ".join(str(error).split())
-            raise OpenCILError(
-                f"{self.spec.cil}, step {step.number}: the trained model does not fit the method's "
-                f"blank: {why}"
-            ) from None
+            raise OpenCILError(f"{place}: the trained model does not fit the method's blank: {why}") from None
         self._latest = step.number, loaded
         return loaded
 
     def keep(self, step: Step, memory: Memory, info: Info) -> None:
-        """Keep the memory and the record of a step that has just been stored."""
+        """Keep the memory and the record of a newly stored step."""
         self._memories[step.number], self._infos[step.number] = memory, info
 
     def _stored(self, number: int) -> StepFolder:
-        if number in self._infos:
-            return self.folder.step(number)
-        if not 1 <= number <= len(self.stream) or not self.folder.step(number).trained:
+        step = self.folder.step(number)
+        if number not in self._infos and not (1 <= number <= len(self.stream) and step.trained):
             stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
-        return self.folder.step(number)
+        return step
 
     def train_plus(self, step: Step) -> Tensor:
-        """Return the indices of T_t^train+, the images that a step learns from."""
+        """Return the indices of a step's training images T_t^train+."""
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
 
-    def setup_outputs(self, step: Step, which: Setup, outputs: Callable[[Tensor], Outputs]) -> Outputs:
-        """Return the outputs of a detector's set-up images: train+, or the memory after the step.
-
-        A method that keeps no memory has train+ alone. Outputs of the memory are taken from those of train+:
-        the last bits of a network's outputs depend on the batch, and must not depend on an interruption.
-        """
-        train_plus = self.train_plus(step)
-        remembered = self.memory(step.number).indices
-        if which != "memory" or not len(remembered):
-            return outputs(train_plus)
-        found = outputs(train_plus).of(self.stream.train, remembered)
-        return outputs(remembered) if found is None else found
-
     def source(self, step: Step, model: Model) -> ViewSource:
-        """Return the images that the extra heads of a step's model are tuned on."""
+        """Return the images to tune the extra heads of a step's model on."""
         images, chosen = self.stream.train, self.train_plus(step)
         labels = images.labels.cpu()[chosen]
         old = labels < step.old
@@ -242,19 +218,70 @@ class Run:
         if name.partition("@")[0] not in DETECTORS.names():
             require(self.folder.stored().get("plugins"), [DETECTORS.kind], f"{name} is not registered here")
         detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
-        model, step, stored = self.model(number), self.stream[number - 1], self.folder.step(number)
+        step, stored = self.stream[number - 1], self._stored(number)
+        outputs = StepOutputs(self, step)
         if isinstance(detector, Tuner):
             if stored.head(name) not in self.info(number)["files"]:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
-            read_head(detector, self.source(step, model), stored, self.info(number))
+            read_head(detector, self.source(step, outputs.model), stored, self.info(number))
         if not detector.ready:
-            outputs = partial(forward, model, self.stream.train, self.data.transform)
-
-            def with_tasks(which: Setup) -> Outputs:
-                found = self.setup_outputs(step, which, outputs)
-                return replace(found, tasks=torch.tensor(step.task_of_class, device=found.logits.device))
-
-            detector.complete(
-                with_tasks(detector.set_up_on), with_tasks("memory") if detector.by_task else None
-            )
+            memory = outputs.setup("memory") if detector.by_task else None
+            detector.complete(outputs.setup(detector.set_up_on), memory)
         return detector
+
+
+class StepOutputs:
+    """The outputs of a step's model: every set of images passes through it at most once."""
+
+    def __init__(self, run: Run, step: Step) -> None:
+        self.run, self.step = run, step
+        #: The task of each class seen, counted from 1.
+        self.tasks = torch.tensor(step.task_of_class, device=run.setting.images.device)
+        self._computed: list[Outputs] = []
+
+    @property
+    def model(self) -> Model:
+        """Return the step's model, which must not be changed."""
+        return self.run.latest_model(self.step.number)
+
+    def of(self, images: Images, indices: Tensor) -> Outputs:
+        """Return the outputs of some images, computed now or before."""
+        for computed in self._computed:
+            if (found := computed.of(images, indices)) is not None:
+                return found
+        model = self.run.setting.evaluated(self.model)
+        self._computed.append(forward(model, images, self.run.data.transform, indices))
+        return self._computed[-1]
+
+    @cached_property
+    def test(self) -> Outputs:
+        """Return the outputs of the test images of all classes seen."""
+        return self.of(self.run.stream.test, self.step.test)
+
+    @cached_property
+    def ood(self) -> dict[str, Outputs]:
+        """Return the outputs of the step's part of each OOD set."""
+        return {
+            name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
+            for name, ood in self.run.data.ood.items()
+        }
+
+    @cached_property
+    def shifted(self) -> dict[str, Outputs]:
+        """Return the outputs of the test images under each shift."""
+        return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
+
+    def view_source(self) -> ViewSource:
+        """Return the images to tune the extra heads of the step's model on."""
+        return self.run.source(self.step, self.run.setting.move_to_device(self.model))
+
+    def setup(self, which: Setup) -> Outputs:
+        """Return the outputs of a detector's set-up images: train+, or the memory after the step.
+
+        A method without a memory has train+ alone. Train+ is always computed first, and the memory taken
+        from it: the last bits of outputs depend on the batch, and must not depend on an interruption.
+        """
+        images, remembered = self.run.stream.train, self.run.memory(self.step.number).indices
+        train_plus = self.of(images, self.run.train_plus(self.step))
+        found = self.of(images, remembered) if which == "memory" and len(remembered) else train_plus
+        return replace(found, tasks=self.tasks)

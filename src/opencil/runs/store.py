@@ -14,15 +14,14 @@
             detectors/msp.parquet       rows of a detector
             checkpoint, heads/ber.checkpoint    while the step is trained, or the head is tuned
 
-``step.json`` is written after the files that it lists, so a file that is not listed is not there.
+``step.json`` is written after the files in its list: a file outside of the list counts as absent.
 """
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from torch import Tensor
 
 from opencil.config import dump_yaml
 from opencil.config.short_forms import parse_yaml
-from opencil.data.memory import Memory
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import (
     Damaged,
@@ -52,7 +50,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import Identity, is_identity, name_of
+from opencil.study.records import Identity, is_identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -61,7 +59,6 @@ FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
 #: Seconds to wait for another process that is about to leave the run.
 _PATIENCE = 2.0
-_MODEL, _MEMORY = "model.safetensors", "memory.safetensors"
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
 #: Values of a transform before its numbers are computed from images, as in a dry run.
@@ -73,7 +70,7 @@ class LockedRun(OpenCILError):
 
 
 def digest_values(values: Any) -> str:
-    """Return a checksum of plain values, to compare what two files were made with."""
+    """Return a checksum of plain values, to compare the values behind two files."""
     return checksum(json.dumps(values, sort_keys=True, default=str).encode())
 
 
@@ -86,17 +83,17 @@ class StepFolder:
 
     @property
     def number(self) -> int:
-        """The step's number, counted from 1."""
+        """Return the step's number, counted from 1."""
         return int(self.path.name.removeprefix("step"))
 
     @property
     def record(self) -> Path:
-        """The file ``step.json``."""
+        """Return the path of ``step.json``."""
         return self.path / "step.json"
 
     @property
     def trained(self) -> bool:
-        """Whether the step's model is stored."""
+        """Return whether the step's model is stored."""
         return self.record.exists()
 
     def info(self) -> Info:
@@ -108,7 +105,7 @@ class StepFolder:
         ``seconds`` by kind of work.
         """
         info = read_json(self.record)
-        if not isinstance(info.get("steps"), int) or info.get("step") != self.number:
+        if info.get("step") != self.number:
             raise damaged(self.record, f"it is of step {info.get('step')}")
         return info
 
@@ -117,55 +114,7 @@ class StepFolder:
         if self.writes:
             write_json(self.record, info)
 
-    @contextmanager
-    def saving(self, info: Info, seconds: float) -> Iterator[Callable[[], None]]:
-        """Write ``step.json`` on leaving the block, and in it at most every ``seconds``."""
-        saved = time.monotonic()
-
-        def save_now_and_then() -> None:
-            nonlocal saved
-            if time.monotonic() - saved > seconds:
-                self.save_info(info)
-                saved = time.monotonic()
-
-        try:
-            yield save_now_and_then
-        finally:
-            self.save_info(info)
-
-    def remove_checkpoint(self, head: str = "") -> None:
-        """Delete the checkpoint of a training that is done."""
-        if self.writes:
-            self.checkpoint(head).unlink(missing_ok=True)
-
-    def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
-        """Write a file of tensors, and note its checksum."""
-        content = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
-        info["files"][name] = (
-            write_bytes(self.path / name, content, follow=False) if self.writes else checksum(content)
-        )
-
-    def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
-        """Read a file of tensors, which must have the checksum that is noted."""
-        path = self.path / name
-        try:
-            return load(read_bytes(path, self.listed(name, info)))
-        except (SafetensorError, ValueError) as error:
-            raise damaged(path, error) from None
-
-    def listed(self, name: str, info: Info) -> str:
-        """Return the noted checksum of a file."""
-        if name not in info["files"]:
-            raise damaged(self.path / name, "step.json does not list it")
-        return str(info["files"][name])
-
-    def model(self, info: Info) -> dict[str, Tensor]:
-        """Read the weights of θ_t."""
-        return self.tensors(_MODEL, info)
-
-    def memory(self, size: int, info: Info) -> Memory:
-        """Read the memory after the step."""
-        return Memory.from_tensors(size, self.tensors(_MEMORY, info))
+    # --- files that step.json lists ---
 
     @staticmethod
     def head(detector: str) -> str:
@@ -176,6 +125,28 @@ class StepFolder:
     def table(detector: str) -> str:
         """Return the name of a detector's file of rows, or the model's for ''."""
         return f"detectors/{detector}.parquet" if detector else "model.parquet"
+
+    def listed(self, name: str, info: Info) -> str:
+        """Return the noted checksum of a file."""
+        if name not in info["files"]:
+            raise damaged(self.path / name, "step.json does not list it")
+        return str(info["files"][name])
+
+    def read(self, name: str, info: Info) -> bytes:
+        """Read a file, which must have its noted checksum."""
+        return read_bytes(self.path / name, self.listed(name, info))
+
+    def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
+        """Write a file of tensors, and note its checksum."""
+        if self.writes:
+            info["files"][name] = write_bytes(self.path / name, _pack(tensors), follow=False)
+
+    def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
+        """Read a file of tensors."""
+        try:
+            return load(self.read(name, info))
+        except (SafetensorError, ValueError) as error:
+            raise damaged(self.path / name, error) from None
 
     def save_rows(self, detector: str, rows: pd.DataFrame, info: Info) -> None:
         """Write rows of a detector, or of the model for '', and note their checksum."""
@@ -189,7 +160,7 @@ class StepFolder:
     def lacking(self, spec: RunSpec, info: Info) -> list[str]:
         """Return the detectors, and '' for the model, whose rows are missing, damaged or incomplete.
 
-        The rows of a head that is missing or damaged count as missing.
+        The rows of a missing or damaged head count as missing.
         """
         return [name for name in ("", *spec.detectors) if not self._has_rows(name, spec, info)]
 
@@ -199,19 +170,18 @@ class StepFolder:
             return False
         if name and note["values"] != digest_values(spec.detectors[name]):
             return False
-        files = [self.table(name), *[self.head(name)] * (name in info["heads"])]
         with suppress(Damaged):
-            for file in files:
-                read_bytes(self.path / file, self.listed(file, info))
+            for file in [self.table(name), *[self.head(name)] * (name in info["heads"])]:
+                self.read(file, info)
             return True
         return False
 
     def broken(self, info: Info) -> dict[str, str]:
-        """Return the files of the step that are damaged or missing, by name, with the reason."""
+        """Return the damaged and missing files of the step, by name, with the reason."""
         found = {}
-        for name, sha256 in info["files"].items():
+        for name in info["files"]:
             try:
-                read_bytes(self.path / name, sha256)
+                self.read(name, info)
             except (Damaged, OSError) as error:
                 found[name] = getattr(error, "reason", str(error))
         return found
@@ -223,17 +193,15 @@ class StepFolder:
         return self.path / (f"heads/{head}.checkpoint" if head else "checkpoint")
 
     def save_checkpoint(self, tensors: dict[str, Tensor], notes: dict[str, Any], head: str = "") -> None:
-        """Store a training in progress; ``notes`` say which training it is."""
+        """Store a training in progress; ``notes["made_of"]`` identifies the training."""
         if self.writes:
-            content = save(
-                {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"notes": json.dumps(notes)}
-            )
-            write_checked(self.checkpoint(head), content)
+            text = json.dumps(notes, default=astuple)
+            write_checked(self.checkpoint(head), _pack(tensors, {"notes": text}))
 
     def read_checkpoint(
         self, made_of: str, head: str = ""
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Read the checkpoint of the training that ``made_of`` identifies; None where there is none."""
+        """Read the checkpoint of the training with this ``made_of``; None where there is none."""
         path = self.checkpoint(head)
         if not path.exists():
             return None
@@ -241,6 +209,16 @@ class StepFolder:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         notes = json.loads(header["__metadata__"]["notes"])
         return (load(content), notes) if notes["made_of"] == made_of else None
+
+    def remove_checkpoint(self, head: str = "") -> None:
+        """Delete the checkpoint of a finished training."""
+        if self.writes:
+            self.checkpoint(head).unlink(missing_ok=True)
+
+
+def _pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the content of a safetensors file."""
+    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
 
 
 @dataclass(frozen=True)
@@ -252,17 +230,17 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The file of the run's config."""
+        """Return the path of the run's config."""
         return self.path / "config.yml"
 
     @property
     def environment(self) -> Path:
-        """The file that says what wrote here last."""
+        """Return the path of the record of the last process that wrote here."""
         return self.path / "environment.json"
 
     @property
     def error(self) -> Path:
-        """The file that says why the last attempt failed."""
+        """Return the path of the last attempt's error."""
         return self.path / "error.txt"
 
     def step(self, number: int) -> StepFolder:
@@ -279,17 +257,14 @@ class RunFolder:
         return [step for step in self.steps() if step.trained]
 
     def lost(self) -> list[StepFolder]:
-        """Return the steps that have lost their ``step.json``.
-
-        A later step is there, or rows of a detector.
-        """
+        """Return the steps without ``step.json``, but with rows of a detector or a later step."""
         last = max((step.number for step in self.trained()), default=0)
-        missing_steps = [self.step(number) for number in range(1, last) if not self.step(number).trained]
-        evaluated = [step for step in self.steps() if not step.trained and any(step.path.glob("detectors/*"))]
-        return sorted({*missing_steps, *evaluated}, key=lambda step: step.number)
+        known = {*map(self.step, range(1, last)), *self.steps()}
+        lost = [s for s in known if not s.trained and (s.number < last or any(s.path.glob("detectors/*")))]
+        return sorted(lost, key=lambda step: step.number)
 
     def failure(self) -> str:
-        """Return the error that ended the last attempt, in a line; '' where none did."""
+        """Return the last attempt's error in a line; '' where there was none."""
         try:
             lines = self.error.read_text(encoding="utf-8", errors="replace").strip().split("\n")
         except OSError:
@@ -299,7 +274,7 @@ class RunFolder:
     # --- config ---
 
     def stored(self) -> dict[str, Any]:
-        """Read the config that the run was made under; empty before there is one."""
+        """Read the run's config; empty before there is one."""
         if not self.config.exists():
             if any(self.path.glob("step*/*.safetensors")):
                 raise OpenCILError(
@@ -309,39 +284,30 @@ class RunFolder:
         first, _, text = read_bytes(self.config).partition(b"\n")
         if first.decode(errors="replace") != _FIRST_LINE + checksum(text):
             raise damaged(self.config, f"it is not as written, or not of format {FORMAT}")
-        record = parse_yaml(text.decode(), str(self.config))
-        if not all(
-            isinstance(record.get(section), dict) for section in ("benchmark", "cil", "seed", "detector")
-        ):
-            raise damaged(self.config, "it lacks a section")
-        return record
+        return parse_yaml(text.decode(), str(self.config))
 
     def _write_config(self, record: dict[str, Any]) -> None:
-        if self.writes:
-            text = dump_yaml(record).encode()
-            write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
+        text = dump_yaml(record).encode()
+        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
 
     def identity(self, config: dict[str, Any]) -> Identity:
         """Return which run the folder is of, as its config says."""
-        try:
-            benchmark = config["benchmark"]
-            k = benchmark["classes_per_step"][0]
-            found = benchmark["name"], k, next(iter(config["cil"])), config["seed"]["run"]
-        except (KeyError, IndexError, TypeError, StopIteration):
-            found = (None,) * 4
+        if not config:
+            raise damaged(self.config, "it is missing")
+        benchmark = config["benchmark"]
+        k, cil = benchmark["classes_per_step"][0], next(iter(config["cil"]))
+        found = benchmark["name"], k, cil, config["seed"]["run"]
         if not is_identity(*found):
             raise damaged(self.config, "it does not say which run it is of")
         return found
 
     def announce(self, spec: RunSpec) -> None:
-        """Write the config of a run that is to come, so that reports list it."""
+        """Write the config of a future run, so that reports list it."""
         if self.writes and not self.config.exists():
-            with disk_errors(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._write_config(_with_plugins(spec.record(), spec.plugins(*spec.detectors)))
+            self._write_config(spec.record())
 
     def differences(self, spec: RunSpec, stored: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return values that the stored config and a spec disagree on, of all detectors that are in both."""
+        """Return the values in which the stored config and a spec differ, of detectors in both."""
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
             return {}
         both = {
@@ -359,29 +325,24 @@ class RunFolder:
             if then.get(key, ...) != now.get(key, ...) and (key, now.get(key)) not in _TO_COMPUTE
         }
 
-    def check(self, spec: RunSpec) -> None:
-        """Refuse to continue a run under another config than its own."""
-        if not (differences := self.differences(spec, self.stored())):
-            return
-        listed = "".join(
-            f"\n  {key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items()
-        )
-        raise BadInput(
-            f"run {spec} exists with another config: use the stored values (--set), a label for the changed "
-            f"method (--cil {spec.cil}@mine), another seed or another --runs folder, or "
-            f"delete {self.path}{listed}"
-        )
+    def check(self, spec: RunSpec) -> dict[str, Any]:
+        """Refuse to continue a run under another config than its own; return its own."""
+        stored = self.stored()
+        if differences := self.differences(spec, stored):
+            listed = (f"{key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items())
+            raise BadInput(
+                f"run {spec} exists with another config: use the stored values (--set), a label for the "
+                f"changed method (--cil {spec.cil}@mine), another seed or another --runs folder, or "
+                f"delete {self.path}\n  " + "\n  ".join(listed)
+            )
+        return stored
 
     def finished(self, spec: RunSpec) -> bool:
-        """Return whether every step is trained and measured with every detector, under this very config."""
-        first = self.step(1)
-        if not first.trained or self.differences(spec, self.stored()):
+        """Return whether every step is trained, and measured with every detector."""
+        if not self.step(1).trained:
             return False
-        for number in range(1, first.info()["steps"] + 1):
-            step = self.step(number)
-            if not step.trained or step.lacking(spec, step.info()):
-                return False
-        return True
+        steps = [self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)]
+        return all(step.trained and not step.lacking(spec, step.info()) for step in steps)
 
     # --- writing ---
 
@@ -392,15 +353,15 @@ class RunFolder:
             yield
             return
         with self.lock(_PATIENCE):
-            self.check(spec)
+            stored, record = self.check(spec), spec.record()
             remove_temporary(self.path)
             self.error.unlink(missing_ok=True)
-            stored = self.stored()
-            record = {**spec.record(), "detector": {**stored.get("detector", {}), **spec.detectors}}
-            record = _with_plugins(record, merge_notes(stored.get("plugins"), spec.plugins(*spec.detectors)))
+            record["detector"] = {**stored.get("detector", {}), **spec.detectors}
+            if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
+                record["plugins"] = plugins
             if record != stored:
                 self._write_config(record)
-            noted = {"run": name_of(*spec.identity), **environment}
+            noted = {"run": str(spec), **environment}
             write_json(self.environment, noted)
             yield
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -410,15 +371,15 @@ class RunFolder:
     @contextmanager
     def lock(self, seconds: float = 0.0) -> Iterator[None]:
         """Lock the run inside the block, or raise ``LockedRun``."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=seconds)
-            try:
+        lock = FileLock(self.path / ".lock", timeout=seconds)
+        try:
+            with disk_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
-            except Timeout:
-                raise LockedRun(
-                    f"{self.path} is being written by another process: wait for it, or stop it"
-                ) from None
+        except Timeout:
+            raise LockedRun(
+                f"{self.path} is being written by another process: wait for it, or stop it"
+            ) from None
         try:
             yield
         finally:
@@ -426,16 +387,12 @@ class RunFolder:
 
     @property
     def locked(self) -> bool:
-        """Whether a process is writing the run."""
+        """Return whether a process is writing the run."""
         try:
             with self.lock():
                 return False
         except OpenCILError as error:  # else a read-only disk, where nobody writes
             return isinstance(error, LockedRun)
-
-
-def _with_plugins(record: dict[str, Any], plugins: Notes) -> dict[str, Any]:
-    return {**record, "plugins": plugins} if plugins else record
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -447,7 +404,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """Return the runs at or below a folder, also those that have no finished step."""
+    """Return the runs at or below a folder, also those without a finished step."""
     if not root.is_dir():
         raise BadInput(f"there is no folder {root} to read runs from")
     found = set()
@@ -464,43 +421,37 @@ def folders_below(
 ) -> Iterator[tuple[Path, set[str]]]:
     """Yield the folders at or below ``root``, each once, with the names in them; links are followed.
 
-    ``refused`` is called with the error of a folder that cannot be read.
+    ``refused`` is called with the error of an unreadable folder.
     """
-    waiting, seen = [root], set[str]()
-    for top in waiting:  # it grows: links come after all that lies here
-        for place, folders, files in os.walk(top, onerror=refused):
-            if (real := os.path.realpath(place)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            folder = Path(place)
-            waiting += [link for name in sorted(folders) if (link := folder / name).is_symlink()]
-            yield folder, {*folders, *files}
+    seen = set[str]()
+    for place, folders, files in os.walk(root, onerror=refused, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield Path(place), {*folders, *files}
+        folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
 
 
 def plugins_noted(root: Path, problem: str) -> str:
-    """Return which plugin registered the name that ``problem`` calls unknown, as stored runs noted; or ''."""
+    """Return which plugin registered the unknown name in ``problem``, as stored runs noted; or ''."""
     notes: Notes = {}
     for path in root.rglob("config.yml") if root.is_dir() else ():
         with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
             if "\nplugins:" in path.read_text(encoding="utf-8"):
                 notes = merge_notes(RunFolder(path.parent).stored().get("plugins"), notes)
-    lacking = {
-        plugin: [name for name in names if f"{name} is unknown" in problem]
-        for plugin, names in missing_names(notes).items()
-    }
+    missing = missing_names(notes).items()
+    lacking = {plugin: [n for n in names if f"{n} is unknown" in problem] for plugin, names in missing}
     return describe_missing({plugin: names for plugin, names in lacking.items() if names})
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:
     """Read all rows of all runs below a folder."""
     tables = []
-    for run in find_runs(Path(root)):
-        for step in run.trained():
-            info = step.info()
-            tables += [
-                (step.path / step.table(name), step.listed(step.table(name), info)) for name in info["rows"]
-            ]
+    for step in (step for run in find_runs(Path(root)) for step in run.trained()):
+        info = step.info()
+        files = map(step.table, info["rows"])
+        tables += [(step.path / file, step.listed(file, info)) for file in files]
     if not tables:
         raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
     return read_tables(tables)

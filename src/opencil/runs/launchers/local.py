@@ -6,13 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
 
 from opencil.config import Config, PlaceConfig
 from opencil.data.streamed import count_workers
@@ -33,15 +31,10 @@ def find_places(place: PlaceConfig) -> list[PlaceConfig]:
     on_cpu = devices[0].type == "cpu"
     jobs = count_workers() if place.jobs == "auto" and on_cpu else place.jobs
     each = max(place.pack, jobs if isinstance(jobs, int) else 1)
-    one = replace(place, jobs=1, pack=1)
-    if each * len(devices) == 1:
-        return [replace(one, device=str(devices[0]))]
-    one = with_share(one, each * len(devices))
-    return [
-        replace(one, device=str(device), threads=place.threads or (1 if on_cpu else None))
-        for device in devices
-        for _ in range(each)
-    ]
+    several = each * len(devices) > 1
+    threads = place.threads or (1 if on_cpu and several else None)
+    one = replace(with_share(place, each * len(devices)), jobs=1, pack=1, threads=threads)
+    return [replace(one, device=str(device)) for device in devices for _ in range(each)]
 
 
 def launch(
@@ -49,116 +42,98 @@ def launch(
 ) -> Generator[Event]:
     """Give runs to workers in their order, and yield the events of all of them.
 
-    A worker that is lost is replaced, and its run is resumed from where it is stored. Closing the generator
-    stops all workers, each with a checkpoint.
+    A thread for each place starts the worker there and reads its events. A lost worker is replaced,
+    and its run is resumed from where it is stored. Closing the generator stops all workers, each with a
+    checkpoint.
     """
-    inbox: SimpleQueue[tuple[Worker, Any]] = SimpleQueue()
-    queue, losses, workers = deque(specs), Counter[Path](), dict[Worker, RunSpec]()
-    started: list[Worker] = []
+    busy = places[: len(specs)]
+    waiting: SimpleQueue[RunSpec | None] = SimpleQueue()
+    for spec in (*specs, *[None] * len(busy)):
+        waiting.put(spec)
+    inbox: SimpleQueue[Event | Future[None]] = SimpleQueue()
+    workers, stopping = list[Worker](), threading.Event()
 
-    def assign(worker: Worker) -> None:
-        workers.pop(worker, None)
-        if queue:
-            workers[worker] = queue.popleft()
-        worker.send(workers.get(worker))
+    def serve(place: PlaceConfig) -> None:
+        worker, losses, spec = None, 0, waiting.get()
+        while spec is not None and not stopping.is_set():
+            if worker is None:
+                worker = Worker(replace(config, place=place), plugins, variables)
+                workers.append(worker)
+                if stopping.is_set():
+                    worker.process.terminate()
+            try:
+                for event in worker.do(spec):
+                    inbox.put(event)
+            except (EOFError, pickle.UnpicklingError):
+                reason, worker = f"the worker on {place.device} {worker.wait()}", None
+                losses += 1
+                if losses < _LOSSES:
+                    inbox.put(Lost(spec, reason))
+                    continue
+                inbox.put(Failed(spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}")))
+            losses, spec = 0, waiting.get()
+        if worker is not None:
+            worker.send(None)
+            worker.wait()
 
-    def start(place: PlaceConfig) -> None:
-        started.append(Worker(replace(config, place=place), plugins, inbox, variables))
-        assign(started[-1])
-
-    with ExitStack() as stack:
-        variables = stack.enter_context(shared_gpu(places))
-        stack.callback(lambda: _stop(list(workers), started))
-        for place in places[: len(queue)]:
-            start(place)
-        while workers:
-            worker, message = inbox.get()
-            if worker not in workers:  # it had nothing more to do, and has ended
-                continue
-            if isinstance(message, OpenCILError):  # the data cannot be loaded: the other runs would fail too
-                raise message
-            if isinstance(message, Finished | Failed):
-                assign(worker)
-            elif isinstance(message, Ended):
-                spec, reason = workers.pop(worker), message.reason
-                losses[spec.folder] += 1
-                if losses[spec.folder] < _LOSSES:
-                    queue.appendleft(spec)
-                    message = Lost(spec, reason)
-                else:
-                    message = Failed(spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}"))
-                if queue:
-                    start(worker.place)
-            yield message
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The last message of a worker's reader: the process has ended."""
-
-    reason: str
+    with shared_gpu(places) as variables, ThreadPoolExecutor(len(busy)) as pool:
+        try:
+            for place in busy:
+                pool.submit(serve, place).add_done_callback(inbox.put)
+            for _ in busy:
+                while isinstance(message := inbox.get(), Event):
+                    yield message
+                message.result()  # raises the error of the thread
+        finally:
+            stopping.set()
+            try:
+                for worker in workers:
+                    worker.process.terminate()
+                pool.shutdown()
+            except BaseException:  # a second interruption
+                for worker in workers:
+                    worker.process.kill()
+                raise
 
 
 class Worker:
     """A process that does runs: see ``opencil.runs.launchers.worker``."""
 
-    def __init__(
-        self, config: Config, plugins: list[str], inbox: "SimpleQueue[Any]", variables: dict[str, str]
-    ) -> None:
-        self.place, self._inbox = config.place, inbox
+    def __init__(self, config: Config, plugins: list[str], variables: dict[str, str]) -> None:
         path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-c", "from opencil.runs.launchers.worker import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **variables, "PYTHONPATH": path},
             start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
         self.send((config, plugins, sys.argv))
-        self._reader = threading.Thread(target=self._listen, daemon=True)
-        self._reader.start()
 
     def send(self, message: object) -> None:
         """Send a run, or None: there are no more."""
-        with suppress(OSError):  # it has ended, which its reader reports
-            pickle.dump(message, self._input)
-            self._input.flush()
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended, which ``do`` raises
+            pickle.dump(message, self.process.stdin)
+            self.process.stdin.flush()
 
-    def stop(self) -> None:
-        """Ask it to leave its run, checkpointed."""
-        self._process.terminate()
+    def do(self, spec: RunSpec) -> Iterator[Event]:
+        """Do a run and yield its events; raise EOFError where the process ends before it does.
 
-    def wait(self) -> None:
-        """Wait for its end."""
-        self._process.wait()
-        self._reader.join()
-        with suppress(OSError):  # a message that it has not read
-            self._input.close()
+        An error of all runs, as one in the data, is raised.
+        """
+        assert self.process.stdout is not None
+        self.send(spec)
+        event = None
+        while not isinstance(event, Finished | Failed):
+            event = pickle.load(self.process.stdout)
+            if isinstance(event, OpenCILError):
+                raise event
+            yield event
 
-    def kill(self) -> None:
-        """End it as it stands."""
-        self._process.kill()
-
-    def _listen(self) -> None:
-        with self._output as events, suppress(EOFError, pickle.UnpicklingError):
-            while True:
-                self._inbox.put((self, pickle.load(events)))
-        code = self._process.wait()
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._inbox.put((self, Ended(f"the worker on {self.place.device} {ended}")))
-
-
-def _stop(busy: list[Worker], started: list[Worker]) -> None:
-    """Let busy workers leave with a checkpoint and wait for all; a second interruption kills them."""
-    try:
-        for worker in busy:
-            worker.stop()
-        for worker in started:
-            worker.wait()
-    except BaseException:
-        for worker in started:
-            worker.kill()
-        raise
+    def wait(self) -> str:
+        """Wait for its end, and return how it ended."""
+        code = self.process.wait()
+        with suppress(OSError), self.process:  # closes the pipes, with unread messages
+            pass
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

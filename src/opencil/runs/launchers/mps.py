@@ -12,7 +12,7 @@ from opencil.config import PlaceConfig
 
 @contextmanager
 def shared_gpu(places: Sequence[PlaceConfig]) -> Iterator[dict[str, str]]:
-    """Start the service where several processes share a GPU; yield the environment variables that they need.
+    """Start the service where several processes share a GPU; yield their environment variables.
 
     Without the service, or where one runs already, processes go without: the GPU gives them time in turn.
     """

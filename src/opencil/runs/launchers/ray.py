@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,8 @@ from typing import Any
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.errors import BadInput, OpenCILError
-from opencil.plugins import load_plugin
 from opencil.runs.events import Event, Failed
-from opencil.runs.failures import portable
-from opencil.runs.launch import work
-from opencil.runs.launchers.worker import portable_events
+from opencil.runs.launchers.worker import do_runs
 from opencil.runs.loading import load
 from opencil.runs.spec import RunSpec
 
@@ -99,27 +95,23 @@ def _do_run(
 ) -> None:
     """Do one run in a task; Ray's cancelling raises KeyboardInterrupt here."""
     sys.argv = argv
-    try:
-        if not (runs := Path(folder, config.place.runs)).is_dir():
-            raise BadInput(
+    if (runs := Path(folder, config.place.runs)).is_dir():
+        os.chdir(folder)
+        do_runs(config, [spec], plugins, lambda: _load_once(config), queue.put)
+    else:
+        queue.put(
+            BadInput(
                 f"there is no folder {runs} on {socket.gethostname()}: nodes need the folder of runs on a "
                 "file system that all of them have, at the same path"
             )
-        os.chdir(folder)
-        for plugin in plugins:
-            load_plugin(plugin)
-        with closing(work(config, [spec], lambda: _load_once(config))) as happening:
-            for event in portable_events(happening, every_epoch=config.place.tensorboard is not None):
-                queue.put(event)
-    except OpenCILError as error:
-        queue.put(portable(error))
+        )
 
 
 _loaded: dict[str, BenchmarkData] = {}
 
 
 def _load_once(config: Config) -> BenchmarkData:
-    """Load the data of a config; a process that does several tasks loads them once."""
+    """Load the data of a config, once for all tasks of a process."""
     key = config.to_yaml()
     if key not in _loaded:
         _loaded.clear()

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
@@ -17,6 +17,8 @@ from queue import SimpleQueue
 
 import torch
 
+from opencil.config import Config
+from opencil.data.benchmark import BenchmarkData
 from opencil.errors import OpenCILError
 from opencil.plugins import load_plugin
 from opencil.runs.events import Event, Failed, Training
@@ -32,7 +34,7 @@ _STOPS = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
 
 
 def serve() -> None:
-    """Do the runs that arrive, until None arrives or a signal stops the process."""
+    """Do runs as they arrive, until None arrives or a signal stops the process."""
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text goes to standard error
     for number in _STOPS:
@@ -46,23 +48,38 @@ def serve() -> None:
     try:
         config, plugins, sys.argv = pickle.load(sys.stdin.buffer)
         logging.basicConfig(format="%(message)s")
-        for plugin in plugins:
-            load_plugin(plugin)
-        with closing(work(config, _receive_runs(), cache(lambda: load(config)))) as happening:
-            for event in portable_events(happening, every_epoch=config.place.tensorboard is not None):
-                send(event)
+        do_runs(config, _receive_runs(), plugins, cache(lambda: load(config)), send)
     except (KeyboardInterrupt, BrokenPipeError, EOFError):  # stopped, or its parent process has ended
         code = 75
-    except (OpenCILError, OSError) as error:
-        send(portable(error if isinstance(error, OpenCILError) else OpenCILError(str(error))))
     except BaseException:
         traceback.print_exc()
         code = 1
-    os._exit(code)  # all is stored; the thread that reads standard input is not waited for
+    os._exit(code)  # all is stored; the thread on standard input is not waited for
+
+
+def do_runs(
+    config: Config,
+    specs: Iterable[RunSpec],
+    plugins: Iterable[str],
+    data: Callable[[], BenchmarkData],
+    send: Callable[[Event | OpenCILError], object],
+) -> None:
+    """Do runs in a process of a launcher, and send their events.
+
+    An error of all runs, as one in the data, is sent too.
+    """
+    try:
+        for plugin in plugins:
+            load_plugin(plugin)
+        with closing(work(config, specs, data)) as events:
+            for event in portable_events(events, every_epoch=config.place.tensorboard is not None):
+                send(event)
+    except (OpenCILError, OSError) as error:
+        send(portable(error if isinstance(error, OpenCILError) else OpenCILError(str(error))))
 
 
 def _receive_runs() -> Iterator[RunSpec]:
-    """Yield the runs that arrive; where the sender has ended, the run in progress is interrupted."""
+    """Yield runs as they arrive; where the sender has ended, the run in progress is interrupted."""
     inbox: SimpleQueue[RunSpec | None] = SimpleQueue()
 
     def listen() -> None:
@@ -73,12 +90,11 @@ def _receive_runs() -> Iterator[RunSpec]:
         inbox.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    while (spec := inbox.get()) is not None:
-        yield spec
+    yield from iter(inbox.get, None)
 
 
 def _interrupt_once(*_: object) -> None:
-    """Interrupt the run; further signals would disturb the checkpoint that is written."""
+    """Interrupt the run; further signals would disturb the writing of its checkpoint."""
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
