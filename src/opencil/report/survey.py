@@ -6,7 +6,8 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.published import SURVEY, SURVEY_ACCURACY, published_survey
-from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.compare import refuse_comparison
+from opencil.report.layout import Block, Cell, Column, Table, list_note, words
 from opencil.report.order import method
 from opencil.report.results import Outcome, results
 from opencil.study.records import RunRecord
@@ -37,21 +38,16 @@ def not_in_survey(study: Study) -> BadInput:
     """Return the error for a study of which nothing can be compared with the survey."""
     every = _model_results(study)
     ours = ", ".join(f"{outcome.benchmark} in {outcome.steps} steps of {outcome.k}" for outcome in every)
-    waiting = "; ".join(part for outcome in every for part in outcome.unfinished())
-    return BadInput(
-        f"nothing that is finished here, {ours}, can be compared with the survey: it has {_BENCHMARK} in "
-        f"{', '.join(f'{steps} of {k}' for steps, k in _SPLITS)}, of "
-        f"{', '.join(sorted(published_survey()['cil'].unique()))}"
-        + f". Not finished: {waiting}"
-        * bool(waiting)
-    )
+    splits = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
+    methods = ", ".join(sorted(published_survey()["cil"].unique()))
+    return refuse_comparison(every, ours, f"the survey: it has {_BENCHMARK} in {splits}, of {methods}")
 
 
 def _model_results(study: Study) -> list[Outcome]:
     """Return the results of the runs' models, whether or not their detectors are finished."""
     records: list[RunRecord] = [{**run, "detectors": {}} for run in study.runs]
     models = replace(study, rows=study.rows[study.rows["detector"] == ""], runs=records)
-    return results(models, SURVEY_ACCURACY.values())
+    return results(models, tuple(SURVEY_ACCURACY.values()))
 
 
 def _survey_figures(outcome: Outcome) -> pd.DataFrame:
@@ -93,12 +89,9 @@ def _subtract(ours: float, survey: float | None) -> Cell:
 
 
 def _table(outcome: Outcome, lines: list[list[Cell]], others: list[str]) -> Table:
+    groups = ("average accuracy", "last accuracy")
     columns = [Column("CIL", label=True)]
-    columns += [
-        Column(what, group)
-        for group in ("average accuracy", "last accuracy")
-        for what in ("ours", "survey", "Δ")
-    ]
+    columns += [Column(head, group) for group in groups for head in ("ours", "survey", "Δ")]
     columns += [Column(str(step), "Δ after step") for step in range(1, outcome.steps + 1)]
     notes = [
         f"Percent, mean over seeds. Δ: ours minus the survey's, in percent points. Survey: {SURVEY}.",
@@ -106,6 +99,6 @@ def _table(outcome: Outcome, lines: list[list[Cell]], others: list[str]) -> Tabl
         "ours here.",
         "Its training images are made brighter or darker too, by up to 63/255 (our transform.brightness).",
     ]
-    notes += [f"Not compared: {', '.join(others)}."] if others else []
+    notes += list_note("Not compared", others)
     title = f"{outcome.title}: accuracy, ours beside the survey's"
     return Table(f"survey-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())
