@@ -9,7 +9,7 @@ from opencil.data.roles import ALL
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
-from opencil.report.averages import average_datasets, average_rows, select_longest
+from opencil.report.averages import average_datasets, average_rows, average_seeds, select_longest
 from opencil.report.order import Top, sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome
 
@@ -94,8 +94,9 @@ class Group:
         self.oods = [name for name in sort_datasets(outcome.benchmark, dict(distances)) if name]
         self.score = f"mean score of {short(self.scorer)}"  #: the label of its axis
 
-    def about(self, kind: str, cil: str, title: str, heading: str, caption: str) -> About:
-        """Return the texts of a figure, with the runs that it lacks."""
+    def about(self, kind: str, cil: str, title: str, caption: str, heading: str = "") -> About:
+        """Return the texts of a figure, with the runs that it lacks; by default the title is its heading."""
+        heading = heading or title.partition(" · ")[2].replace(cil, short(cil))
         name = "-".join(filter(None, (self.outcome.name, kind, cil)))
         missing = " ".join(self.outcome.missing(averaged=True, of=[cil, REFERENCE] if cil else None))
         caption = f"{caption} {missing}".strip()
@@ -126,10 +127,8 @@ def short(name: str, letters: int = 20) -> str:
 
 def _average_seeds(rows: pd.DataFrame, of: list[str], places: list[str]) -> pd.DataFrame:
     """Return mean, sample deviation and number of the seeds with the most steps, at each place."""
-    rows = select_longest(rows, of, rows.groupby([*of, "seed"])["step"].transform("nunique"))
-    found = rows.groupby([*of, *places], as_index=False).agg(
-        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
-    )
+    steps = rows.groupby([*of, "seed"])["step"].transform("nunique")
+    found = average_seeds(select_longest(rows.assign(steps=steps), of, steps), [*of, *places])
     return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])
 
 
