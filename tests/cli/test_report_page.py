@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from opencil.cli import app
 from opencil.report import writing
-from opencil.report.page import unpack
 from tests import processes
+from tests.report.common import unpack
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}

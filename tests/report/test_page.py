@@ -13,8 +13,9 @@ import yaml
 
 from opencil.report.averages import average_rows
 from opencil.report.figures.drawing import figures
-from opencil.report.page import page, unpack
+from opencil.report.page import page
 from opencil.study.study import Study
+from tests.report.common import unpack
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -38,14 +39,8 @@ def flatten(rows: pd.DataFrame) -> dict[tuple[str, ...], list[Any]]:
     """Every average of a page by (k, CIL model, detector, metric, place, seed)."""
     content, found = unpack(page(Study(rows))), {}
     for group, averages in zip(content["groups"], content["packed"]["averages"], strict=True):
-        names = [[item["name"] for item in group[key]] for key in ("cils", "detectors")]
-        for metric, places in averages.items():
-            for place, seeds in places.items():
-                for seed, lines in seeds.items():
-                    for key, line in lines.items():
-                        cil, _, detector = key.partition(" ")
-                        who = names[0][int(cil)], names[1][int(detector)] if detector else ""
-                        found[(str(group["k"]), *who, metric, place, seed)] = line
+        for metric, place, seed, cil, detector, *line in averages:
+            found[str(group["k"]), cil, detector, metric, place, seed] = line
     return found
 
 

@@ -18,7 +18,6 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from opencil._version import __version__
@@ -37,7 +36,7 @@ from opencil.report.averages import (
 )
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
-from opencil.report.layout import LATEX, Cell, Table
+from opencil.report.layout import LATEX, Cell, Table, list_note
 from opencil.report.order import (
     group_families,
     is_labelled,
@@ -124,13 +123,6 @@ def page(
     )
 
 
-def unpack(text: str) -> dict[str, Any]:
-    """Return the content of a page: its data, with averages, configs and drawings."""
-    data, packed = (text.split(f'id="{name}">')[1].split("</script")[0] for name in ("data", "packed"))
-    content: dict[str, Any] = json.loads(data)
-    return content | {"packed": json.loads(gzip.decompress(base64.b64decode(packed)))}
-
-
 def known_differences(study: Study) -> list[str]:
     """Return how results differ from the paper's, by the data that the runs recorded and by design."""
     notes: dict[str, None] = {}
@@ -158,7 +150,7 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
+def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return the description of one benchmark and k, and its averages.
 
     ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
@@ -168,14 +160,12 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
     rows = rows[(rows["benchmark"] == outcome.benchmark) & (rows["k"] == outcome.k)]
     values = _values_by_place(rows, outcome)
     cils, oods = sort_cil(rows["cil"].unique()), outcome.datasets
-    families = group_families(name for name in rows["detector"].unique() if name)
-    detectors = {name: family for family, names in families for name in names}
     shifted = sorted(rows.loc[rows["distance"] == SHIFTED, "ood"].unique())
     of_detectors = values[values["detector"] != ""]
     baselines = of_detectors[["metric", "cil", "detector"]].drop_duplicates()["metric"].value_counts()
     first = of_detectors.groupby("metric")["step"].min()
     bounds = [name for name in cils if is_upper_bound(name)]
-    notes = [f"Bounds of accuracy, which keep all images, have no rank: {', '.join(bounds)}."] * bool(bounds)
+    notes = list_note("Bounds of accuracy, which keep all images, have no rank", bounds)
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
     splits = [role for role in OOD_ROLES if role in oods.values()]
     places = [(ALL, "all OOD sets"), *((role, f"all {role}") for role in splits)] if oods else []
@@ -188,7 +178,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
         ],
         "detectors": [
             {"name": name, "family": family, "variant": is_labelled(name)}
-            for name, family in detectors.items()
+            for family, names in group_families(name for name in rows["detector"].unique() if name)
+            for name in names
         ],
         "seeds": sorted(rows["seed"].unique().tolist()),
         "steps": sorted(rows["step"].unique().tolist()),
@@ -201,7 +192,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
         "notes": [*notes, *outcome.uneven(), *outcome.mixture()],
         "missing": outcome.missing(averaged=True),
     }
-    return group, _average_values(values, cils, list(detectors), group["steps"])
+    return group, _average_values(values, group["steps"])
 
 
 def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
@@ -221,13 +212,11 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
 
 
-def _average_values(
-    values: pd.DataFrame, cils: list[str], detectors: list[str], steps: list[int]
-) -> dict[str, Any]:
-    """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
+def _average_values(values: pd.DataFrame, steps: list[int]) -> list[list[Any]]:
+    """Return all averages in percent, in lines for the page's script.
 
-    An average is a list of mean, deviation, number of steps, number of seeds, and the means and deviations of
-    every step.
+    A line has metric, place, seed (empty: all), CIL model and detector, then mean, deviation, number of
+    steps, number of seeds, and the means and deviations of every step.
     """
     keys = ["metric", "place", "shown", "cil", "detector"]
     seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
@@ -240,27 +229,19 @@ def _average_values(
     runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
     whole = average_seeds(runs, keys).set_index(keys)
     per_step = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
-    curves = [
-        per_step[name].unstack("step").reindex(index=whole.index, columns=steps) for name in ("mean", "std")
-    ]
-    columns = [_round(whole[["mean", "std"]]), whole[["steps", "seeds"]].to_numpy().tolist()]
-    columns += [_round(curve) for curve in curves]
-    places = [{name: str(i) for i, name in enumerate(names)} for names in (cils, detectors)]
-    found: dict[str, Any] = {}
-    for key, spread, counts, means, deviations in zip(whole.index, *columns, strict=True):
-        metric, place, shown, cil, detector = key
-        of_seeds = found.setdefault(metric, {}).setdefault(place, {}).setdefault(shown, {})
-        several = [deviations] if counts[1] > 1 else []
-        of_seeds[f"{places[0][cil]} {places[1].get(detector, '')}"] = [*spread, *counts, means, *several]
-    return found
+    means, deviations = (
+        _round(per_step[name].unstack("step").reindex(index=whole.index, columns=steps))
+        for name in ("mean", "std")
+    )
+    counts = whole[["steps", "seeds"]].to_numpy().tolist()
+    parts = zip(whole.index, _round(whole[["mean", "std"]]), counts, means, deviations, strict=True)
+    return [[*key, *spread, *count, *curves] for key, spread, count, *curves in parts]
 
 
 def _round(fractions: pd.DataFrame) -> list[list[float | None]]:
     """Return percents with the two digits that are shown; None where there is no value."""
-    percents = (100 * fractions.to_numpy()).round(2)
-    shown = percents.astype(object)
-    shown[np.isnan(percents)] = None
-    lines: list[list[float | None]] = shown.tolist()
+    percents = (100 * fractions).round(2).astype(object)
+    lines: list[list[float | None]] = percents.where(percents.notna(), None).to_numpy().tolist()
     return lines
 
 

@@ -4,7 +4,9 @@
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const packed = await unpack($("packed").textContent); // averages, configs and drawings
-data.groups.forEach((group, i) => { group.averages = packed.averages[i]; });
+data.groups.forEach((group, i) => { // by metric, place, seed, CIL model and detector
+  group.averages = new Map(packed.averages[i].map((line) => [JSON.stringify(line.slice(0, 5)), line.slice(5)]));
+});
 data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
