@@ -57,8 +57,8 @@ def group_families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
         own = method(name)
         family = getattr(DETECTORS.entry(own).make, "family", FAMILIES[0]) if own in known else _OTHERS
         members.setdefault(family, []).append(name)
-    first = [family for family in FAMILIES if family in members]
-    return [(family, members[family]) for family in [*first, *sorted(members.keys() - set(FAMILIES))]]
+    families = [*FAMILIES, *sorted(members.keys() - set(FAMILIES))]
+    return [(family, members[family]) for family in families if family in members]
 
 
 def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Write the tables of a report, its page and a folder of everything; watch runs under way."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -137,34 +136,30 @@ def watch_runs(
 ) -> Study:
     """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
 
-    Figures take seconds to draw, so only the last page has them. A study that cannot be read is read again
-    at the next turn. However the watching ends, the last page does not reload itself.
+    Figures take seconds to draw, so they are added at the end. A study that cannot be read is read again at
+    the next turn. However the watching ends, the last page does not reload itself.
     """
     from opencil.report.figures.drawing import figures
 
-    study, said, ending = read(), "", "all runs are done"
+    study, said, problem, ending = read(), "", "", "all runs are done"
     try:
-        try:
-            problem = ""
-            while problem or not study.finished:
-                write_page(study, path, refresh=every)
-                now = problem or f"{describe_progress(study)}: {path}"
-                if now != said:
-                    say(now)
-                    said = now
-                time.sleep(every)
-                try:
-                    study, problem = read(), ""
-                except (OpenCILError, OSError) as error:
-                    problem = f"the page shows what could be read last ({error})"
-        except KeyboardInterrupt:
-            ending = "stopped watching"
-            say(ending)
-        write_page(study, path, figures(study, choice))
-    except BaseException:
-        with contextlib.suppress(OSError, OpenCILError):
-            write_page(study, path)
-        raise
+        while problem or not study.finished:
+            write_page(study, path, refresh=every)
+            now = problem or f"{describe_progress(study)}: {path}"
+            if now != said:
+                say(now)
+                said = now
+            time.sleep(every)
+            try:
+                study, problem = read(), ""
+            except (OpenCILError, OSError) as error:
+                problem = f"the page shows what could be read last ({error})"
+    except KeyboardInterrupt:
+        ending = "stopped watching"
+        say(ending)
+    finally:
+        write_page(study, path)
+    write_page(study, path, figures(study, choice))
     say(f"{ending}: {path}")
     return study
 
