@@ -123,13 +123,12 @@ def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: lis
     made = []
     for part in [[metric] for metric in metrics] if split else [metrics]:
         groups = [(cil, m, place) for cil in methods for place in places for m in part]
-        name, about = kind, "" if kind == "main" else f"{kind}, "
-        if split:
-            name, about = f"{kind}-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
-        title = f"{outcome.title}: {about}ours beside the paper's"
+        name = f"{kind}-{part[0]}" if split else kind
+        about = {"main": "", "distance": f"near and far OOD, {metric_of(part[0]).column}, "}
+        title = f"{outcome.title}: {about.get(kind, f'{kind}, ')}ours beside the paper's"
         made.append(_side_by_side(outcome, f"compare-{name}-{outcome.name}", title, cells, groups, data))
     name = f"agreement-{kind}-{outcome.name}"
-    return [*made, _agreement_table(outcome, shown, methods, metrics, places, name, data)]
+    return [*made, _agreement_table(outcome, name, shown, methods, metrics, places, data)]
 
 
 def _name_place(place: str) -> str:
@@ -203,11 +202,11 @@ def _averages(
 
 def _agreement_table(
     outcome: Outcome,
+    name: str,
     cells: pd.DataFrame,
     methods: list[str],
     metrics: Sequence[str],
     places: Sequence[str],
-    name: str,
     data: list[str],
 ) -> Table:
     """Make a table of how far ours and the paper's agree: a line per CIL method and split, then a total."""
@@ -217,16 +216,14 @@ def _agreement_table(
     columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
     none = agreement(cells[:0])
     every = {key: agreement(part) for key, part in cells.groupby(["cil", "place", "metric"])}
-    lines = []
-    for cil in methods:
-        for place in places:
-            found = [every.get((cil, place, metric), none) for metric in metrics]
-            named = [words(cil), *[words(_name_place(place))] * several]
-            lines.append([*named, *(cell for one in found for cell in _agreement_cells([one]))])
-    total = [words("all"), *[words("")] * several]
-    for metric in metrics:
-        of_metric = [every.get((cil, place, metric), none) for cil in methods for place in places]
-        total += _agreement_cells(of_metric, several=len(of_metric) > 1)
+    pairs = [(cil, place) for cil in methods for place in places]
+
+    def line(names: list[str], pairs: list[tuple[str, str]]) -> list[Cell]:
+        found = [[every.get((*pair, metric), none) for pair in pairs] for metric in metrics]
+        return [*map(words, names[: 1 + several]), *chain.from_iterable(map(_agreement_cells, found))]
+
+    lines = [line([cil, _name_place(place)], [(cil, place)]) for cil, place in pairs]
+    total = line(["all", ""], pairs)
     notes = [
         "Cells: detectors that both have, less those in which the paper contradicts itself. |Δ|: absolute "
         "difference, in percent points.",
@@ -261,22 +258,24 @@ def agreement(cells: pd.DataFrame) -> dict[str, float]:
     return {"cells": size, "mean": off.mean(), "max": off.max(), "rank": correlation, "best": best}
 
 
-def _agreement_cells(agreements: list[dict[str, float]], several: bool = False) -> list[Cell]:
-    """Return five cells of one agreement, or of ``several`` together."""
+def _agreement_cells(agreements: list[dict[str, float]]) -> list[Cell]:
+    """Return five cells of one agreement, or of several together."""
     found = pd.DataFrame(agreements)
     size, best = found["cells"].sum(), found["best"].dropna()
     mean = (found["mean"] * found["cells"]).sum() / size if size else math.nan
     numbers = map(Cell, (mean, found["max"].max(), found["rank"].mean()))
-    same = f"{int(best.sum())} of {len(best)}" if several else "yes" if best.any() else "no"
+    same = "yes" if best.any() else "no"
+    if len(found) > 1:
+        same = f"{int(best.sum())} of {len(best)}"
     return [Cell(int(size), digits=0), *numbers, words(same if len(best) else "–")]
 
 
 def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
     """Make a table of the cells in which the paper contradicts itself, with the mean of near and far."""
-    order = {name: i for i, name in enumerate(sort_detectors(flagged["detector"]))}
-    flagged = flagged.assign(order=flagged["detector"].map(order))
+    detectors = pd.Categorical(flagged["detector"], sort_detectors(flagged["detector"]))
+    flagged = flagged.assign(detector=detectors).sort_values(["metric", "detector"], kind="stable")
     lines = []
-    for row in flagged.sort_values(["metric", "order"], kind="stable").to_dict("records"):
+    for row in flagged.to_dict("records"):
         named = map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column))
         lines.append([*named, Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])])
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]

@@ -214,7 +214,7 @@ def _summarize(
         datasets=datasets,
         partial={name: partial[name] for name in datasets if name in partial},
         averages=dict(zip(table.index, map(Cell, table["mean"], table["std"]), strict=True)),
-        seeds=table["seeds"].to_dict(),
+        seeds=dict(zip(table.index, table["seeds"].tolist(), strict=True)),
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
         kept={cil: (model, memory) for cil, model, memory in last.itertuples(name=None)},
         behind={key: number for key, number in done.items() if number < steps},

@@ -77,7 +77,8 @@ def _distance_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each metric, of near and far datasets, per CIL method."""
     made = []
     for metric in distance_metrics():
-        columns = {Column(role, cil): (cil, metric, role) for cil in outcome.cil for role in OOD_ROLES}
+        keys: list[Key] = [(cil, metric, role) for cil in outcome.cil for role in OOD_ROLES]
+        columns = {Column(key[2], key[0]): key for key in keys}
         title = f"near and far OOD, {metric_of(metric).column}"
         made.append(_table_by_family(outcome, f"distance-{metric}", title, columns))
     return made

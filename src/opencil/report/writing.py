@@ -48,17 +48,18 @@ def chosen_tables(
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
-    beside = []
-    if compare == "survey":
-        beside = survey_tables(study)
-    elif compare == "paper":
-        beside = comparison_tables(study, [kind for kind in kinds if kind in COMPARED] or ["main"])
-    if compare and not beside:
-        raise not_in_survey(study) if compare == "survey" else incomparable(study)
-    ranked = statistics_tables(study, baseline) if statistics else []
-    if statistics and not ranked:
-        raise BadInput(_TOO_FEW)
-    return [*made, *beside, *shorten_tables(ranked, study, top)]
+    if compare:
+        asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
+        beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked)
+        if not beside:
+            raise not_in_survey(study) if compare == "survey" else incomparable(study)
+        made += beside
+    if statistics:
+        ranked = statistics_tables(study, baseline)
+        if not ranked:
+            raise BadInput(_TOO_FEW)
+        made += shorten_tables(ranked, study, top)
+    return made
 
 
 def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Table]:

@@ -185,13 +185,12 @@ def _draw_fig1c(group: Group, cil: str) -> Figure | None:
     if found.empty:
         return None
     last, tests = int(found.index.unique("step").max()), "test (ID)"
-    by_ood = dict(list(found.xs(last, level="step").groupby("ood")))
-    lines = {
-        ood: by_ood[ood].droplevel("ood").reindex(range(1, last + 1)) for ood in group.oods if ood in by_ood
-    }
+    after = found[found.index.get_level_values("step") == last]
+    by_ood = {ood: part.droplevel(["ood", "step"]) for ood, part in after.groupby("ood")}
+    lines = {ood: by_ood[ood].reindex(range(1, last + 1)) for ood in group.oods if ood in by_ood}
     if not lines or "" not in by_ood:
         return None
-    lines[tests] = by_ood[""].droplevel("ood")
+    lines[tests] = by_ood[""]
     caption = (
         f"Mean {group.scorer} score after step {last} of {cil}: of the samples of each OOD set "
         f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
@@ -231,7 +230,7 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
     found = group.confidence_of(cil)
     if "" not in found.index.unique("ood"):
         return None
-    found = found.xs("", level="ood")
+    found = found[found.index.get_level_values("ood") == ""].droplevel("ood")
     seeds = int(found["seeds"].max())
     of_seeds = f"Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
     caption = (
