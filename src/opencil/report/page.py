@@ -223,8 +223,7 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> list[list[Any]]:
     values = values.astype(dict.fromkeys(["metric", "place", "cil", "detector"], "category"))
     shown = ["", *[values["seed"].astype(str)] * (values["seed"].nunique() > 1)]
     values = pd.concat([values.assign(shown=pd.Series(of, values.index, dtype=seeds)) for of in shown])
-    per_run = values.groupby([*keys, "seed"], observed=True)
-    values = select_longest(values, keys, per_run["step"].transform("nunique"))
+    values = select_longest(values, keys)
     per_run = values.groupby([*keys, "seed"], observed=True)
     runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
     whole = average_seeds(runs, keys).set_index(keys)

@@ -143,10 +143,10 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
         names = sort_cil(finished["cil"].unique())
         variants = [name for name in names if is_labelled(name) and method(name) in names]
         finished = finished[~finished["cil"].isin(variants)]
+        total = len(finished[_UNIT].drop_duplicates())
         for metric in table_metrics("all"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
-                total = len(finished[_UNIT].drop_duplicates())
                 made.append(_table(outcome, cells, total, metric, baseline, variants))
     return made
 

@@ -9,7 +9,7 @@ from opencil.data.roles import ALL
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
-from opencil.report.averages import average_datasets, average_rows, average_seeds, select_longest
+from opencil.report.averages import average_datasets, average_rows, select_longest
 from opencil.report.order import Top, sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome
 
@@ -127,8 +127,11 @@ def short(name: str, letters: int = 20) -> str:
 
 def _average_seeds(rows: pd.DataFrame, of: list[str], places: list[str]) -> pd.DataFrame:
     """Return mean, sample deviation and number of the seeds with the most steps, at each place."""
-    steps = rows.groupby([*of, "seed"])["step"].transform("nunique")
-    found = average_seeds(select_longest(rows.assign(steps=steps), of, steps), [*of, *places])
+    found = (
+        select_longest(rows, of)
+        .groupby([*of, *places], as_index=False)
+        .agg(mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"))
+    )
     return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])
 
 
