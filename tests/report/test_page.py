@@ -38,8 +38,8 @@ class Elements(HTMLParser):
 def flatten(rows: pd.DataFrame) -> dict[tuple[str, ...], list[Any]]:
     """Every average of a page by (k, CIL model, detector, metric, place, seed)."""
     content, found = unpack(page(Study(rows))), {}
-    for group, averages in zip(content["groups"], content["packed"]["averages"], strict=True):
-        for metric, place, seed, cil, detector, *line in averages:
+    for group in content["groups"]:
+        for metric, place, seed, cil, detector, *line in group["averages"]:
             found[str(group["k"]), cil, detector, metric, place, seed] = line
     return found
 
@@ -86,14 +86,15 @@ def test_runs_configs_and_figures(made_up: Rows, record: Record) -> None:
     drawn = list(figures(Study(rows)))
     runs: list[Any] = [record(config={"a": 1}), record(seed=1, trained=0, steps=None, seconds=[])]
     content = unpack(page(Study(rows, runs), figures=drawn, differences=["smaller"], refresh=7))
-    assert content["packed"]["configs"][0] == "a: 1\n"
+    assert content["runs"][0]["config"] == "a: 1\n"
     assert [(run["seed"], run["trained"], run["steps"]) for run in content["runs"]] == [
         (0, 4, 4),
         (1, 0, None),
     ]
     assert (content["differences"], content["refresh"]) == (["smaller"], 7)
     assert [figure["name"] for figure in content["figures"]] == [figure.about.name for figure in drawn]
-    for svg, whole in zip(content["packed"]["figures"], drawn, strict=True):
+    for figure, whole in zip(content["figures"], drawn, strict=True):
+        svg = figure["svg"]
         assert svg.startswith("<svg")
         assert "<metadata" not in svg
         assert svg.count("<path ") == whole.svg.count("<path ") > 0
@@ -111,7 +112,7 @@ def test_names_stay_inside_their_strings(made_up: Rows, record: Record) -> None:
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     content = unpack(evil)
     assert content["groups"][0]["benchmark"] == EVIL
-    assert yaml.safe_load(content["packed"]["configs"][0]) == {EVIL: EVIL}
+    assert yaml.safe_load(content["runs"][0]["config"]) == {EVIL: EVIL}
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:

@@ -1,8 +1,8 @@
 """Write one HTML file to explore results: tables, curves, figures, runs. It needs no network and no server.
 
 All averages are computed here, by metric, evaluation set and seed; the page's script selects among them. They
-stand in the file as compressed JSON, with the figures and configs. Names come from rows and configs, so from
-anyone: they enter as JSON and are put on the page as text. A policy in the file forbids any other script.
+stand in the file as compressed JSON, with all other data. Names come from rows and configs, so from anyone:
+they enter as JSON and are put on the page as text. A policy in the file forbids any other script.
 """
 
 import base64
@@ -84,13 +84,12 @@ def page(
     ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
     paper's; with ``refresh`` the page reloads itself every so many seconds.
     """
-    rows, drawn = shares(study.rows), list(figures)
-    kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
+    rows = shares(study.rows)
     rows = rows[rows["task"] == 0]
-    groups = [_make_group(rows, outcome) for outcome in results(study)]
+    kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
     data = {
         "noise": _NOISE,
-        "groups": [group for group, _ in groups],
+        "groups": [_make_group(rows, outcome) for outcome in results(study)],
         "metrics": _describe_metrics(rows),
         "main": table_metrics("all", "near-far"),
         "methods": {
@@ -99,17 +98,13 @@ def page(
         },
         "tables": [_describe_table(table) for table in tables],
         "runs": [_describe_run(run) | {"kept": kept.get(identity(run))} for run in study.runs],
-        "figures": [_describe_figure(figure) for figure in drawn],
+        "figures": [_describe_figure(figure) for figure in figures],
         "latex": LATEX,
         "problems": study.problems,
         "differences": list(differences),
         "refresh": refresh,
     }
-    packed = {
-        "averages": [averages for _, averages in groups],
-        "configs": [dump_yaml(run["config"]) for run in study.runs],
-        "figures": [_shorten_svg(figure.svg) for figure in drawn],
-    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     script = "\n".join(_read_asset(f"{name}.js") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_read_asset("page.html")).substitute(
@@ -117,8 +112,7 @@ def page(
         title=html.escape(title),
         style=_read_asset("page.css"),
         script=script,
-        data=_dump_json(data).replace("<", "\\u003c"),  # nothing can end the element or begin a comment
-        packed=base64.b64encode(gzip.compress(_dump_json(packed).encode(), 6, mtime=0)).decode(),
+        data=base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode(),
         made=html.escape(_describe_making(study)),
     )
 
@@ -150,8 +144,8 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Return the description of one benchmark and k, and its averages.
+def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
+    """Return the description of one benchmark and k, with its averages.
 
     ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
     ``baselines`` counts the pairs of CIL model and detector with a metric. A ``variant`` of another method
@@ -169,7 +163,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], l
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
     splits = [role for role in OOD_ROLES if role in oods.values()]
     places = [(ALL, "all OOD sets"), *((role, f"all {role}") for role in splits)] if oods else []
-    group: dict[str, Any] = {
+    steps = sorted(rows["step"].unique().tolist())
+    return {
         "benchmark": outcome.benchmark,
         "k": outcome.k,
         "cils": [
@@ -182,7 +177,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], l
             for name in names
         ],
         "seeds": sorted(rows["seed"].unique().tolist()),
-        "steps": sorted(rows["step"].unique().tolist()),
+        "steps": steps,
         "planned": outcome.steps,
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict(),
@@ -191,8 +186,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], l
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
         "notes": [*notes, *outcome.uneven(), *outcome.mixture()],
         "missing": outcome.missing(averaged=True),
+        "averages": _average_values(values, steps),
     }
-    return group, _average_values(values, group["steps"])
 
 
 def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
@@ -258,7 +253,8 @@ def _describe_run(run: RunRecord) -> dict[str, Any]:
     shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "detectors", "environment"}
     shown |= {"failed", "left_out"}
     seconds = pd.DataFrame(run["seconds"]).sum().to_dict()  # by their kind
-    return {key: value for key, value in run.items() if key in shown} | {"seconds": seconds}
+    described = {key: value for key, value in run.items() if key in shown}
+    return {**described, "seconds": seconds, "config": dump_yaml(run["config"])}
 
 
 def _describe_methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -293,19 +289,12 @@ def _describe_cell(cell: Cell) -> str | dict[str, Any]:
 
 
 def _describe_figure(figure: Figure) -> dict[str, Any]:
+    """Return texts, size and drawing; the SVG goes without head, metadata, remarks and indentation."""
     width, height = (round(96 * side) for side in figure.size)
-    return {**asdict(figure.about), "width": width, "height": height, "wide": width > 2 * height}
-
-
-def _shorten_svg(svg: str) -> str:
-    """Return an SVG without head, metadata, remarks and indentation."""
-    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", svg)
+    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", figure.svg, flags=re.DOTALL)
+    size = {"width": width, "height": height, "wide": width > 2 * height}
+    return {**asdict(figure.about), **size, "svg": re.sub(r"\s+", " ", svg)}
 
 
 def _read_asset(name: str) -> str:
     return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _dump_json(data: object) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -2,11 +2,10 @@
 // markup.
 
 const $ = (id) => document.getElementById(id);
-const data = JSON.parse($("data").textContent);
-const packed = await unpack($("packed").textContent); // averages, configs and drawings
-data.groups.forEach((group, i) => { // by metric, place, seed, CIL model and detector
-  group.averages = new Map(packed.averages[i].map((line) => [JSON.stringify(line.slice(0, 5)), line.slice(5)]));
-});
+const data = await unpack($("data").textContent);
+for (const group of data.groups) { // averages by metric, place, seed, CIL model and detector
+  group.averages = new Map(group.averages.map((line) => [JSON.stringify(line.slice(0, 5)), line.slice(5)]));
+}
 data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -46,10 +45,6 @@ function scrolling(box) {
 }
 
 // Show a text while its element is pointed at or has the focus; Escape hides it.
-const withTip = (node, text) => {
-  if (text) node.dataset.tip = text;
-  return node;
-};
 let tipped = null;
 function showTip(node) {
   tipped?.removeAttribute("aria-describedby");
