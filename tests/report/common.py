@@ -1,9 +1,18 @@
-"""The content of a page."""
+"""Naive averages, and the content of a page."""
 
 import base64
 import gzip
 import json
+import math
 from typing import Any
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: list[float]) -> float:
+    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
 
 
 def unpack(text: str) -> dict[str, Any]:

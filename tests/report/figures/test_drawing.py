@@ -20,6 +20,7 @@ from PIL import Image
 from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import Figure, figures, spread_labels
 from opencil.study.study import Study
+from tests.report.common import deviation, mean
 
 Rows = Callable[..., pd.DataFrame]
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
@@ -54,14 +55,6 @@ def naive(rows: pd.DataFrame, **place: object) -> list[float]:
     for column, value in place.items():
         rows = rows[rows[column] == value]
     return [math.fsum(part["value"]) / len(part) for _, part in rows.groupby("seed")]
-
-
-def mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def deviation(values: list[float]) -> float:
-    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
 
 
 def auc(rows: pd.DataFrame, cil: str, detector: str, metric: str = "auc") -> list[float]:
