@@ -30,7 +30,7 @@ def is_ood(rows: pd.DataFrame) -> "pd.Series[bool]":
 def average_datasets(rows: pd.DataFrame, uncounted: Collection[str] = (), each: bool = False) -> pd.DataFrame:
     """Return values per run, step, detector, place and metric; rows of single tasks are left out.
 
-    The place of an OOD metric is near, far or all: the mean over those datasets that are not ``uncounted``.
+    The place of an OOD metric is near, far or all: the mean over the datasets not ``uncounted``.
     With ``each``, every dataset is a place too. The place of other metrics is empty, and so is the detector
     of metrics of the CIL model itself.
     """
@@ -67,7 +67,7 @@ def average_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_longest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the rows of the seeds that have as many steps as any other of the same ``keys``."""
+    """Return the rows of the seeds with as many steps as any other of the same ``keys``."""
     steps = rows.groupby([*keys, "seed"], observed=True)["step"].transform("nunique")
     grouped = steps.groupby([rows[key] for key in keys], observed=True)
     return rows[steps == grouped.transform("max")]

@@ -26,7 +26,7 @@ from opencil.report.tables import Key, Kind, distance_metrics
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
 
-#: The kinds of tables that the paper has figures for.
+#: The kinds of tables with figures in the paper.
 COMPARED: tuple[Kind, ...] = ("main", "distance", "ablation")
 _FLAG = "†"
 _FLAGGED = (
@@ -67,7 +67,7 @@ def refuse_comparison(outcomes: Sequence[Outcome], ours: str, source: str) -> Ba
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
-    """Return every cell that the paper has of a benchmark and k, in percent.
+    """Return every cell of the paper on a benchmark and k, in percent.
 
     Columns: cil, detector, metric, place, paper, recomputed (the mean of the paper's near and far figures),
     flagged, ours, std, difference. ``ours`` is NaN where no run is finished. ``difference`` is NaN where it
@@ -242,7 +242,7 @@ def _agreement_table(
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
     """Measure how far ours and the paper's agree in the cells of one CIL method, metric and place.
 
-    Return the number of cells that count, mean and maximum of their absolute differences, Spearman's
+    Return the number of counted cells, mean and maximum of their absolute differences, Spearman's
     correlation, and whether the same detector is best; NaN where there are too few cells for it.
     """
     counted = cells[cells["difference"].notna()]

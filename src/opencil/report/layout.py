@@ -32,7 +32,7 @@ _STYLED_MARKS = {
     MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
 }
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
-_PAGE = 8  # columns of numbers with deviations that fit the width of a page
+_PAGE = 8  # columns of numbers with deviations in the width of a page
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cell:
     signed: bool = False
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
     flag: str = ""  #: set behind the number; explained in the notes
-    span: int = 1  #: columns that it covers; the cells after it are empty
+    span: int = 1  #: number of covered columns; the cells after it are empty
 
     def __post_init__(self) -> None:
         for name in ("value", "std"):
@@ -186,7 +186,7 @@ class Table:
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
         """Return the table, or if it does not fit, parts of it with as many groups of columns as fit.
 
-        A group that does not fit alone is cut into its columns. Columns of no group are in every part; if
+        A group too wide alone is cut into its columns. Columns of no group are in every part; if
         they leave no room for a group, only labels are.
         """
         if fits(self):

@@ -131,7 +131,7 @@ ALL_SHOWN = Top(None, None)
 def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
     """Rank methods without labels, the best first, by how far they are above the mean of their cell.
 
-    A cell is all that the methods share: for detectors the same model and images. So an unfinished method
+    A cell is everything the methods share: for detectors the same model and images. So an unfinished method
     gains nothing from the steps that it lacks.
     """
     metric = metric_of(table_metrics("all")[0])

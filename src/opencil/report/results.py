@@ -43,7 +43,7 @@ class Outcome:
     cil: list[str]
     detectors: list[str]
     datasets: dict[str, str]  #: near or far, by name
-    partial: dict[str, list[str]]  #: datasets that only some finished runs have, with these runs
+    partial: dict[str, list[str]]  #: datasets of some finished runs only, with these runs
     averages: dict[tuple[str, str, str, str], Cell]
     seeds: dict[tuple[str, str, str, str], int]
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
@@ -111,8 +111,8 @@ class Outcome:
     def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
         """Return sentences on what is unfinished, damaged, lost or failed.
 
-        ``averaged`` says that unfinished methods are in the averages all the same. ``of`` are the CIL methods
-        that are shown (default: all).
+        With ``averaged``, unfinished methods are in the averages all the same. ``of`` are the shown CIL
+        methods (default: all).
         """
         runs = [run for run in self.runs if of is None or run["cil"] in of]
         lost = [f"{_name_run(run)} ({', '.join(files)})" for run in runs if (files := run.get("left_out"))]
@@ -247,7 +247,7 @@ def find_partial(rows: pd.DataFrame) -> dict[str, list[str]]:
 def _differing_keys(runs: list[RunRecord]) -> dict[str, list[str]]:
     """Return for each CIL method the keys in which its runs' configs differ: seeds and places may.
 
-    A key that only some configs have is no difference: the others have another set of detectors.
+    A key of some configs only is no difference: the others have another set of detectors.
     """
     values: dict[str, dict[str, set[str]]] = {cil: {} for cil in sort_cil(run["cil"] for run in runs)}
     for run in runs:

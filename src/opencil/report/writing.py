@@ -39,7 +39,7 @@ def chosen_tables(
 ) -> list[Table]:
     """Return tables of some kinds, comparisons and statistics; an empty one is an error.
 
-    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods that tables show,
+    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods in tables,
     but not in ablations and comparisons, which are of few.
     """
     made: list[Table] = []
@@ -115,7 +115,7 @@ def write_report(
 ) -> None:
     """Write a study with all its tables, its figures and its page into a folder.
 
-    ``top`` limits the methods that tables show, but not in CSV.
+    ``top`` limits the methods in tables, but not in CSV.
     """
     write_study(study, folder)
     survey, statistics = survey_tables(study), statistics_tables(study, baseline)

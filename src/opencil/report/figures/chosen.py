@@ -1,4 +1,4 @@
-"""Select what figures show: detectors, CIL models, their curves and captions."""
+"""Select the contents of figures: detectors, CIL models, their curves and captions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from opencil.report.averages import average_datasets, average_rows, select_longe
 from opencil.report.order import Top, sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome
 
-#: Detectors that are drawn first by default: the softmax baseline, the score that all fine-tuned heads share,
+#: Detectors drawn first by default: the softmax baseline, the score that all fine-tuned heads share,
 #: the detector of the paper's Fig. 3a, and the paper's own method.
 _SIDE_BY_SIDE = ("msp", "energy", "regmix", "ber")
 _UNDER_ONE = ("regmix", "energy", "msp")
 _CONFIDENCE = ("msp",)
-REFERENCE = "joint"  #: the CIL model that others are drawn beside
+REFERENCE = "joint"  #: the CIL model drawn beside the others
 _SPREAD = ["mean", "std", "low", "high", "seeds"]
 
 #: Curves by name: mean, deviation, band (low, high) and number of seeds, indexed by step or task.
@@ -111,7 +111,7 @@ class Group:
         return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 
     def side_by_side(self, cil: str) -> Lines:
-        """Return the curves of the detectors that are drawn side by side; none if no one has values."""
+        """Return the curves of the detectors side by side, or none if none of them has values."""
         lines = {name: self.curve(cil, name, self.metric) for name in self.detectors}
         return lines if any(map(len, lines.values())) else {}
 

@@ -30,9 +30,9 @@ from opencil.study.study import Study
 Look = dict[str, Any]  #: Matplotlib's properties of a line
 
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
-_TITLE = 40  # letters that fit above a column
-_LETTER = 0.067  # inches that a letter of a name takes
-_SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches that a letter and a line below a figure take
+_TITLE = 40  # letters above a column
+_LETTER = 0.067  # inches per letter of a name
+_SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches per letter and line below a figure
 _DPI = 200  # dots per inch of a PNG
 # Blue, vermilion, green, purple, orange, sky: the yellow of the eight is too pale, black is the reference's.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -315,7 +315,7 @@ def _draw_baselines(group: Group) -> Figure | None:
     picture = Picture(figsize=(_WIDTH, 3.0))
     axes = picture.subplots()
     levels: list[float] = []  # of the names: the accuracy of the last name on each
-    room = 0.16 * (accuracy.max() - accuracy.min())  # that a name needs, about
+    room = 0.16 * (accuracy.max() - accuracy.min())  # for a name, about
     for cil in sorted(cils, key=lambda cil: accuracy[cil]):
         x, values = accuracy[cil], points[cil]
         level = next((i for i, last in enumerate(levels) if x - last >= room), len(levels))
