@@ -39,8 +39,11 @@ def flatten(rows: pd.DataFrame) -> dict[tuple[str, ...], list[Any]]:
     """Every average of a page by (k, CIL model, detector, metric, place, seed)."""
     content, found = unpack(page(Study(rows))), {}
     for group in content["groups"]:
-        for metric, place, seed, cil, detector, *line in group["averages"]:
-            found[str(group["k"]), cil, detector, metric, place, seed] = line
+        for metric, places in group["averages"].items():
+            for place, seeds in places.items():
+                for seed, lines in seeds.items():
+                    for names, line in lines.items():
+                        found[(str(group["k"]), *names.split("\n"), metric, place, seed)] = line
     return found
 
 

@@ -207,11 +207,11 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
 
 
-def _average_values(values: pd.DataFrame, steps: list[int]) -> list[list[Any]]:
-    """Return all averages in percent, in lines for the page's script.
+def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
+    """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
 
-    A line has metric, place, seed (empty: all), CIL model and detector, then mean, deviation, number of
-    steps, number of seeds, and the means and deviations of every step.
+    An average is a list of mean, deviation, number of steps, number of seeds, the means of every step, and of
+    several seeds their deviations.
     """
     keys = ["metric", "place", "shown", "cil", "detector"]
     seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
@@ -229,7 +229,11 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> list[list[Any]]:
     )
     counts = whole[["steps", "seeds"]].to_numpy().tolist()
     parts = zip(whole.index, _round(whole[["mean", "std"]]), counts, means, deviations, strict=True)
-    return [[*key, *spread, *count, *curves] for key, spread, count, *curves in parts]
+    found: dict[str, Any] = {}
+    for (metric, place, seed, cil, detector), spread, numbers, mean, std in parts:
+        of_seed = found.setdefault(metric, {}).setdefault(place, {}).setdefault(seed, {})
+        of_seed[f"{cil}\n{detector}"] = [*spread, *numbers, mean, *[std] * (numbers[1] > 1)]
+    return found
 
 
 def _round(fractions: pd.DataFrame) -> list[list[float | None]]:

@@ -4,10 +4,9 @@ const NONE = { mean: null, std: null, steps: 0, lacking: "", points: [] };
 // The average of a detector on a CIL model; without a detector, of the model itself.
 function averageOf(view, metric, c, d = "") {
   const { group } = view;
-  const names = [group.cils[c].name, group.detectors[d]?.name ?? ""];
-  const at = (place) => group.averages.get(JSON.stringify([metric, place, view.seed, ...names]));
-  // Metrics of ID images alone are the same on all sets.
-  const found = at(view.place) ?? (data.metrics[metric]?.shifted ? null : at(""));
+  const places = group.averages[metric] ?? {};
+  const names = `${group.cils[c].name}\n${group.detectors[d]?.name ?? ""}`;
+  const found = (places[view.place] ?? places[""])?.[view.seed]?.[names]; // "": the same on all sets
   if (!found) return { ...NONE, points: group.steps.map(() => NONE) };
   const [mean, std, steps, seeds, means, deviations] = found;
   const all = group.needed[metric] ?? group.planned;

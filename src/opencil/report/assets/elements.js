@@ -3,9 +3,6 @@
 
 const $ = (id) => document.getElementById(id);
 const data = await unpack($("data").textContent);
-for (const group of data.groups) { // averages by metric, place, seed, CIL model and detector
-  group.averages = new Map(group.averages.map((line) => [JSON.stringify(line.slice(0, 5)), line.slice(5)]));
-}
 data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
