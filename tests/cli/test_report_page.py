@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from opencil.cli import app
 from opencil.report import writing
-from opencil.report.page import unpack
 from tests import processes
+from tests.report.common import unpack
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}
@@ -37,7 +37,7 @@ def test_a_page(finished: Path, tmp_path: Path) -> None:
     assert (run["trained"], run["detectors"]) == (4, {"energy": 4, "msp": 4, "relation": 4})
     label, _, config = (finished / RUN / "config.yml").read_text().partition("\n")
     assert label.startswith("# "), "the file's label is not the config's"
-    assert data["packed"]["configs"] == [config]
+    assert [run["config"] for run in data["runs"]] == [config]
     assert {figure["name"] for figure in data["figures"]} == FIGURES
     assert data["differences"][0].startswith("The paper has no results on digits")
     assert data["refresh"] is None

@@ -1,6 +1,5 @@
 """Averages against loops: over datasets, then steps, then seeds."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +13,10 @@ from opencil.report.averages import (
     average_steps,
     list_megabytes,
 )
+from tests.report.common import deviation, mean
 
 Rows = Callable[..., pd.DataFrame]
 SPLITS = {"near": ("n1",), "far": ("f1", "f2", "f3"), "all": ("n1", "f1", "f2", "f3")}
-
-
-def mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def deviation(values: list[float]) -> float:
-    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
 
 
 Place = tuple[int, int, str, str, int, str]

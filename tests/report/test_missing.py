@@ -9,9 +9,9 @@ import pytest
 
 from opencil.published import OOD
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.report.page import unpack
 from opencil.report.writing import write_report
 from opencil.study.study import Study
+from tests.report.common import unpack
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]

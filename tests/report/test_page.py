@@ -13,8 +13,9 @@ import yaml
 
 from opencil.report.averages import average_rows
 from opencil.report.figures.drawing import figures
-from opencil.report.page import page, unpack
+from opencil.report.page import page
 from opencil.study.study import Study
+from tests.report.common import unpack
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -37,15 +38,12 @@ class Elements(HTMLParser):
 def flatten(rows: pd.DataFrame) -> dict[tuple[str, ...], list[Any]]:
     """Every average of a page by (k, CIL model, detector, metric, place, seed)."""
     content, found = unpack(page(Study(rows))), {}
-    for group, averages in zip(content["groups"], content["packed"]["averages"], strict=True):
-        names = [[item["name"] for item in group[key]] for key in ("cils", "detectors")]
-        for metric, places in averages.items():
+    for group in content["groups"]:
+        for metric, places in group["averages"].items():
             for place, seeds in places.items():
                 for seed, lines in seeds.items():
-                    for key, line in lines.items():
-                        cil, _, detector = key.partition(" ")
-                        who = names[0][int(cil)], names[1][int(detector)] if detector else ""
-                        found[(str(group["k"]), *who, metric, place, seed)] = line
+                    for names, line in lines.items():
+                        found[(str(group["k"]), *names.split("\n"), metric, place, seed)] = line
     return found
 
 
@@ -91,14 +89,15 @@ def test_runs_configs_and_figures(made_up: Rows, record: Record) -> None:
     drawn = list(figures(Study(rows)))
     runs: list[Any] = [record(config={"a": 1}), record(seed=1, trained=0, steps=None, seconds=[])]
     content = unpack(page(Study(rows, runs), figures=drawn, differences=["smaller"], refresh=7))
-    assert content["packed"]["configs"][0] == "a: 1\n"
+    assert content["runs"][0]["config"] == "a: 1\n"
     assert [(run["seed"], run["trained"], run["steps"]) for run in content["runs"]] == [
         (0, 4, 4),
         (1, 0, None),
     ]
     assert (content["differences"], content["refresh"]) == (["smaller"], 7)
     assert [figure["name"] for figure in content["figures"]] == [figure.about.name for figure in drawn]
-    for svg, whole in zip(content["packed"]["figures"], drawn, strict=True):
+    for figure, whole in zip(content["figures"], drawn, strict=True):
+        svg = figure["svg"]
         assert svg.startswith("<svg")
         assert "<metadata" not in svg
         assert svg.count("<path ") == whole.svg.count("<path ") > 0
@@ -116,7 +115,7 @@ def test_names_stay_inside_their_strings(made_up: Rows, record: Record) -> None:
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     content = unpack(evil)
     assert content["groups"][0]["benchmark"] == EVIL
-    assert yaml.safe_load(content["packed"]["configs"][0]) == {EVIL: EVIL}
+    assert yaml.safe_load(content["runs"][0]["config"]) == {EVIL: EVIL}
 
 
 def test_nothing_is_loaded_and_no_other_script_may_run(made_up: Rows) -> None:

@@ -1,6 +1,5 @@
 """The tables: their cells and notes."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from opencil.report.averages import average_models, average_rows
 from opencil.report.layout import Table
 from opencil.report.tables import summaries, tables
 from opencil.study.study import Study
+from tests.report.common import deviation, mean
 
 Rows = Callable[..., pd.DataFrame]
 Record = Callable[..., dict[str, Any]]
@@ -46,10 +46,6 @@ def line(table: Table, *labels: str) -> dict[str, str]:
     return dict(zip(headings(table), found, strict=True))
 
 
-def mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def naive(rows: pd.DataFrame, cil: str, detector: str, metric: str, oods: tuple[str, ...]) -> str:
     """A cell by loops: over datasets, then steps, then seeds."""
     columns = ["cil", "detector", "metric", "task", "seed", "step", "ood", "value"]
@@ -62,9 +58,7 @@ def naive(rows: pd.DataFrame, cil: str, detector: str, metric: str, oods: tuple[
     ]
     text = f"{100 * mean(per_seed):.2f}"
     if len(seeds) > 1:
-        middle = mean(per_seed)
-        std = math.sqrt(math.fsum((v - middle) ** 2 for v in per_seed) / (len(seeds) - 1))
-        text += f" ± {100 * std:.2f}"
+        text += f" ± {100 * deviation(per_seed):.2f}"
     return text
 
 
@@ -105,9 +99,8 @@ def test_averages_of_blocks(rows: pd.DataFrame) -> None:
         of_seed = [
             mean(list(auc.loc[(auc["seed"] == s) & auc["detector"].isin(names), "value"])) for s in (0, 1, 2)
         ]
-        std = math.sqrt(math.fsum((v - mean(of_seed)) ** 2 for v in of_seed) / 2)
         assert foot[0].text == "Average"
-        assert foot[1].text == f"{100 * mean(of_seed):.2f} ± {100 * std:.2f}"
+        assert foot[1].text == f"{100 * mean(of_seed):.2f} ± {100 * deviation(of_seed):.2f}"
     every = mean([cells[1].value for cells in table.lines if cells[0].text in DETECTORS])
     assert table.lines[-1][1].value == pytest.approx(every)
 

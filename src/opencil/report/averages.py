@@ -30,7 +30,7 @@ def is_ood(rows: pd.DataFrame) -> "pd.Series[bool]":
 def average_datasets(rows: pd.DataFrame, uncounted: Collection[str] = (), each: bool = False) -> pd.DataFrame:
     """Return values per run, step, detector, place and metric; rows of single tasks are left out.
 
-    The place of an OOD metric is near, far or all: the mean over those datasets that are not ``uncounted``.
+    The place of an OOD metric is near, far or all: the mean over the datasets not ``uncounted``.
     With ``each``, every dataset is a place too. The place of other metrics is empty, and so is the detector
     of metrics of the CIL model itself.
     """
@@ -52,9 +52,11 @@ def average_steps(per_step: pd.DataFrame) -> pd.DataFrame:
 
 def average_seeds(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return mean and sample deviation over the seeds with the most steps; one seed has no deviation."""
-    per_run = select_longest(per_run, keys, per_run["steps"])
-    return per_run.groupby(keys, as_index=False, observed=True).agg(
-        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min")
+    most = per_run.groupby(keys, observed=True)["steps"].transform("max")
+    return (
+        per_run[per_run["steps"] == most]
+        .groupby(keys, as_index=False, observed=True)
+        .agg(mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"), steps=("steps", "min"))
     )
 
 
@@ -64,10 +66,11 @@ def average_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return average_seeds(per_run, ["benchmark", "k", "cil", "detector", "place", "metric"])
 
 
-def select_longest(table: pd.DataFrame, keys: list[str], steps: "pd.Series[int]") -> pd.DataFrame:
-    """Return the lines of the seeds that have as many ``steps`` as any other of the same ``keys``."""
-    grouped = steps.groupby([table[key] for key in keys], observed=True)
-    return table[steps == grouped.transform("max")]
+def select_longest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the rows of the seeds with as many steps as any other of the same ``keys``."""
+    steps = rows.groupby([*keys, "seed"], observed=True)["step"].transform("nunique")
+    grouped = steps.groupby([rows[key] for key in keys], observed=True)
+    return rows[steps == grouped.transform("max")]
 
 
 def list_megabytes(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,11 +1,9 @@
 """Compare our figures with the paper's, cell by cell, and measure how far the two agree."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
-from itertools import groupby
-from typing import Any
+from itertools import chain, groupby
 
 import pandas as pd
 
@@ -21,14 +19,14 @@ from opencil.published import (
     recomputed_means,
 )
 from opencil.report.averages import dataset_place
-from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.layout import Block, Cell, Column, Table, list_note, words
 from opencil.report.order import group_families, is_labelled, sort_detectors
 from opencil.report.results import Outcome, results
 from opencil.report.tables import Key, Kind, distance_metrics
 from opencil.study.rows import settings_of
 from opencil.study.study import Study
 
-#: The kinds of tables that the paper has figures for.
+#: The kinds of tables with figures in the paper.
 COMPARED: tuple[Kind, ...] = ("main", "distance", "ablation")
 _FLAG = "†"
 _FLAGGED = (
@@ -36,6 +34,7 @@ _FLAGGED = (
     "far figures. Such cells are not counted."
 )
 _CELL = ["cil", "detector", "metric", "place"]
+_NONE = [Cell()] * 3
 
 
 def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[Table]:
@@ -54,16 +53,21 @@ def incomparable(study: Study) -> BadInput:
     """Return the error for a study of which nothing can be compared, not yet or not at all."""
     sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
-    named = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
-    waiting = "; ".join(part for outcome in results(study) for part in outcome.unfinished())
+    ours = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
+    return refuse_comparison(results(study), ours, f"the paper's figures: it has {has}")
+
+
+def refuse_comparison(outcomes: Sequence[Outcome], ours: str, source: str) -> BadInput:
+    """Return the error for results that cannot be compared with a source."""
+    waiting = "; ".join(part for outcome in outcomes for part in outcome.unfinished())
     return BadInput(
-        f"nothing that is finished here, {named}, can be compared with the paper's figures: it has {has}"
+        f"nothing that is finished here, {ours}, can be compared with {source}"
         + f". Not finished: {waiting}" * bool(waiting)
     )
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
-    """Return every cell that the paper has of a benchmark and k, in percent.
+    """Return every cell of the paper on a benchmark and k, in percent.
 
     Columns: cil, detector, metric, place, paper, recomputed (the mean of the paper's near and far figures),
     flagged, ours, std, difference. ``ours`` is NaN where no run is finished. ``difference`` is NaN where it
@@ -73,8 +77,8 @@ def compare(outcome: Outcome) -> pd.DataFrame:
     here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
     ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
-    cells["ours"] = pd.Series([average.mean if average else None for average in ours], dtype=float)
-    cells["std"] = pd.Series([average.std if average else None for average in ours], dtype=float)
+    cells["ours"] = pd.Series([average.value for average in ours], dtype=float)
+    cells["std"] = pd.Series([average.std for average in ours], dtype=float)
     counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(outcome))
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
@@ -109,22 +113,22 @@ def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: lis
     if shown.empty:
         return []
     methods = [cil for cil in outcome.cil if cil in set(shown["cil"])]
-    if strangers := [cil for cil in outcome.cil if cil not in set(cells["cil"])]:
-        data = [*data, f"CIL methods that the paper does not have: {', '.join(strangers)}."]
-    if other := [place for place in _other_splits(outcome) if place in places]:
-        named = ", ".join(other)
-        data = [*data, f"Ours is over other OOD datasets than the paper's, so it does not count: {named}."]
+    strangers = [cil for cil in outcome.cil if cil not in set(cells["cil"])]
+    other = [place for place in _other_splits(outcome) if place in places]
+    data = [
+        *data,
+        *list_note("CIL methods that the paper does not have", strangers),
+        *list_note("Ours is over other OOD datasets than the paper's, so it does not count", other),
+    ]
     made = []
     for part in [[metric] for metric in metrics] if split else [metrics]:
         groups = [(cil, m, place) for cil in methods for place in places for m in part]
-        name, about = f"{kind}-{part[0]}", f"near and far OOD, {metric_of(part[0]).column}, "
-        if not split:
-            name, about = kind, "" if kind == "main" else f"{kind}, "
-        title = f"{outcome.title}: {about}ours beside the paper's"
-        table = _side_by_side(outcome, cells, groups, data)
-        made.append(replace(table, name=f"compare-{name}-{outcome.name}", title=title))
+        name = f"{kind}-{part[0]}" if split else kind
+        about = {"main": "", "distance": f"near and far OOD, {metric_of(part[0]).column}, "}
+        title = f"{outcome.title}: {about.get(kind, f'{kind}, ')}ours beside the paper's"
+        made.append(_side_by_side(outcome, f"compare-{name}-{outcome.name}", title, cells, groups, data))
     name = f"agreement-{kind}-{outcome.name}"
-    return [*made, _agreement_table(outcome, shown, methods, metrics, places, name, data)]
+    return [*made, _agreement_table(outcome, name, shown, methods, metrics, places, data)]
 
 
 def _name_place(place: str) -> str:
@@ -135,9 +139,18 @@ def _heading(cil: str, metric: str, place: str) -> str:
     return " ".join(filter(None, (cil, _name_place(place), metric_of(metric).column)))
 
 
-def _side_by_side(outcome: Outcome, cells: pd.DataFrame, groups: list[Key], data: list[str]) -> Table:
+def _side_by_side(
+    outcome: Outcome, name: str, title: str, cells: pd.DataFrame, groups: list[Key], data: list[str]
+) -> Table:
     """Make a table of the detectors that both have, in blocks; an ablation has the paper's order."""
-    by_cell = {tuple(cell[key] for key in _CELL): cell for cell in cells.to_dict("records")}
+    by_cell = {
+        tuple(cell[key] for key in _CELL): [
+            Cell(cell["ours"], cell["std"]),
+            Cell(cell["paper"], flag=_FLAG * cell["flagged"]),
+            Cell(cell["difference"], signed=True),
+        ]
+        for cell in cells.to_dict("records")
+    }
     shown = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(groups)]
     theirs = list(dict.fromkeys(shown["detector"]))
     names = [detector for detector in theirs if detector in outcome.detectors]
@@ -145,8 +158,8 @@ def _side_by_side(outcome: Outcome, cells: pd.DataFrame, groups: list[Key], data
     columns += [Column(head, _heading(*group)) for group in groups for head in ("ours", "paper", "Δ")]
 
     def line(detector: str) -> list[Cell]:
-        found = [by_cell.get((cil, detector, metric, place)) for cil, metric, place in groups]
-        return [words(detector), *(cell for values in found for cell in _three_cells(values))]
+        found = [by_cell.get((cil, detector, metric, place), _NONE) for cil, metric, place in groups]
+        return [words(detector), *chain.from_iterable(found)]
 
     if any(map(is_labelled, theirs)):
         blocks = [Block([line(detector) for detector in names])]
@@ -159,27 +172,17 @@ def _side_by_side(outcome: Outcome, cells: pd.DataFrame, groups: list[Key], data
             blocks.append(Block([_averages("Average (All)", outcome, shown, names, groups)]))
     accuracy = [words("CIL accuracy")]
     for cil, of_cil in groupby(groups, key=lambda group: group[0]):  # in its first group
-        accuracy += _three_cells(by_cell.get((cil, "", "accuracy", "")))
+        accuracy += by_cell.get((cil, "", "accuracy", ""), _NONE)
         accuracy += [words("")] * 3 * (len(list(of_cil)) - 1)
     notes = outcome.basis()
     notes.append("Δ: ours minus the paper's, in percent points. Averages: over detectors that count.")
     notes += [_FLAGGED] * bool(shown["flagged"].any())
-    if absent := [name for name in theirs if name not in names]:
-        notes.append(f"Not in these runs: {', '.join(absent)}.")
-    if strange := [name for name in outcome.detectors if name not in theirs]:
-        notes.append(f"Not in this table of the paper's: {', '.join(strange)}.")
+    notes += list_note("Not in these runs", [detector for detector in theirs if detector not in names])
+    strangers = [detector for detector in outcome.detectors if detector not in theirs]
+    notes += list_note("Not in this table of the paper's", strangers)
     metrics = dict.fromkeys(["accuracy", *(metric for _, metric, _ in groups)])
     notes += [*data, *(metric_of(metric).sentence for metric in metrics)]
-    return Table("", "", columns, [Block([accuracy]), *blocks], notes, outcome.missing())
-
-
-def _three_cells(values: Mapping[Any, Any] | None) -> list[Cell]:
-    """Return the cells of ours, the paper's and the difference."""
-    if values is None:
-        return [Cell(), Cell(), Cell()]
-    ours = Cell(values["ours"], values["std"])
-    paper = Cell(values["paper"], flag=_FLAG if values["flagged"] else "")
-    return [ours, paper, Cell(values["difference"], signed=True)]
+    return Table(name, title, columns, [Block([accuracy]), *blocks], notes, outcome.missing())
 
 
 def _averages(
@@ -192,18 +195,18 @@ def _averages(
     for key in groups:
         here = by_group.get(key, counted[:0])
         ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
-        values = {"ours": ours.mean, "std": ours.std, "difference": ours.mean - paper} if ours else None
-        line += _three_cells(values and values | {"paper": paper, "flagged": False})
+        three = [] if ours.value is None else [ours, Cell(paper), Cell(ours.value - paper, signed=True)]
+        line += three or _NONE
     return line
 
 
 def _agreement_table(
     outcome: Outcome,
+    name: str,
     cells: pd.DataFrame,
     methods: list[str],
     metrics: Sequence[str],
     places: Sequence[str],
-    name: str,
     data: list[str],
 ) -> Table:
     """Make a table of how far ours and the paper's agree: a line per CIL method and split, then a total."""
@@ -213,16 +216,14 @@ def _agreement_table(
     columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
     none = agreement(cells[:0])
     every = {key: agreement(part) for key, part in cells.groupby(["cil", "place", "metric"])}
-    lines = []
-    for cil in methods:
-        for place in places:
-            found = [every.get((cil, place, metric), none) for metric in metrics]
-            named = [words(cil), *[words(_name_place(place))] * several]
-            lines.append([*named, *(cell for one in found for cell in _agreement_cells([one]))])
-    total = [words("all"), *[words("")] * several]
-    for metric in metrics:
-        of_metric = [every.get((cil, place, metric), none) for cil in methods for place in places]
-        total += _agreement_cells(of_metric, several=len(of_metric) > 1)
+    pairs = [(cil, place) for cil in methods for place in places]
+
+    def line(names: list[str], pairs: list[tuple[str, str]]) -> list[Cell]:
+        found = [[every.get((*pair, metric), none) for pair in pairs] for metric in metrics]
+        return [*map(words, names[: 1 + several]), *chain.from_iterable(map(_agreement_cells, found))]
+
+    lines = [line([cil, _name_place(place)], [(cil, place)]) for cil, place in pairs]
+    total = line(["all", ""], pairs)
     notes = [
         "Cells: detectors that both have, less those in which the paper contradicts itself. |Δ|: absolute "
         "difference, in percent points.",
@@ -241,7 +242,7 @@ def _agreement_table(
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
     """Measure how far ours and the paper's agree in the cells of one CIL method, metric and place.
 
-    Return the number of cells that count, mean and maximum of their absolute differences, Spearman's
+    Return the number of counted cells, mean and maximum of their absolute differences, Spearman's
     correlation, and whether the same detector is best; NaN where there are too few cells for it.
     """
     counted = cells[cells["difference"].notna()]
@@ -257,28 +258,26 @@ def agreement(cells: pd.DataFrame) -> dict[str, float]:
     return {"cells": size, "mean": off.mean(), "max": off.max(), "rank": correlation, "best": best}
 
 
-def _agreement_cells(agreements: list[dict[str, float]], several: bool = False) -> list[Cell]:
-    """Return five cells of one agreement, or of ``several`` together."""
+def _agreement_cells(agreements: list[dict[str, float]]) -> list[Cell]:
+    """Return five cells of one agreement, or of several together."""
     found = pd.DataFrame(agreements)
     size, best = found["cells"].sum(), found["best"].dropna()
     mean = (found["mean"] * found["cells"]).sum() / size if size else math.nan
     numbers = map(Cell, (mean, found["max"].max(), found["rank"].mean()))
-    same = f"{int(best.sum())} of {len(best)}" if several else "yes" if best.any() else "no"
+    same = "yes" if best.any() else "no"
+    if len(found) > 1:
+        same = f"{int(best.sum())} of {len(best)}"
     return [Cell(int(size), digits=0), *numbers, words(same if len(best) else "–")]
 
 
 def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
     """Make a table of the cells in which the paper contradicts itself, with the mean of near and far."""
-    order = {name: i for i, name in enumerate(sort_detectors(flagged["detector"]))}
-    flagged = flagged.assign(order=flagged["detector"].map(order))
-    lines = [
-        [
-            *map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column)),
-            *(Cell(row["paper"]), Cell(row["recomputed"])),
-            Cell(row["ours"], row["std"]),
-        ]
-        for row in flagged.sort_values(["metric", "order"], kind="stable").to_dict("records")
-    ]
+    detectors = pd.Categorical(flagged["detector"], sort_detectors(flagged["detector"]))
+    flagged = flagged.assign(detector=detectors).sort_values(["metric", "detector"], kind="stable")
+    lines = []
+    for row in flagged.to_dict("records"):
+        named = map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column))
+        lines.append([*named, Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])])
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
     columns += [Column("printed"), Column("from near/far"), Column("ours")]
     near, far = (len(OOD[outcome.benchmark][role]) for role in OOD_ROLES)
@@ -292,12 +291,11 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
 
 def data_notes(outcome: Outcome) -> list[str]:
     """Return notes on the datasets that differ from the paper's, by the images that the runs recorded."""
-    notes = []
     theirs = {name for names in OOD.get(outcome.benchmark, {}).values() for name in names}
-    if lacking := sorted(theirs - set(outcome.datasets)):
-        notes.append(f"OOD datasets of the paper that these runs lack: {', '.join(lacking)}.")
-    if added := sorted(set(outcome.datasets) - theirs):
-        notes.append(f"OOD datasets that the paper does not have: {', '.join(added)}.")
+    notes = list_note(
+        "OOD datasets of the paper that these runs lack", sorted(theirs - set(outcome.datasets))
+    )
+    notes += list_note("OOD datasets that the paper does not have", sorted(set(outcome.datasets) - theirs))
     read = [d for run in outcome.runs for d in run["data"]]
     recorded = {(d["name"], d["split"], d["images"], d["paper"], d["files"]) for d in read}
     if not recorded:
@@ -305,12 +303,11 @@ def data_notes(outcome: Outcome) -> list[str]:
     other = sorted((n, s, i, p) for n, s, i, p, _ in recorded if p is not None and i != p)
     files = sorted({(n, s) for n, s, i, p, f in recorded if f == "differs" and i == p})
     notes += [f"Data: {n} has {i:,} {_name_split(s)} images, the paper's {p:,}." for n, s, i, p in other]
-    if files:
-        named = ", ".join(f"{n} ({_name_split(s)})" for n, s in files)
-        notes.append(
-            "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
-            f"datasets' makers distribute, which may be a matter of packing alone: {named}."
-        )
+    notes += list_note(
+        "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
+        "datasets' makers distribute, which may be a matter of packing alone",
+        [f"{n} ({_name_split(s)})" for n, s in files],
+    )
     if not other and not files:
         notes.append("Data: every dataset has as many images as the paper's.")
     return notes

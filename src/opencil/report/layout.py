@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ _STYLED_MARKS = {
     MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
 }
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
-_PAGE = 8  # columns of numbers with deviations that fit the width of a page
+_PAGE = 8  # columns of numbers with deviations in the width of a page
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,11 @@ class Cell:
     signed: bool = False
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
     flag: str = ""  #: set behind the number; explained in the notes
-    span: int = 1  #: columns that it covers; the cells after it are empty
+    span: int = 1  #: number of covered columns; the cells after it are empty
 
     def __post_init__(self) -> None:
-        for name, number in (("value", self.value), ("std", self.std)):
-            if number is not None and math.isnan(number):
+        for name in ("value", "std"):
+            if pd.isna(getattr(self, name)):
                 object.__setattr__(self, name, None)
 
     @property
@@ -73,6 +72,12 @@ class Cell:
 def words(text: str) -> Cell:
     """Return a cell of words."""
     return Cell(words=text)
+
+
+def list_note(label: str, parts: Iterable[str], separator: str = ", ") -> list[str]:
+    """Return the note ``label: a, b.``, or none if there are no parts."""
+    text = separator.join(parts)
+    return [f"{label}: {text}."] if text else []
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,7 @@ class Table:
 
     def text(self, kind: Format) -> str:
         """Return the table in a format for files."""
-        text: str = getattr(self, kind)()
-        return text
+        return str(getattr(self, kind)())
 
     def without(self, hidden: Mapping[str, Collection[str]], note: str) -> "Table":
         """Return the table without the lines and groups of columns that ``hidden`` names, and with a note.
@@ -156,20 +160,20 @@ class Table:
         def cut(lines: list[list[Cell]]) -> list[list[Cell]]:
             return [[line[i] for i in kept] for line in lines if shows(line)]
 
-        blocks = [replace(block, lines=cut(block.lines), foot=cut(block.foot)) for block in self.blocks]
+        blocks = [Block(cut(block.lines), block.title, cut(block.foot)) for block in self.blocks]
         blocks = [block for block in blocks if block.lines or block.foot]
         return replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
 
     def rich(self) -> Drawn:
         """Return the table for a terminal, without its title, which may be wider."""
         drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-        texts = []
-        for group, members in groupby(enumerate(self.columns), key=lambda pair: pair[1].group):
-            for place, (i, column) in enumerate(members):
-                cells = [line[i] for line in self.lines]
-                heading, shown = _draw_column(column, bool(group) and place == 0, cells)
-                drawn.add_column(heading, no_wrap=True, vertical="bottom")
-                texts.append(shown)
+        texts, group = [], ""
+        for i, column in enumerate(self.columns):
+            cells = [line[i] for line in self.lines]
+            heading, shown = _draw_column(column, column.group not in ("", group), cells)
+            drawn.add_column(heading, no_wrap=True, vertical="bottom")
+            texts.append(shown)
+            group = column.group
         lines = zip(*texts, strict=True)
         for block in self.blocks:
             if block.title:
@@ -182,7 +186,7 @@ class Table:
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
         """Return the table, or if it does not fit, parts of it with as many groups of columns as fit.
 
-        A group that does not fit alone is cut into its columns. Columns of no group are in every part; if
+        A group too wide alone is cut into its columns. Columns of no group are in every part; if
         they leave no room for a group, only labels are.
         """
         if fits(self):
@@ -246,24 +250,17 @@ class Table:
 
         A name that a spreadsheet would compute as a formula gets an apostrophe in front.
         """
-        deviates = [any(cells[i].std is not None for cells in self.lines) for i in range(len(self.columns))]
-        titled = any(block.title for block in self.blocks)
-        header = ["block"] if titled else []
-        for column, std in zip(self.columns, deviates, strict=True):
-            heading = _csv(column.heading)
-            header += [heading, f"{heading} std"] if std else [heading]
-        header += ["missing"] if self.missing else []
-        rows = [header]
-        for block in self.blocks:
-            for cells in [*block.lines, *block.foot]:
-                row = [_csv(block.title)] if titled else []
-                for cell, std in zip(cells, deviates, strict=True):
-                    row.append(_csv_cell(cell))
-                    row += ["" if cell.std is None else f"{cell.std:.6g}"] if std else []
-                # On every line, so that a selection of lines carries it too.
-                rows.append([*row, _csv(" ".join(self.missing))] if self.missing else row)
+        blocks = [_csv(block.title) for block in self.blocks for _ in [*block.lines, *block.foot]]
+        columns = [["block", *blocks]] if any(blocks) else []
+        for i, column in enumerate(self.columns):
+            cells, heading = [line[i] for line in self.lines], _csv(column.heading)
+            columns.append([heading, *map(_csv_cell, cells)])
+            deviations = ["" if cell.std is None else f"{cell.std:.6g}" for cell in cells]
+            columns += [[f"{heading} std", *deviations]] if any(deviations) else []
+        if self.missing:  # on every line, so that a selection of lines carries it too
+            columns.append(["missing", *[_csv(" ".join(self.missing))] * len(self.lines)])
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
         return file.getvalue()
 
     def latex(self) -> str:
@@ -342,9 +339,7 @@ def _markdown(text: str) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = _markdown(cell.text)
-    styled = ("{}", "**{}**¹", "*{}*²", "{}³")[cell.rank]
-    return styled.format(text)
+    return ("{}", "**{}**¹", "*{}*²", "{}³")[cell.rank].format(_markdown(cell.text))
 
 
 #: Characters that LaTeX would read as commands or has no letter for, as LaTeX writes them.
@@ -354,6 +349,7 @@ LATEX |= {"±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "↑": r"$\uparro
 LATEX |= {"–": "--", "−": "$-$", "†": r"$\dagger$", "ρ": r"$\rho$", "Δ": r"$\Delta$", "≥": r"$\geq$"}
 LATEX |= {"…": r"\ldots{}", "χ": r"$\chi$", "¹": "$^1$", "²": "$^2$", "³": "$^3$"}
 LATEX |= {"[": "{[}"}  # after the end of a line it would be an argument
+_LATEX_STYLES = ("{}", r"\underline{{\textbf{{{}}}}}", r"\textbf{{{}}}", r"\underline{{{}}}")
 
 
 def _latex(text: str) -> str:
@@ -366,9 +362,7 @@ def _latex_line(cells: list[Cell]) -> str:
     while i < len(cells):
         cell = cells[i]
         text = _latex(cell.text if cell.value is None else cell.text.replace("-", "−"))
-        text = ("{}", r"\underline{{\textbf{{{}}}}}", r"\textbf{{{}}}", r"\underline{{{}}}")[
-            cell.rank
-        ].format(text)
+        text = _LATEX_STYLES[cell.rank].format(text)
         i += cell.span
         parts.append(_latex_span(text, cell.span, last=i == len(cells)) if cell.span > 1 else text)
     return " & ".join(parts) + r" \\"

@@ -57,8 +57,8 @@ def group_families(names: Iterable[str]) -> list[tuple[str, list[str]]]:
         own = method(name)
         family = getattr(DETECTORS.entry(own).make, "family", FAMILIES[0]) if own in known else _OTHERS
         members.setdefault(family, []).append(name)
-    first = [family for family in FAMILIES if family in members]
-    return [(family, members[family]) for family in [*first, *sorted(members.keys() - set(FAMILIES))]]
+    families = [*FAMILIES, *sorted(members.keys() - set(FAMILIES))]
+    return [(family, members[family]) for family in families if family in members]
 
 
 def sort_datasets(benchmark: str, distances: Mapping[str, str]) -> dict[str, str]:
@@ -131,7 +131,7 @@ ALL_SHOWN = Top(None, None)
 def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
     """Rank methods without labels, the best first, by how far they are above the mean of their cell.
 
-    A cell is all that the methods share: for detectors the same model and images. So an unfinished method
+    A cell is everything the methods share: for detectors the same model and images. So an unfinished method
     gains nothing from the steps that it lacks.
     """
     metric = metric_of(table_metrics("all")[0])

@@ -1,8 +1,8 @@
 """Write one HTML file to explore results: tables, curves, figures, runs. It needs no network and no server.
 
 All averages are computed here, by metric, evaluation set and seed; the page's script selects among them. They
-stand in the file as compressed JSON, with the figures and configs. Names come from rows and configs, so from
-anyone: they enter as JSON and are put on the page as text. A policy in the file forbids any other script.
+stand in the file as compressed JSON, with all other data. Names come from rows and configs, so from anyone:
+they enter as JSON and are put on the page as text. A policy in the file forbids any other script.
 """
 
 import base64
@@ -18,7 +18,6 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from opencil._version import __version__
@@ -37,7 +36,7 @@ from opencil.report.averages import (
 )
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
-from opencil.report.layout import LATEX, Cell, Table
+from opencil.report.layout import LATEX, Cell, Table, list_note
 from opencil.report.order import (
     group_families,
     is_labelled,
@@ -85,13 +84,12 @@ def page(
     ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
     paper's; with ``refresh`` the page reloads itself every so many seconds.
     """
-    rows, drawn = shares(study.rows), list(figures)
-    kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
+    rows = shares(study.rows)
     rows = rows[rows["task"] == 0]
-    groups = [_make_group(rows, outcome) for outcome in results(study)]
+    kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
     data = {
         "noise": _NOISE,
-        "groups": [group for group, _ in groups],
+        "groups": [_make_group(rows, outcome) for outcome in results(study)],
         "metrics": _describe_metrics(rows),
         "main": table_metrics("all", "near-far"),
         "methods": {
@@ -100,17 +98,13 @@ def page(
         },
         "tables": [_describe_table(table) for table in tables],
         "runs": [_describe_run(run) | {"kept": kept.get(identity(run))} for run in study.runs],
-        "figures": [_describe_figure(figure) for figure in drawn],
+        "figures": [_describe_figure(figure) for figure in figures],
         "latex": LATEX,
         "problems": study.problems,
         "differences": list(differences),
         "refresh": refresh,
     }
-    packed = {
-        "averages": [averages for _, averages in groups],
-        "configs": [dump_yaml(run["config"]) for run in study.runs],
-        "figures": [_shorten_svg(figure.svg) for figure in drawn],
-    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     script = "\n".join(_read_asset(f"{name}.js") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_read_asset("page.html")).substitute(
@@ -118,17 +112,9 @@ def page(
         title=html.escape(title),
         style=_read_asset("page.css"),
         script=script,
-        data=_dump_json(data).replace("<", "\\u003c"),  # nothing can end the element or begin a comment
-        packed=base64.b64encode(gzip.compress(_dump_json(packed).encode(), 6, mtime=0)).decode(),
+        data=base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode(),
         made=html.escape(_describe_making(study)),
     )
-
-
-def unpack(text: str) -> dict[str, Any]:
-    """Return the content of a page: its data, with averages, configs and drawings."""
-    data, packed = (text.split(f'id="{name}">')[1].split("</script")[0] for name in ("data", "packed"))
-    content: dict[str, Any] = json.loads(data)
-    return content | {"packed": json.loads(gzip.decompress(base64.b64decode(packed)))}
 
 
 def known_differences(study: Study) -> list[str]:
@@ -158,8 +144,8 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the description of one benchmark and k, and its averages.
+def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
+    """Return the description of one benchmark and k, with its averages.
 
     ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
     ``baselines`` counts the pairs of CIL model and detector with a metric. A ``variant`` of another method
@@ -168,18 +154,17 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
     rows = rows[(rows["benchmark"] == outcome.benchmark) & (rows["k"] == outcome.k)]
     values = _values_by_place(rows, outcome)
     cils, oods = sort_cil(rows["cil"].unique()), outcome.datasets
-    families = group_families(name for name in rows["detector"].unique() if name)
-    detectors = {name: family for family, names in families for name in names}
     shifted = sorted(rows.loc[rows["distance"] == SHIFTED, "ood"].unique())
     of_detectors = values[values["detector"] != ""]
     baselines = of_detectors[["metric", "cil", "detector"]].drop_duplicates()["metric"].value_counts()
     first = of_detectors.groupby("metric")["step"].min()
     bounds = [name for name in cils if is_upper_bound(name)]
-    notes = [f"Bounds of accuracy, which keep all images, have no rank: {', '.join(bounds)}."] * bool(bounds)
+    notes = list_note("Bounds of accuracy, which keep all images, have no rank", bounds)
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
     splits = [role for role in OOD_ROLES if role in oods.values()]
     places = [(ALL, "all OOD sets"), *((role, f"all {role}") for role in splits)] if oods else []
-    group: dict[str, Any] = {
+    steps = sorted(rows["step"].unique().tolist())
+    return {
         "benchmark": outcome.benchmark,
         "k": outcome.k,
         "cils": [
@@ -188,10 +173,11 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
         ],
         "detectors": [
             {"name": name, "family": family, "variant": is_labelled(name)}
-            for name, family in detectors.items()
+            for family, names in group_families(name for name in rows["detector"].unique() if name)
+            for name in names
         ],
         "seeds": sorted(rows["seed"].unique().tolist()),
-        "steps": sorted(rows["step"].unique().tolist()),
+        "steps": steps,
         "planned": outcome.steps,
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict(),
@@ -200,8 +186,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> tuple[dict[str, Any], d
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
         "notes": [*notes, *outcome.uneven(), *outcome.mixture()],
         "missing": outcome.missing(averaged=True),
+        "averages": _average_values(values, steps),
     }
-    return group, _average_values(values, cils, list(detectors), group["steps"])
 
 
 def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
@@ -221,46 +207,39 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
 
 
-def _average_values(
-    values: pd.DataFrame, cils: list[str], detectors: list[str], steps: list[int]
-) -> dict[str, Any]:
+def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
 
-    An average is a list of mean, deviation, number of steps, number of seeds, and the means and deviations of
-    every step.
+    An average is a list of mean, deviation, number of steps, number of seeds, the means of every step, and of
+    several seeds their deviations.
     """
     keys = ["metric", "place", "shown", "cil", "detector"]
     seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
     values = values.astype(dict.fromkeys(["metric", "place", "cil", "detector"], "category"))
     shown = ["", *[values["seed"].astype(str)] * (values["seed"].nunique() > 1)]
     values = pd.concat([values.assign(shown=pd.Series(of, values.index, dtype=seeds)) for of in shown])
-    per_run = values.groupby([*keys, "seed"], observed=True)
-    values = select_longest(values, keys, per_run["step"].transform("nunique"))
+    values = select_longest(values, keys)
     per_run = values.groupby([*keys, "seed"], observed=True)
     runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
     whole = average_seeds(runs, keys).set_index(keys)
     per_step = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
-    curves = [
-        per_step[name].unstack("step").reindex(index=whole.index, columns=steps) for name in ("mean", "std")
-    ]
-    columns = [_round(whole[["mean", "std"]]), whole[["steps", "seeds"]].to_numpy().tolist()]
-    columns += [_round(curve) for curve in curves]
-    places = [{name: str(i) for i, name in enumerate(names)} for names in (cils, detectors)]
+    means, deviations = (
+        _round(per_step[name].unstack("step").reindex(index=whole.index, columns=steps))
+        for name in ("mean", "std")
+    )
+    counts = whole[["steps", "seeds"]].to_numpy().tolist()
+    parts = zip(whole.index, _round(whole[["mean", "std"]]), counts, means, deviations, strict=True)
     found: dict[str, Any] = {}
-    for key, spread, counts, means, deviations in zip(whole.index, *columns, strict=True):
-        metric, place, shown, cil, detector = key
-        of_seeds = found.setdefault(metric, {}).setdefault(place, {}).setdefault(shown, {})
-        several = [deviations] if counts[1] > 1 else []
-        of_seeds[f"{places[0][cil]} {places[1].get(detector, '')}"] = [*spread, *counts, means, *several]
+    for (metric, place, seed, cil, detector), spread, numbers, mean, std in parts:
+        of_seed = found.setdefault(metric, {}).setdefault(place, {}).setdefault(seed, {})
+        of_seed[f"{cil}\n{detector}"] = [*spread, *numbers, mean, *[std] * (numbers[1] > 1)]
     return found
 
 
 def _round(fractions: pd.DataFrame) -> list[list[float | None]]:
     """Return percents with the two digits that are shown; None where there is no value."""
-    percents = (100 * fractions.to_numpy()).round(2)
-    shown = percents.astype(object)
-    shown[np.isnan(percents)] = None
-    lines: list[list[float | None]] = shown.tolist()
+    percents = (100 * fractions).round(2).astype(object)
+    lines: list[list[float | None]] = percents.where(percents.notna(), None).to_numpy().tolist()
     return lines
 
 
@@ -278,7 +257,8 @@ def _describe_run(run: RunRecord) -> dict[str, Any]:
     shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "detectors", "environment"}
     shown |= {"failed", "left_out"}
     seconds = pd.DataFrame(run["seconds"]).sum().to_dict()  # by their kind
-    return {key: value for key, value in run.items() if key in shown} | {"seconds": seconds}
+    described = {key: value for key, value in run.items() if key in shown}
+    return {**described, "seconds": seconds, "config": dump_yaml(run["config"])}
 
 
 def _describe_methods(registry: Registry[Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -313,19 +293,12 @@ def _describe_cell(cell: Cell) -> str | dict[str, Any]:
 
 
 def _describe_figure(figure: Figure) -> dict[str, Any]:
+    """Return texts, size and drawing; the SVG goes without head, metadata, remarks and indentation."""
     width, height = (round(96 * side) for side in figure.size)
-    return {**asdict(figure.about), "width": width, "height": height, "wide": width > 2 * height}
-
-
-def _shorten_svg(svg: str) -> str:
-    """Return an SVG without head, metadata, remarks and indentation."""
-    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", svg)
+    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", figure.svg, flags=re.DOTALL)
+    size = {"width": width, "height": height, "wide": width > 2 * height}
+    return {**asdict(figure.about), **size, "svg": re.sub(r"\s+", " ", svg)}
 
 
 def _read_asset(name: str) -> str:
     return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _dump_json(data: object) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

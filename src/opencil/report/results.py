@@ -2,10 +2,9 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pandas as pd
 
@@ -18,6 +17,7 @@ from opencil.report.averages import (
     is_ood,
     list_megabytes,
 )
+from opencil.report.layout import Cell, list_note
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord, setting_of
 from opencil.study.rows import settings_of
@@ -27,32 +27,25 @@ from opencil.validation import flat
 _METHOD = ["cil", "seed", "detector"]
 _PLACE = ["cil", "detector", "metric", "place"]
 _NAMED = 5  # keys of configs that a note names
-#: Results by study and metrics: all tables, figures and pages of a report ask for the same.
-_computed: WeakKeyDictionary[Study, dict[tuple[str, ...], list["Outcome"]]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Average:
-    """Mean over the seeds that are finished, in percent; one seed has no deviation."""
-
-    mean: float
-    std: float | None
-    seeds: int
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Averages over the finished runs of one benchmark and k, and the list of unfinished runs."""
+    """Averages over the finished runs of one benchmark and k, and the list of unfinished runs.
+
+    ``averages`` are means over seeds in percent, ``seeds`` their numbers of seeds; both by CIL method,
+    detector, metric and place.
+    """
 
     benchmark: str
     k: int | str
     steps: int
-    seeds: list[int]
     cil: list[str]
     detectors: list[str]
     datasets: dict[str, str]  #: near or far, by name
-    partial: dict[str, list[str]]  #: datasets that only some finished runs have, with these runs
-    averages: dict[tuple[str, str, str, str], Average]  #: by CIL method, detector, metric, place
+    partial: dict[str, list[str]]  #: datasets of some finished runs only, with these runs
+    averages: dict[tuple[str, str, str, str], Cell]
+    seeds: dict[tuple[str, str, str, str], int]
     per_seed: pd.DataFrame  #: cil, seed, detector, metric, place, value; of finished runs, in percent
     kept: dict[str, tuple[float, float]]  #: MB of model and memory after the last step, by CIL method
     behind: dict[tuple[str, int, str], int]  #: steps of unfinished detectors, by CIL method, seed, detector
@@ -74,23 +67,22 @@ class Outcome:
         """Return the datasets of every finished run, over which near, far and all are."""
         return {name: distance for name, distance in self.datasets.items() if name not in self.partial}
 
-    def of(self, cil: str, detector: str, metric: str, place: str) -> Average | None:
-        """Return an average, or None where no run is finished."""
-        return self.averages.get((cil, detector, metric, place))
+    def of(self, cil: str, detector: str, metric: str, place: str) -> Cell:
+        """Return an average, without a value where no run is finished."""
+        return self.averages.get((cil, detector, metric, place), Cell())
 
-    def accuracy(self, cil: str) -> Average | None:
+    def accuracy(self, cil: str) -> Cell:
         """Return the average incremental accuracy of a CIL method."""
         return self.of(cil, "", "accuracy", "")
 
-    def mean_over(self, detectors: Iterable[str], cil: str, metric: str, place: str) -> Average | None:
+    def mean_over(self, detectors: Iterable[str], cil: str, metric: str, place: str) -> Cell:
         """Average over detectors, if each has a value; the deviation is over the seeds that all have."""
         names = list(detectors)
-        averages = [self.of(cil, name, metric, place) for name in names]
-        means = [average.mean for average in averages if average]
+        means = [mean for name in names if (mean := self.of(cil, name, metric, place).value) is not None]
         if not names or len(means) < len(names):
-            return None
+            return Cell()
         whole = self._by_seed[cil, metric, place][names].dropna().mean(axis=1)
-        return Average(sum(means) / len(means), whole.std() if len(whole) > 1 else None, len(whole))
+        return Cell(sum(means) / len(means), whole.std())
 
     @cached_property
     def _by_seed(self) -> dict[Any, pd.DataFrame]:
@@ -105,27 +97,22 @@ class Outcome:
 
     def basis(self) -> list[str]:
         """Return notes on datasets, steps and seeds of the averages; ``missing`` names missing runs."""
-        seeds = max((a.seeds for a in self.averages.values()), default=0)
-        over_seeds = f"then over {count(seeds, 'seed')}" + " (± standard deviation)" * (seeds > 1)
+        seeds = max(self.seeds.values(), default=0)
         splits = {d: [name for name, far in self.averaged.items() if far == d] for d in OOD_ROLES}
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
-        over_steps = f"then over {count(self.steps, 'step')}"
-        notes = [f"Percent: mean over OOD datasets ({named or 'none'}), {over_steps}, {over_seeds}."]
-        notes += [*self.uneven(), *self.mixture()]
-        fewer = self._fewer_seeds(seeds)
-        return [*notes, f"Over fewer seeds, so with care: {'; '.join(fewer)}."] if fewer else notes
+        first = f"Percent: mean over OOD datasets ({named or 'none'}), {describe_steps(self.steps, seeds)}."
+        fewer = list_note("Over fewer seeds, so with care", self._fewer_seeds(seeds), "; ")
+        return [first, *self.uneven(), *self.mixture(), *fewer]
 
     def uneven(self) -> list[str]:
         """Return a note on OOD datasets that only some finished runs have, if there are any."""
-        parts = [f"{name} ({', '.join(runs)})" for name, runs in self.partial.items()]
-        note = "OOD datasets that only some runs have, so not in near, far and all"
-        return [f"{note}: {'; '.join(parts)}."] if parts else []
+        return note_partial("so not in near, far and all", self.partial)
 
     def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
         """Return sentences on what is unfinished, damaged, lost or failed.
 
-        ``averaged`` says that unfinished methods are in the averages all the same. ``of`` are the CIL methods
-        that are shown (default: all).
+        With ``averaged``, unfinished methods are in the averages all the same. ``of`` are the shown CIL
+        methods (default: all).
         """
         runs = [run for run in self.runs if of is None or run["cil"] in of]
         lost = [f"{_name_run(run)} ({', '.join(files)})" for run in runs if (files := run.get("left_out"))]
@@ -133,7 +120,7 @@ class Outcome:
         failed = [f"{_name_run(run)} ({run['failed']})" for run in runs if "failed" in run]
         unfinished = "Unfinished, so not comparable" if averaged else "Not finished, so not counted"
         sentences = {unfinished: self.unfinished(of), "Damaged or lost, so left out": lost, "Failed": failed}
-        return [f"{kind}: {'; '.join(parts)}." for kind, parts in sentences.items() if parts]
+        return [note for kind, parts in sentences.items() for note in list_note(kind, parts, "; ")]
 
     def mixture(self) -> list[str]:
         """Return notes on seeds of one method that were made under different configs or by different code."""
@@ -141,9 +128,7 @@ class Outcome:
             f"{cil} ({', '.join(keys[:_NAMED])}{f' and {len(keys) - _NAMED} more' * (len(keys) > _NAMED)})"
             for cil, keys in _differing_keys(self.runs).items()
         ]
-        notes = [f"Runs of one method that differ in more than their seeds: {'; '.join(parts)}."] * bool(
-            parts
-        )
+        notes = list_note("Runs of one method that differ in more than their seeds", parts, "; ")
         makers = [maker for run in self.runs for maker in run.get("made", [])]
         values = {
             "versions of the source": {maker["source"] for maker in makers},
@@ -151,11 +136,10 @@ class Outcome:
         }
         for plugin, sha256 in (pair for maker in makers for pair in maker.get("plugins", {}).items()):
             values.setdefault(f"versions of {Path(plugin).name}", set()).add(sha256[:16])
-        return notes + [
-            f"Rows were made by several {kind}: {', '.join(sorted(several))}."
-            for kind, several in values.items()
-            if len(several) > 1
-        ]
+        for kind, several in values.items():
+            if len(several) > 1:
+                notes += list_note(f"Rows were made by several {kind}", sorted(several))
+        return notes
 
     def unfinished(self, of: Collection[str] | None = None) -> list[str]:
         """Return how far each unfinished run and detector has come, in words; ``of`` some CIL methods."""
@@ -175,9 +159,10 @@ class Outcome:
         headline = table_metrics("all")[0]
         for cil in self.cil:
             for detector in ["", *self.detectors]:
-                average = self.of(cil, detector, headline, ALL) if detector else self.accuracy(cil)
-                if average and average.seeds < seeds:
-                    fewer.setdefault((cil, average.seeds), []).append(detector)
+                key = (cil, detector, headline, ALL) if detector else (cil, "", "accuracy", "")
+                number = self.seeds.get(key, seeds)
+                if number < seeds:
+                    fewer.setdefault((cil, number), []).append(detector)
         return [f"{cil}, {number} of {seeds} ({self._list(names)})" for (cil, number), names in fewer.items()]
 
     def _list(self, detectors: list[str]) -> str:
@@ -187,19 +172,17 @@ class Outcome:
         return ", ".join(names) or "the model"
 
 
-def results(study: Study, metrics: Iterable[str] | None = None) -> list[Outcome]:
+@lru_cache(maxsize=2)  # all tables, figures and pages of a report ask for the same
+def results(study: Study, metrics: tuple[str, ...] = ()) -> list[Outcome]:
     """Return the results of a study for each benchmark and k; its records name the runs still to come.
 
     Only finished runs are averaged: after half of the steps, the easier half, a method would look better
     than it is. ``metrics`` are those of the tables of near and far OOD unless they are given.
     """
-    metrics = table_metrics("all", "near-far") if metrics is None else metrics
-    computed, key = _computed.setdefault(study, {}), tuple(metrics)
-    if key not in computed:
-        rows = study.rows[study.rows["metric"].isin(["accuracy", *key]) & (study.rows["task"] == 0)]
-        megabytes = list_megabytes(study.rows)
-        computed[key] = [_summarize(study, *setting, rows, megabytes) for setting in settings_of(rows)]
-    return list(computed[key])
+    metrics = ("accuracy", *(metrics or table_metrics("all", "near-far")))
+    rows = study.rows[study.rows["metric"].isin(metrics) & (study.rows["task"] == 0)]
+    megabytes = list_megabytes(study.rows)
+    return [_summarize(study, *setting, rows, megabytes) for setting in settings_of(rows)]
 
 
 def _summarize(
@@ -220,23 +203,18 @@ def _summarize(
     partial = find_partial(rows)
     values = average_steps(average_datasets(rows, partial, each=True))
     values = values.assign(value=100 * values["value"])
-    table = average_seeds(values, _PLACE)
-    columns = (table[name].tolist() for name in [*_PLACE, "mean", "std", "seeds"])
-    averages = {
-        (cil, detector, metric, place): Average(mean, None if pd.isna(std) else std, seeds)
-        for cil, detector, metric, place, mean, std, seeds in zip(*columns, strict=True)
-    }
+    table = average_seeds(values, _PLACE).set_index(_PLACE)
     last = megabytes[megabytes["step"] == steps].groupby("cil")[["model", "memory"]].mean()
     return Outcome(
         benchmark=benchmark,
         k=k,
         steps=steps,
-        seeds=sorted({seed for _, seed, _ in done}),
         cil=sort_cil(cil for cil, _, _ in done),
         detectors=sort_detectors(name for _, _, name in done if name),
         datasets=datasets,
         partial={name: partial[name] for name in datasets if name in partial},
-        averages=averages,
+        averages=dict(zip(table.index, map(Cell, table["mean"], table["std"]), strict=True)),
+        seeds=dict(zip(table.index, table["seeds"].tolist(), strict=True)),
         per_seed=values[[*_METHOD, "metric", "place", "value"]],
         kept={cil: (model, memory) for cil, model, memory in last.itertuples(name=None)},
         behind={key: number for key, number in done.items() if number < steps},
@@ -247,6 +225,12 @@ def _summarize(
 
 def _name_run(run: RunRecord) -> str:
     return f"{run['cil']} seed {run['seed']}"
+
+
+def note_partial(effect: str, partial: dict[str, list[str]]) -> list[str]:
+    """Return a note on OOD datasets that only some runs have, and its effect on averages."""
+    parts = [f"{name} ({', '.join(runs)})" for name, runs in partial.items()]
+    return list_note(f"OOD datasets that only some runs have, {effect}", parts, "; ")
 
 
 def find_partial(rows: pd.DataFrame) -> dict[str, list[str]]:
@@ -263,7 +247,7 @@ def find_partial(rows: pd.DataFrame) -> dict[str, list[str]]:
 def _differing_keys(runs: list[RunRecord]) -> dict[str, list[str]]:
     """Return for each CIL method the keys in which its runs' configs differ: seeds and places may.
 
-    A key that only some configs have is no difference: the others have another set of detectors.
+    A key of some configs only is no difference: the others have another set of detectors.
     """
     values: dict[str, dict[str, set[str]]] = {cil: {} for cil in sort_cil(run["cil"] for run in runs)}
     for run in runs:
@@ -286,6 +270,12 @@ def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:
     models = rows.loc[rows["detector"] == "", [*_METHOD, "step"]].drop_duplicates().groupby(_METHOD).size()
     steps: dict[Any, int] = {**models.to_dict(), **detectors.to_dict()}
     return {key: int(number) for key, number in steps.items()}
+
+
+def describe_steps(steps: int, seeds: int) -> str:
+    """Return the numbers of steps and seeds that averages are over, in words."""
+    deviation = " (± standard deviation)" * (seeds > 1)
+    return f"then over {count(steps, 'step')}, then over {count(seeds, 'seed')}{deviation}"
 
 
 def count(number: int, noun: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opencil.errors import BadInput, unknown
+from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.report.averages import is_ood
-from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.layout import Block, Cell, Column, Table, list_note, words
 from opencil.report.order import is_labelled, method, sort_cil
 from opencil.report.results import Outcome, results
 from opencil.study.study import Study
@@ -60,10 +60,6 @@ def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: fl
     for K groups and infinitely many degrees of freedom, over sqrt 2.
     """
     count, detectors = cells.shape
-    if detectors < 2 or count < 2:
-        raise BadInput(
-            f"{detectors} detectors on {count} cells cannot be ranked: at least 2 of each are needed"
-        )
     ranks = cells.rank(axis=1, ascending=lower_is_better)  # [N, K], 1 is best, ties share
     mean = pd.Series(ranks.to_numpy().mean(axis=0), cells.columns).sort_values(kind="stable")
     means, critical = mean.to_numpy(), nemenyi(detectors, count, alpha)
@@ -123,11 +119,10 @@ def signed_rank(differences: Matrix) -> float:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust several p by Holm: the i-th smallest of n, counted from 0, times n − i."""
-    adjusted, largest = [0.0] * len(p), 0.0
-    for i, place in enumerate(np.argsort(p)):
-        largest = max(largest, min(1.0, (len(p) - i) * p[place]))
-        adjusted[place] = largest
-    return adjusted
+    order = np.argsort(p)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1)
+    return [float(value) for value in adjusted]
 
 
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
@@ -148,10 +143,10 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
         names = sort_cil(finished["cil"].unique())
         variants = [name for name in names if is_labelled(name) and method(name) in names]
         finished = finished[~finished["cil"].isin(variants)]
+        total = len(finished[_UNIT].drop_duplicates())
         for metric in table_metrics("all"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
-                total = len(finished[_UNIT].drop_duplicates())
                 made.append(_table(outcome, cells, total, metric, baseline, variants))
     return made
 
@@ -184,7 +179,6 @@ def _table(
         lines.append(line)
     heads = ("mean rank", "group", metric_of(metric).column, "difference", "low", "high", "p")
     columns = [Column("detector", label=True), *map(Column, heads)]
-    left_out = [name for name in outcome.detectors if is_labelled(name)]
     tested = ""
     if ranking.friedman:
         statistic, p = ranking.friedman
@@ -201,8 +195,8 @@ def _table(
         "each other: all this is about these runs, not about other trainings.",
         *[f"{baseline} is not finished here, so the best stands for it."]
         * (baseline not in (None, reference)),
-        *[f"Variants of a method are not ranked: {', '.join(left_out)}."] * bool(left_out),
-        *[f"Variants of a CIL model are not counted beside it: {', '.join(uncounted)}."] * bool(uncounted),
+        *list_note("Variants of a method are not ranked", filter(is_labelled, outcome.detectors)),
+        *list_note("Variants of a CIL model are not counted beside it", uncounted),
         *outcome.mixture(),
         metric_of(metric).sentence,
     ]

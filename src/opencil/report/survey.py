@@ -6,7 +6,8 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.published import SURVEY, SURVEY_ACCURACY, published_survey
-from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.report.compare import refuse_comparison
+from opencil.report.layout import Block, Cell, Column, Table, list_note, words
 from opencil.report.order import method
 from opencil.report.results import Outcome, results
 from opencil.study.records import RunRecord
@@ -19,17 +20,17 @@ _SPLITS: dict[tuple[int, int | str], str] = {(10, 10): "b0-10", (20, 5): "b0-5",
 
 def survey_tables(study: Study) -> list[Table]:
     """Return the accuracies of finished runs beside the survey's, for each k that the survey has."""
-    made = []
+    made, figures = [], published_survey()
     for outcome in _model_results(study):
-        figures = _survey_figures(outcome)
+        split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _BENCHMARK else None
         lines = {}
         for cil in outcome.cil:
-            ours, theirs = _our_accuracies(outcome, study.rows, cil), figures[figures["cil"] == method(cil)]
+            theirs = figures[(figures["split"] == split) & (figures["cil"] == method(cil))]
+            ours = _our_accuracies(outcome, study.rows, cil)
             if len(ours) and len(theirs):
                 lines[cil] = _line(outcome, cil, ours, theirs)
         if lines:
-            others = [cil for cil in outcome.cil if cil not in lines]
-            made.append(_table(outcome, list(lines.values()), others))
+            made.append(_table(outcome, lines))
     return made
 
 
@@ -37,28 +38,16 @@ def not_in_survey(study: Study) -> BadInput:
     """Return the error for a study of which nothing can be compared with the survey."""
     every = _model_results(study)
     ours = ", ".join(f"{outcome.benchmark} in {outcome.steps} steps of {outcome.k}" for outcome in every)
-    waiting = "; ".join(part for outcome in every for part in outcome.unfinished())
-    return BadInput(
-        f"nothing that is finished here, {ours}, can be compared with the survey: it has {_BENCHMARK} in "
-        f"{', '.join(f'{steps} of {k}' for steps, k in _SPLITS)}, of "
-        f"{', '.join(sorted(published_survey()['cil'].unique()))}"
-        + f". Not finished: {waiting}"
-        * bool(waiting)
-    )
+    splits = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
+    methods = ", ".join(sorted(published_survey()["cil"].unique()))
+    return refuse_comparison(every, ours, f"the survey: it has {_BENCHMARK} in {splits}, of {methods}")
 
 
 def _model_results(study: Study) -> list[Outcome]:
     """Return the results of the runs' models, whether or not their detectors are finished."""
     records: list[RunRecord] = [{**run, "detectors": {}} for run in study.runs]
     models = replace(study, rows=study.rows[study.rows["detector"] == ""], runs=records)
-    return results(models, SURVEY_ACCURACY.values())
-
-
-def _survey_figures(outcome: Outcome) -> pd.DataFrame:
-    """Return the survey's figures of a benchmark and k; empty where it has none."""
-    table = published_survey()
-    split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _BENCHMARK else None
-    return table[table["split"] == split]
+    return results(models, tuple(SURVEY_ACCURACY.values()))
 
 
 def _our_accuracies(outcome: Outcome, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
@@ -74,10 +63,8 @@ def _line(outcome: Outcome, cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) 
     of_metric = theirs.set_index(["metric", "step"])["value"].to_dict()
     figures = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
     if figures:  # the survey prints no average of its larger first step
-        of_metric = {
-            ("average_accuracy", 0): sum(figures) / len(figures),
-            ("last_accuracy", 0): figures[-1],
-        } | of_metric
+        of_metric.setdefault(("average_accuracy", 0), sum(figures) / len(figures))
+        of_metric.setdefault(("last_accuracy", 0), figures[-1])
     line = [words(f"{cil} (nearest mean)" if method(cil) in SURVEY_ACCURACY else cil)]
     for metric, values in (("average_accuracy", ours.mean()), ("last_accuracy", ours.iloc[-1])):
         mean, survey = float(values.mean()), of_metric.get((metric, 0))
@@ -92,20 +79,17 @@ def _subtract(ours: float, survey: float | None) -> Cell:
     return Cell() if survey is None else Cell(ours - survey, signed=True)
 
 
-def _table(outcome: Outcome, lines: list[list[Cell]], others: list[str]) -> Table:
+def _table(outcome: Outcome, lines: dict[str, list[Cell]]) -> Table:
+    groups = ("average accuracy", "last accuracy")
     columns = [Column("CIL", label=True)]
-    columns += [
-        Column(what, group)
-        for group in ("average accuracy", "last accuracy")
-        for what in ("ours", "survey", "Δ")
-    ]
+    columns += [Column(head, group) for group in groups for head in ("ours", "survey", "Δ")]
     columns += [Column(str(step), "Δ after step") for step in range(1, outcome.steps + 1)]
     notes = [
         f"Percent, mean over seeds. Δ: ours minus the survey's, in percent points. Survey: {SURVEY}.",
         f"The survey's accuracy of {', '.join(SURVEY_ACCURACY)} is that of nearest means of exemplars; so is "
         "ours here.",
         "Its training images are made brighter or darker too, by up to 63/255 (our transform.brightness).",
+        *list_note("Not compared", [cil for cil in outcome.cil if cil not in lines]),
     ]
-    notes += [f"Not compared: {', '.join(others)}."] if others else []
-    title = f"{outcome.title}: accuracy, ours beside the survey's"
-    return Table(f"survey-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())
+    title, blocks = f"{outcome.title}: accuracy, ours beside the survey's", [Block(list(lines.values()))]
+    return Table(f"survey-{outcome.name}", title, columns, blocks, notes, outcome.missing())

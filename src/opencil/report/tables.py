@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import compress, groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.evaluation.metric import metrics as all_metrics
 from opencil.report.averages import average_models, average_rows, dataset_place
-from opencil.report.layout import MARKS, MARKS_IN_BLOCK, Block, Cell, Column, Table, words
+from opencil.report.layout import MARKS, MARKS_IN_BLOCK, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import (
     FAMILIES,
     group_families,
@@ -21,13 +21,13 @@ from opencil.report.order import (
     sort_detectors,
     sort_metrics,
 )
-from opencil.report.results import Average, Outcome, count, find_partial, results
+from opencil.report.results import Outcome, describe_steps, find_partial, note_partial, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
 from opencil.validation import flat
 
 Kind = Literal["summary", "main", "distance", "dataset", "ablation"]
-KINDS: tuple[Kind, ...] = ("summary", "main", "distance", "dataset", "ablation")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 #: The key of a column: CIL method, metric, place.
 Key = tuple[str, str, str]
 
@@ -42,7 +42,6 @@ _KEPT = (
     "pixels, or of all images that are seen again where none are chosen; a dash where a run did not note "
     "them."
 )
-_UNEVEN = "OOD datasets that only some runs have, so that averages with and without them do not compare"
 _SIZES = ("model MB", "memory MB")
 _LABELLED = (
     "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
@@ -71,17 +70,16 @@ def _main_tables(outcome: Outcome) -> list[Table]:
     """Make a table of the main metrics over all datasets, per CIL method."""
     keys = [(cil, metric, ALL) for cil in outcome.cil for metric in table_metrics("all")]
     columns = {Column(metric_of(m).column, cil): (cil, m, place) for cil, m, place in keys}
-    return [_table_by_family(outcome, "main", f"{outcome.title}: main results", columns)]
+    return [_table_by_family(outcome, "main", "main results", columns)]
 
 
 def _distance_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each metric, of near and far datasets, per CIL method."""
     made = []
     for metric in distance_metrics():
-        columns: dict[Column, Key] = {
-            Column(role, cil): (cil, metric, role) for cil in outcome.cil for role in OOD_ROLES
-        }
-        title = f"{outcome.title}: near and far OOD, {metric_of(metric).column}"
+        keys: list[Key] = [(cil, metric, role) for cil in outcome.cil for role in OOD_ROLES]
+        columns = {Column(key[2], key[0]): key for key in keys}
+        title = f"near and far OOD, {metric_of(metric).column}"
         made.append(_table_by_family(outcome, f"distance-{metric}", title, columns))
     return made
 
@@ -95,9 +93,7 @@ def _dataset_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each CIL method, of the main metrics on each OOD dataset."""
     title = "OOD detection per dataset"
     return [
-        _table_by_family(
-            outcome, f"dataset-{cil}", f"{outcome.title}, {cil}: {title}", _columns_by_dataset(outcome, cil)
-        )
+        _table_by_family(outcome, f"dataset-{cil}", title, _columns_by_dataset(outcome, cil), cil)
         for cil in outcome.cil
     ]
 
@@ -117,7 +113,7 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
             names = [line[0].text for line in lines]
             if not any(map(is_labelled, names)):
                 continue
-            lines = _rank(lines, [metric for _, metric, _ in columns.values()], variants=True)
+            lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
             notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), MARKS]
             notes += [metric_of(m).sentence for m in metrics]
             name, title = f"ablation-{own}-{cil}-{outcome.name}", f"{outcome.title}, {cil}: ablation of {own}"
@@ -148,44 +144,48 @@ def _columns_by_dataset(outcome: Outcome, cil: str) -> dict[Column, Key]:
     }
 
 
-def _table_by_family(outcome: Outcome, name: str, title: str, columns: dict[Column, Key]) -> Table:
-    """Make a table like the paper's: accuracy, a block of detectors per family, averages below each."""
+def _table_by_family(
+    outcome: Outcome, name: str, title: str, columns: dict[Column, Key], cil: str = ""
+) -> Table:
+    """Make a table like the paper's: accuracy, a block of detectors per family, averages below each.
+
+    If all columns are of one method, ``cil``, its accuracy is in a note.
+    """
     keys = list(columns.values())
     metrics = [metric for _, metric, _ in keys]
     every = [_line(outcome, detector, columns) for detector in outcome.detectors]
-    lines = {line[0].text: line for line in _rank(every, metrics)}
-    blocks, plain = [], []
+    plain = [detector for detector in outcome.detectors if not is_labelled(detector)]
+    ranked = _rank(every, metrics, [detector in plain for detector in outcome.detectors])
+    lines = dict(zip(outcome.detectors, ranked, strict=True))
+    blocks = []
     for family, names in group_families(outcome.detectors):
-        own = [detector for detector in names if not is_labelled(detector)]
-        plain += own
+        own = [detector for detector in names if detector in plain]
         foot = [_average("Average", outcome, own, keys)] if own else []
         blocks.append(Block([lines[detector] for detector in names], family, foot))
     if len(blocks) > 1:
         blocks.append(Block([_average("Average (All)", outcome, plain, keys)]))
     notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(is_labelled, outcome.detectors))]
-    cil = keys[0][0]
-    # Whether all columns are of one method, whose accuracy has no line of its own.
-    alone = any(column.group != cil for column, (cil, _, _) in columns.items())
-    if alone:
-        notes.append(f"Average accuracy of {cil}: {_cell(outcome.accuracy(cil)).text}.")
+    if cil:
+        notes.append(f"Average accuracy of {cil}: {outcome.accuracy(cil).text}.")
     else:
-        top = [_line_over_groups("CIL accuracy", keys, lambda cil: _cell(outcome.accuracy(cil)))]
+        top = [_line_over_groups("CIL accuracy", keys, outcome.accuracy)]
         if outcome.kept:
             top.append(_line_over_groups(_SIZES[0], keys, lambda cil: _kept_cells(outcome, cil)[0]))
             top.append(_line_over_groups(_SIZES[1], keys, lambda cil: _kept_cells(outcome, cil)[1]))
             notes.append(_KEPT)
         blocks = [Block(top), *blocks]
     notes += [metric_of(metric).sentence for metric in dict.fromkeys(["accuracy", *metrics])]
-    missing, heads = outcome.missing(of=[cil] if alone else None), [Column("detector", label=True), *columns]
-    return Table(f"{name}-{outcome.name}", title, heads, blocks, notes, missing, cil=cil if alone else "")
+    title = f"{outcome.title}{cil and f', {cil}'}: {title}"
+    heads, missing = [Column("detector", label=True), *columns], outcome.missing(of=[cil] if cil else None)
+    return Table(f"{name}-{outcome.name}", title, heads, blocks, notes, missing, cil)
 
 
 def _line(outcome: Outcome, detector: str, columns: dict[Column, Key]) -> list[Cell]:
-    return [words(detector), *(_cell(outcome.of(cil, detector, m, p)) for cil, m, p in columns.values())]
+    return [words(detector), *(outcome.of(cil, detector, m, place) for cil, m, place in columns.values())]
 
 
 def _average(name: str, outcome: Outcome, detectors: list[str], keys: list[Key]) -> list[Cell]:
-    return [words(name), *(_cell(outcome.mean_over(detectors, *key)) for key in keys)]
+    return [words(name), *(outcome.mean_over(detectors, *key) for key in keys)]
 
 
 def _kept_cells(outcome: Outcome, cil: str) -> list[Cell]:
@@ -202,22 +202,15 @@ def _line_over_groups(name: str, keys: list[Key], of: Callable[[str], Cell]) -> 
     return cells
 
 
-def _cell(average: Average | None) -> Cell:
-    return Cell(average.mean, average.std) if average else Cell()
-
-
-def _rank(
-    lines: list[list[Cell]], metrics: list[str], variants: bool = False, name: int = 0
-) -> list[list[Cell]]:
+def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> list[list[Cell]]:
     """Mark the three best values of each column, compared as they are shown.
 
-    The last columns are of ``metrics``, the column at ``name`` has the detectors. Names with a label compete
-    only among ``variants``.
+    The last columns are of ``metrics``. Lines compete where ``competes`` is true.
     """
     ranked = [list(line) for line in lines]
-    competing = [line for line in ranked if variants or not is_labelled(line[name].text)]
+    competing = list(compress(ranked, competes))
     for i, metric in enumerate(metrics, start=-len(metrics)):
-        shown = {round(line[i].value or 0.0, 2) for line in competing if line[i].value is not None}
+        shown = {round(value, 2) for line in competing if (value := line[i].value) is not None}
         best = sorted(shown, reverse=not metric_of(metric).lower_is_better)[:3]
         for line in competing:
             value = line[i].value
@@ -248,8 +241,8 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         if not outcome.datasets:
             continue
         partial = find_partial(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])])
-        uneven = "; ".join(f"{name} ({', '.join(runs)})" for name, runs in partial.items())
-        notes = [*outcome.mixture(), *[f"{_UNEVEN}: {uneven}."] * bool(uneven)]
+        effect = "so that averages with and without them do not compare"
+        notes = [*outcome.mixture(), *note_partial(effect, partial)]
         title = f"{outcome.title}: OOD detection"
         made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes, outcome))
         if of_shift := [name for name in shifted if (averages[key]["metric"] == name).any()]:
@@ -260,10 +253,7 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
 
 def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     """Make the table of the CIL models themselves."""
-    cells = {
-        (row["cil"], row["metric"]): Cell(100 * row["mean"], 100 * row["std"])
-        for row in averages.to_dict("records")
-    }
+    cells = _cells_by(["cil", "metric"], averages)
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
@@ -284,21 +274,24 @@ def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     return Table(f"accuracy-{outcome.name}", title, columns, [Block(lines)], notes, missing)
 
 
+def _cells_by(keys: list[str], averages: pd.DataFrame) -> dict[tuple[str, ...], Cell]:
+    """Return averages in percent as cells."""
+    percents = averages.set_index(keys)[["mean", "std"]] * 100
+    return dict(zip(percents.index, map(Cell, percents["mean"], percents["std"]), strict=True))
+
+
 def _summary(
     name: str, title: str, averages: pd.DataFrame, metrics: list[str], more: list[str], outcome: Outcome
 ) -> Table:
     """Make a table of some metrics of the detectors on each CIL model."""
-    keys = ["cil", "detector", "metric", "place"]
-    cells = {
-        tuple(row[key] for key in keys): Cell(100 * row["mean"], 100 * row["std"])
-        for row in averages.to_dict("records")
-    }
+    cells = _cells_by(["cil", "detector", "metric", "place"], averages)
     measured = averages[averages["detector"] != ""]
     # A metric of ID images alone has one value, not one for each split of the OOD sets.
     alone = set(measured.loc[measured["place"] == "", "metric"])
     shown = [(m, place) for m in metrics for place in ([""] if m in alone else (*OOD_ROLES, ALL))]
-    counts = measured.groupby(["cil", "detector"])[["steps", "seeds"]].min()
-    whole = set(counts[(counts == counts.groupby("cil").transform("max")).all(axis=1)].index)
+    counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
+    of_detectors = counts.drop("", level="detector", errors="ignore")
+    whole = (of_detectors == of_detectors.groupby("cil").transform("max")).all(axis=1)
     blocks = []
     for cil in sort_cil(measured["cil"]):
         names = sort_detectors(measured.loc[measured["cil"] == cil, "detector"])
@@ -308,39 +301,26 @@ def _summary(
             + [cells.get((cil, detector, *key), Cell()) for key in shown]
             for detector in names
         ]
-        level = [(cil, detector) in whole for detector in names]  # unfinished detectors do not compare
-        if sum(not is_labelled(detector) for detector in compress(names, level)) > 3:
-            ranked = _rank(list(compress(lines, level)), [m for m, _ in shown], name=1)
-            lines = [{line[1].text: line for line in ranked}.get(line[1].text, line) for line in lines]
+        # Unfinished detectors do not compare.
+        competes = [whole[cil, detector] and not is_labelled(detector) for detector in names]
+        if sum(competes) > 3:
+            lines = _rank(lines, [m for m, _ in shown], competes)
         blocks.append(Block(lines))
     columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
     columns += [
         Column(place, metric_of(m).column) if place else Column(metric_of(m).column) for m, place in shown
     ]
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
-    notes = [_basis(averages), *more, *[MARKS_IN_BLOCK] * marked]
+    basis = f"Percent: mean over the datasets of a split, {describe_steps(*counts.max())}."
+    fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
+    notes = [" ".join([basis, *fewer]), *more, *[MARKS_IN_BLOCK] * marked]
     notes += [_LABELLED] * (marked and any(map(is_labelled, measured["detector"].unique())))
     notes += [metric_of(metric).sentence for metric in metrics]
     return Table(name, title, columns, blocks, notes, outcome.missing(averaged=True))
 
 
-def _basis(averages: pd.DataFrame) -> str:
-    """Return a note on steps and seeds of the averages, and on methods with fewer seeds than others."""
-    counts = averages.groupby(["cil", "detector"])[["steps", "seeds"]].min()
-    steps, seeds = counts.max()
-    text = (
-        f"Percent: mean over the datasets of a split, then over {count(steps, 'step')}, "
-        f"then over {count(seeds, 'seed')}{' (± standard deviation)' * (seeds > 1)}."
-    )
-    return " ".join([text, *_note_fewer_seeds(counts["seeds"].drop("", level="detector", errors="ignore"))])
-
-
 def _note_fewer_seeds(seeds: "pd.Series[int]") -> list[str]:
     """Return a note on methods with fewer seeds than others, if there are any."""
-    most = seeds.max()
-    parts = [
-        f"{' '.join(filter(None, name if isinstance(name, tuple) else [str(name)]))} ({number} of {most})"
-        for name, number in seeds.items()
-        if number < most
-    ]
-    return [f"Over fewer seeds, so with care: {', '.join(parts)}."] if parts else []
+    few = seeds[seeds < seeds.max()]
+    parts = [f"{name} ({number} of {seeds.max()})" for name, number in few.items()]
+    return list_note("Over fewer seeds, so with care", parts)

@@ -1,6 +1,5 @@
 """Write the tables of a report, its page and a folder of everything; watch runs under way."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ def chosen_tables(
 ) -> list[Table]:
     """Return tables of some kinds, comparisons and statistics; an empty one is an error.
 
-    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods that tables show,
+    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods in tables,
     but not in ablations and comparisons, which are of few.
     """
     made: list[Table] = []
@@ -49,17 +48,18 @@ def chosen_tables(
         if not of_kind and set(kinds) != set(KINDS):
             raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
-    beside = []
-    if compare == "survey":
-        beside = survey_tables(study)
-    elif compare == "paper":
-        beside = comparison_tables(study, [kind for kind in kinds if kind in COMPARED] or ["main"])
-    if compare and not beside:
-        raise not_in_survey(study) if compare == "survey" else incomparable(study)
-    ranked = statistics_tables(study, baseline) if statistics else []
-    if statistics and not ranked:
-        raise BadInput(_TOO_FEW)
-    return [*made, *beside, *shorten_tables(ranked, study, top)]
+    if compare:
+        asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
+        beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked)
+        if not beside:
+            raise not_in_survey(study) if compare == "survey" else incomparable(study)
+        made += beside
+    if statistics:
+        ranked = statistics_tables(study, baseline)
+        if not ranked:
+            raise BadInput(_TOO_FEW)
+        made += shorten_tables(ranked, study, top)
+    return made
 
 
 def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Table]:
@@ -115,7 +115,7 @@ def write_report(
 ) -> None:
     """Write a study with all its tables, its figures and its page into a folder.
 
-    ``top`` limits the methods that tables show, but not in CSV.
+    ``top`` limits the methods in tables, but not in CSV.
     """
     write_study(study, folder)
     survey, statistics = survey_tables(study), statistics_tables(study, baseline)
@@ -137,34 +137,30 @@ def watch_runs(
 ) -> Study:
     """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
 
-    Figures take seconds to draw, so only the last page has them. A study that cannot be read is read again
-    at the next turn. However the watching ends, the last page does not reload itself.
+    Figures take seconds to draw, so they are added at the end. A study that cannot be read is read again at
+    the next turn. However the watching ends, the last page does not reload itself.
     """
     from opencil.report.figures.drawing import figures
 
-    study, said, ending = read(), "", "all runs are done"
+    study, said, problem, ending = read(), "", "", "all runs are done"
     try:
-        try:
-            problem = ""
-            while problem or not study.finished:
-                write_page(study, path, refresh=every)
-                now = problem or f"{describe_progress(study)}: {path}"
-                if now != said:
-                    say(now)
-                    said = now
-                time.sleep(every)
-                try:
-                    study, problem = read(), ""
-                except (OpenCILError, OSError) as error:
-                    problem = f"the page shows what could be read last ({error})"
-        except KeyboardInterrupt:
-            ending = "stopped watching"
-            say(ending)
-        write_page(study, path, figures(study, choice))
-    except BaseException:
-        with contextlib.suppress(OSError, OpenCILError):
-            write_page(study, path)
-        raise
+        while problem or not study.finished:
+            write_page(study, path, refresh=every)
+            now = problem or f"{describe_progress(study)}: {path}"
+            if now != said:
+                say(now)
+                said = now
+            time.sleep(every)
+            try:
+                study, problem = read(), ""
+            except (OpenCILError, OSError) as error:
+                problem = f"the page shows what could be read last ({error})"
+    except KeyboardInterrupt:
+        ending = "stopped watching"
+        say(ending)
+    finally:
+        write_page(study, path)
+    write_page(study, path, figures(study, choice))
     say(f"{ending}: {path}")
     return study
 

@@ -157,7 +157,7 @@ def test_names_are_text(quiet: Any, pictured: Path) -> None:
     shown = quiet.evaluate("document.body.innerText")
     for name in (EVIL, WORSE):
         assert name in shown
-    assert quiet.evaluate("document.querySelectorAll('img:not(figure img), script').length") == 3
+    assert quiet.evaluate("document.querySelectorAll('img:not(figure img), script').length") == 2
     assert quiet.evaluate("document.title") == f"Results {EVIL}"
     quiet.choose("detector", WORSE)
     assert {line[2] for line in quiet.board()} == {WORSE}

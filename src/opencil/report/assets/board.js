@@ -91,7 +91,7 @@ function showBoard(view, board) {
         scope: "col", "data-key": column.key, class: column.names ? null : "number",
         "aria-sort": now ? (board.up ? "ascending" : "descending") : null,
       },
-      withTip(el("button", { type: "button", onclick: turn }, column.text), column.tip),
+      el("button", { type: "button", onclick: turn, "data-tip": column.tip }, column.text),
     );
   });
   const some = board.found.filter(({ key }, i) => state.all || i < FIRST || state.on.includes(key));

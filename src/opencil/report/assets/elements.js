@@ -2,9 +2,7 @@
 // markup.
 
 const $ = (id) => document.getElementById(id);
-const data = JSON.parse($("data").textContent);
-const packed = await unpack($("packed").textContent); // averages, configs and drawings
-data.groups.forEach((group, i) => { group.averages = packed.averages[i]; });
+const data = await unpack($("data").textContent);
 data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -44,10 +42,6 @@ function scrolling(box) {
 }
 
 // Show a text while its element is pointed at or has the focus; Escape hides it.
-const withTip = (node, text) => {
-  if (text) node.dataset.tip = text;
-  return node;
-};
 let tipped = null;
 function showTip(node) {
   tipped?.removeAttribute("aria-describedby");

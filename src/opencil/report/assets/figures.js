@@ -1,18 +1,11 @@
 // Figures: drawings become pictures when they are first shown; dark pages invert them by style alone.
 
-const addresses = new Map();
-function addressOf(figure) {
-  const i = data.figures.indexOf(figure);
-  if (!addresses.has(i)) {
-    addresses.set(i, URL.createObjectURL(new Blob([packed.figures[i]], { type: "image/svg+xml" })));
-  }
-  return addresses.get(i);
-}
 function picture(figure) {
+  figure.address ??= URL.createObjectURL(new Blob([figure.svg], { type: "image/svg+xml" }));
   const image = el("img", {
-    src: addressOf(figure), alt: figure.caption, width: figure.width, height: figure.height,
+    src: figure.address, alt: figure.caption, width: figure.width, height: figure.height,
   });
-  const save = el("a", { href: addressOf(figure), download: `${figure.name}.svg` }, "Save as SVG");
+  const save = el("a", { href: figure.address, download: `${figure.name}.svg` }, "Save as SVG");
   return el(
     "figure", { class: figure.wide ? "wide" : null },
     scrolling(el(

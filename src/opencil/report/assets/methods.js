@@ -14,11 +14,10 @@ function tipOf(kind, name) {
 const outward = { target: "_blank", rel: "noopener noreferrer" };
 // A method's name, which leads to its paper. In long tables it is no stop of the Tab key.
 function methodName(kind, name, stop = true) {
-  const link = aboutOf(kind, name)?.link;
-  const made = link
-    ? el("a", { href: link, class: "method", tabindex: stop ? null : "-1", ...outward }, titled(kind, name))
-    : el("span", { class: "method" }, titled(kind, name));
-  return withTip(made, tipOf(kind, name));
+  const href = aboutOf(kind, name)?.link;
+  const linked = href ? { href, tabindex: stop ? null : "-1", ...outward } : {};
+  const attributes = { class: "method", "data-tip": tipOf(kind, name) || null, ...linked };
+  return el(href ? "a" : "span", attributes, titled(kind, name));
 }
 function showMethods() {
   const row = (kind, name) => {

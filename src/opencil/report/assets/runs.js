@@ -39,7 +39,7 @@ function showRuns() {
   const evaluations = `${total(evaluated)} of ${total(wanted)} evaluations of a detector on a step`;
   $("status").replaceChildren(
     meter(done, all),
-    el("span", {}, `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: `, parts),
+    el("span", {}, `${plural(data.runs.length, "run")}: `, parts),
     el("span", { class: "hint" }, `${trained} · ${evaluations}`),
     ...refreshing(),
     ...data.problems.map((text) => el("p", { class: "problem" }, `Damaged or lost, so left out: ${text}`)),
@@ -69,9 +69,9 @@ function showRuns() {
   const heads = names.map((name) => el("th", { scope: "col" }, name));
   $("progress").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
   $("configs").replaceChildren(
-    ...data.runs.map((run, i) => {
+    ...data.runs.map((run) => {
       const text = el("pre", { tabindex: "0" });
-      const load = (event) => { if (event.target.open) text.textContent = packed.configs[i]; };
+      const load = (event) => { if (event.target.open) text.textContent = run.config; };
       return el("details", { ontoggle: load }, el("summary", {}, runName(run)), text);
     }),
   );

@@ -122,7 +122,7 @@ function choose() {
   const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
   options("k", same(here.map((g) => g.k)), String(whole.k));
   const group = here.find((g) => String(g.k) === state.k);
-  const metrics = Object.keys(data.metrics).filter((m) => m in group.averages);
+  const metrics = Object.keys(data.metrics).filter((m) => m in group.baselines);
   options("metric", metrics.map((m) => [m, label(m)]));
   const { shifted } = data.metrics[state.metric];
   options("ood", shifted ? group.shifted : group.places);

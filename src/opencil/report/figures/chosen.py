@@ -1,4 +1,4 @@
-"""Select what figures show: detectors, CIL models, their curves and captions."""
+"""Select the contents of figures: detectors, CIL models, their curves and captions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from opencil.report.averages import average_datasets, average_rows, select_longe
 from opencil.report.order import Top, sort_cil, sort_datasets, sort_detectors
 from opencil.report.results import Outcome
 
-#: Detectors that are drawn first by default: the softmax baseline, the score that all fine-tuned heads share,
+#: Detectors drawn first by default: the softmax baseline, the score that all fine-tuned heads share,
 #: the detector of the paper's Fig. 3a, and the paper's own method.
 _SIDE_BY_SIDE = ("msp", "energy", "regmix", "ber")
 _UNDER_ONE = ("regmix", "energy", "msp")
 _CONFIDENCE = ("msp",)
-REFERENCE = "joint"  #: the CIL model that others are drawn beside
+REFERENCE = "joint"  #: the CIL model drawn beside the others
 _SPREAD = ["mean", "std", "low", "high", "seeds"]
 
 #: Curves by name: mean, deviation, band (low, high) and number of seeds, indexed by step or task.
@@ -94,8 +94,9 @@ class Group:
         self.oods = [name for name in sort_datasets(outcome.benchmark, dict(distances)) if name]
         self.score = f"mean score of {short(self.scorer)}"  #: the label of its axis
 
-    def about(self, kind: str, cil: str, title: str, heading: str, caption: str) -> About:
-        """Return the texts of a figure, with the runs that it lacks."""
+    def about(self, kind: str, cil: str, title: str, caption: str, heading: str = "") -> About:
+        """Return the texts of a figure, with the runs that it lacks; by default the title is its heading."""
+        heading = heading or title.partition(" · ")[2].replace(cil, short(cil))
         name = "-".join(filter(None, (self.outcome.name, kind, cil)))
         missing = " ".join(self.outcome.missing(averaged=True, of=[cil, REFERENCE] if cil else None))
         caption = f"{caption} {missing}".strip()
@@ -110,7 +111,7 @@ class Group:
         return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 
     def side_by_side(self, cil: str) -> Lines:
-        """Return the curves of the detectors that are drawn side by side; none if no one has values."""
+        """Return the curves of the detectors side by side, or none if none of them has values."""
         lines = {name: self.curve(cil, name, self.metric) for name in self.detectors}
         return lines if any(map(len, lines.values())) else {}
 
@@ -126,9 +127,10 @@ def short(name: str, letters: int = 20) -> str:
 
 def _average_seeds(rows: pd.DataFrame, of: list[str], places: list[str]) -> pd.DataFrame:
     """Return mean, sample deviation and number of the seeds with the most steps, at each place."""
-    rows = select_longest(rows, of, rows.groupby([*of, "seed"])["step"].transform("nunique"))
-    found = rows.groupby([*of, *places], as_index=False).agg(
-        mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique")
+    found = (
+        select_longest(rows, of)
+        .groupby([*of, *places], as_index=False)
+        .agg(mean=("value", "mean"), std=("value", "std"), seeds=("seed", "nunique"))
     )
     return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])
 

@@ -30,9 +30,9 @@ from opencil.study.study import Study
 Look = dict[str, Any]  #: Matplotlib's properties of a line
 
 _WIDTH, _HEIGHT = 3.5, 2.6  # inches: a column of a two-column paper
-_TITLE = 40  # letters that fit above a column
-_LETTER = 0.067  # inches that a letter of a name takes
-_SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches that a letter and a line below a figure take
+_TITLE = 40  # letters above a column
+_LETTER = 0.067  # inches per letter of a name
+_SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches per letter and line below a figure
 _DPI = 200  # dots per inch of a PNG
 # Blue, vermilion, green, purple, orange, sky: the yellow of the eight is too pale, black is the reference's.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -108,13 +108,12 @@ class Figure:
         self._save(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
-    def save(self, folder: Path) -> list[Path]:
-        """Write an SVG and a PNG, and return their paths."""
+    def save(self, folder: Path) -> None:
+        """Write an SVG and a PNG."""
         png: Look = {"format": "png", "dpi": _DPI, "metadata": {"Software": None}}
-        paths = [folder / f"{self.about.name}.{ending}" for ending in ("svg", "png")]
-        write_text(paths[0], self.svg)
-        write(paths[1], lambda path: self._save(path, **png, pil_kwargs={"compress_level": 1}))
-        return paths
+        write_text(folder / f"{self.about.name}.svg", self.svg)
+        file = folder / f"{self.about.name}.png"
+        write(file, lambda path: self._save(path, **png, pil_kwargs={"compress_level": 1}))
 
 
 def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
@@ -123,8 +122,8 @@ def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
     choice.check(study.rows)
     for outcome in results(study):
         group = Group(outcome, study.rows, choice)
-        drawings = [partial(draw, group) for draw in (_draw_models, _draw_baselines)]
         of_cil = (_draw_fig1a, _draw_fig1b, _draw_fig1c, _draw_fig3b, _draw_old_new)
+        drawings = [partial(draw, group) for draw in (_draw_models, _draw_baselines)]
         drawings += [partial(draw, group, cil) for cil in group.cils for draw in of_cil]
         for draw in drawings:
             with matplotlib.rc_context(_STYLE):
@@ -138,23 +137,18 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
     lines, compared = group.side_by_side(cil), group.side_by_side(REFERENCE)
     if not lines:
         return None
-    title = f"{cil} against {REFERENCE}" if compared else f"{cil}: detectors"
+    title = f"1a · {cil} against {REFERENCE}" if compared else f"1a · {cil}: detectors"
     remark = f"no runs of {REFERENCE} are here to compare with"
     if compared:
         remark = "dashed: the same on a model trained on all data of all classes seen"
     caption = f"{group.label} per step of {list_names(lines)} on {cil}; {remark}. {basis(lines)}"
-    about = group.about("fig1a", cil, f"1a · {title}", title, caption)
-    picture, axes = _start()
-    for i, curve in enumerate(compared.values()):
-        _draw_line(axes, curve, _style(i) | _COMPARED | {"linewidth": 1.0})
-    _draw_curves(axes, lines, group.ylabel)
+    figure = _draw_curves(group.about("fig1a", cil, title, caption), lines, group.ylabel, compared=compared)
     if compared:  # in grey: colours and markers are explained at the ends of the lines
         grey: Look = {"color": "#555555", "marker": "o", "markeredgewidth": 0}
         looks = {short(cil): grey, short(REFERENCE): grey | _COMPARED}
         handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
-        axes.legend(handles=handles, loc="best", handlelength=2.4)
-    axes.set_title(short(title, _TITLE))
-    return Figure(about, picture)
+        figure.picture.axes[0].legend(handles=handles, loc="best", handlelength=2.4)
+    return figure
 
 
 def _draw_models(group: Group) -> Figure | None:
@@ -166,13 +160,9 @@ def _draw_models(group: Group) -> Figure | None:
     bound = group.curve(REFERENCE, detector, group.metric)
     if len(bound):
         lines[REFERENCE] = bound
-    title = f"CIL models under {detector}"
     caption = f"{group.label} per step of {list_names(lines)} under {detector}. {basis(lines)}{group.note}"
-    about = group.about("fig3a", "", f"3a · {title}", title, caption)
-    picture, axes = _start()
-    _draw_curves(axes, lines, group.ylabel, reference=REFERENCE)
-    axes.set_title(short(title, _TITLE))
-    return Figure(about, picture)
+    about = group.about("fig3a", "", f"3a · CIL models under {detector}", caption)
+    return _draw_curves(about, lines, group.ylabel, reference=REFERENCE)
 
 
 def _draw_fig3b(group: Group, cil: str) -> Figure | None:
@@ -184,13 +174,9 @@ def _draw_fig3b(group: Group, cil: str) -> Figure | None:
         f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step. "
         f"{basis(lines)}"
     )
-    title = f"{{}}: accuracy and {group.label}"
-    about = group.about("fig3b", cil, f"3b · {title.format(cil)}", title.format(short(cil)), caption)
     lines[name] = group.curve(cil, "", "accuracy")
-    picture, axes = _start()
-    _draw_curves(axes, lines, f"accuracy, {group.label} (%)", reference=name)
-    axes.set_title(short(about.heading, _TITLE))
-    return Figure(about, picture)
+    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", caption)
+    return _draw_curves(about, lines, f"accuracy, {group.label} (%)", reference=name)
 
 
 def _draw_fig1c(group: Group, cil: str) -> Figure | None:
@@ -210,26 +196,33 @@ def _draw_fig1c(group: Group, cil: str) -> Figure | None:
         f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
     )
     heading = f"{short(cil)}: confidence of OOD, step {last}"
-    about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", heading, caption)
-    picture, axes = _start()
-    _draw_curves(axes, lines, group.score, "task predicted into (ID: task)", reference=tests)
-    axes.set_title(short(heading, _TITLE))
-    return Figure(about, picture)
+    about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", caption, heading)
+    return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference=tests)
 
 
-def _start() -> tuple[Picture, Axes]:
-    """Return an empty picture as wide as a column of print, and its axes."""
+def _draw_curves(
+    about: About,
+    lines: Lines,
+    ylabel: str,
+    xlabel: str = "step",
+    *,
+    reference: str = "",
+    compared: Lines | None = None,
+) -> Figure:
+    """Draw curves with their names at their ends, as wide as a column of print.
+
+    The ``reference`` is dashed and black, ``compared`` curves have no names.
+    """
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
-    return picture, picture.subplots()
-
-
-def _draw_curves(axes: Axes, lines: Lines, ylabel: str, xlabel: str = "step", reference: str = "") -> None:
-    """Draw curves with their names at their ends; the ``reference`` is dashed and black."""
+    axes = picture.subplots()
+    for i, curve in enumerate((compared or {}).values()):
+        _draw_line(axes, curve, _style(i) | _COMPARED | {"linewidth": 1.0})
     for i, (name, curve) in enumerate(lines.items()):
         _draw_line(axes, curve, _style(i, name == reference))
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=short(about.heading, _TITLE))
     _tick_steps(axes, lines)
     _label_ends(axes, lines, reference)
+    return Figure(about, picture)
 
 
 def _draw_fig1b(group: Group, cil: str) -> Figure | None:
@@ -244,10 +237,10 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
         f"Mean {group.scorer} score of {cil} on the test samples of each task: a row is a "
         f"step, the newest task is its last cell. {of_seeds if seeds > 1 else 'One seed.'}"
     )
-    title = "{}: confidence on each task"
-    about = group.about("fig1b", cil, f"1b · {title.format(cil)}", title.format(short(cil)), caption)
+    about = group.about("fig1b", cil, f"1b · {cil}: confidence on each task", caption)
     grid = found["mean"].unstack("task")
-    picture, axes = _start()
+    picture = Picture(figsize=(_WIDTH, _HEIGHT))
+    axes = picture.subplots()
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     shown = axes.imshow(grid.to_numpy(), cmap="cividis", aspect="auto", origin="lower")
@@ -256,8 +249,7 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
         ticks = range(every - 1, len(names), every)
         axis.set_ticks(ticks, [str(names[i]) for i in ticks])
     axes.tick_params(length=0)
-    axes.set(xlabel="task of the test samples", ylabel="step")
-    axes.set_title(short(about.heading, _TITLE))
+    axes.set(xlabel="task of the test samples", ylabel="step", title=short(about.heading, _TITLE))
     if len(grid) <= 10:
         _write_cells(axes, grid.to_numpy())
     _frame(picture, right=0.85)
@@ -298,17 +290,14 @@ def _draw_old_new(group: Group, cil: str) -> Figure | None:
     for axes, (name, lines) in zip(drawn, panels.items(), strict=True):
         for i, curve in enumerate(lines.values()):
             _draw_line(axes, curve, _style(i))
-        first, second = lines
-        both = pd.concat(lines, axis=1, join="inner")
-        between = both[second, "mean"], both[first, "mean"]
-        axes.fill_between(both.index, *between, color="#999999", alpha=0.15, linewidth=0)
-        axes.set(xlabel="step", ylabel=group.ylabel if axes is drawn[0] else "")
+        first, second = (curve["mean"] for curve in lines.values())
+        second, first = second.align(first, join="inner")
+        axes.fill_between(second.index, second, first, color="#999999", alpha=0.15, linewidth=0)
+        axes.set(xlabel="step", ylabel=group.ylabel if axes is drawn[0] else "", title=short(name))
         _tick_steps(axes, lines, ticks=5)
-        axes.set_title(short(name))
     _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all panels are drawn
     picture.suptitle(heading, x=0.01, ha="left", fontsize=8.5)
-    about = group.about("old-new", cil, f"{cil}: old and new classes", heading, caption)
-    return Figure(about, picture)
+    return Figure(group.about("old-new", cil, f"{cil}: old and new classes", caption, heading), picture)
 
 
 def _draw_baselines(group: Group) -> Figure | None:
@@ -326,7 +315,7 @@ def _draw_baselines(group: Group) -> Figure | None:
     picture = Picture(figsize=(_WIDTH, 3.0))
     axes = picture.subplots()
     levels: list[float] = []  # of the names: the accuracy of the last name on each
-    room = 0.16 * (accuracy.max() - accuracy.min())  # that a name needs, about
+    room = 0.16 * (accuracy.max() - accuracy.min())  # for a name, about
     for cil in sorted(cils, key=lambda cil: accuracy[cil]):
         x, values = accuracy[cil], points[cil]
         level = next((i for i, last in enumerate(levels) if x - last >= room), len(levels))
@@ -352,7 +341,7 @@ def _draw_baselines(group: Group) -> Figure | None:
         f"Accuracy of each CIL model and {group.label} of each detector on it, both averaged over steps "
         f"and seeds; the best detector of each is named.{group.note}"
     )
-    return Figure(group.about(f"accuracy-{group.metric}", "", title, title, caption), picture)
+    return Figure(group.about(f"accuracy-{group.metric}", "", title, caption, heading=title), picture)
 
 
 def _style(i: int, reference: bool = False) -> Look:
@@ -402,14 +391,11 @@ def spread_labels(places: Sequence[float], gap: float, low: float, high: float) 
     They are moved up from the lowest, then down from ``high``.
     """
     order = np.argsort(places, kind="stable")
-    moved = np.asarray(places, dtype=float)[order]
-    for i in range(1, len(moved)):
-        moved[i] = max(moved[i], moved[i - 1] + gap)
-    high = max(high, low + gap * (len(moved) - 1))
-    for i in range(len(moved)):
-        moved[-1 - i] = min(moved[-1 - i], high - gap * i)
-    result = np.empty(len(moved))
-    result[order] = moved
+    offsets = gap * np.arange(len(places))
+    moved = np.maximum.accumulate(np.asarray(places, dtype=float)[order] - offsets) + offsets
+    high = max(high, low + gap * (len(places) - 1))
+    result = np.empty(len(places))
+    result[order] = np.minimum(moved, high - offsets[::-1])
     return [float(place) for place in result]
 
 
