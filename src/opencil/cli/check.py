@@ -1,27 +1,19 @@
 """``opencil check`` and ``opencil doctor``: try a plugin's contracts, and whether runs would work here."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from opencil.cli.flags import DataRoot
-from opencil.cli.guard import guarded
+from opencil.cli.options import DATA_ROOT, PLUGIN, Plugins, argument, option
 from opencil.cli.screen import print_line, screen
 from opencil.errors import OpenCILError
 
 
-@guarded
 def check(
-    files: Annotated[
-        list[str], typer.Argument(help="Python files, modules, or a YML with plugins.", metavar="FILE.py")
-    ],
-    data_root: DataRoot = None,
-    image_size: Annotated[
-        int,
-        typer.Option(help="Side of the images to try backbones and datasets on.", min=1, metavar="PIXELS"),
-    ] = 32,
+    files: list[str] = argument("FILE.py", "Python files, modules, or a YML with plugins."),
+    data_root: str | None = DATA_ROOT,
+    image_size: int = option("PIXELS", "Side of the images to try backbones and datasets on.", 32, min=1),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Try what a file registers: detectors, CIL methods, backbones, datasets, metrics.
 
@@ -65,10 +57,10 @@ def check(
     print_line(f"all {tried} checks passed{left}")
 
 
-@guarded
 def doctor(
-    data_root: DataRoot = None,
-    runs: Annotated[str, typer.Option(help="Folder that runs are stored in.", metavar="DIR")] = "runs",
+    data_root: str | None = DATA_ROOT,
+    runs: str = option("DIR", "Folder that runs are stored in.", "runs"),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Look at versions, devices, memory, data and folders, and say what to do.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from opencil.cli.flags import takes_config
 from opencil.cli.guard import interrupts
+from opencil.cli.options import option, switch
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.cli.screen import borderless_table, print_error, print_line, print_note, problems
@@ -23,16 +24,9 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
     from opencil.runs.spec import RunSpec
 
 _FEW = 6  # names that a line has room for
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would run and what is done; run and write nothing.")
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
-]
-Only = Annotated[
-    str | None,
-    typer.Option(help="One of M shares of the runs: each run is in one.", metavar="N/M", show_default="all"),
-]
+DRY_RUN = switch("--dry-run", "Say what would run and what is done; run and write nothing.")
+QUIET = typer.Option(False, "--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
+ONLY = option("N/M", "One of M shares of the runs: each run is in one.", show_default="all")
 
 
 @takes_config
@@ -42,7 +36,7 @@ def show_config(config: "Config") -> None:
 
 
 @takes_config
-def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Quiet = False) -> None:
+def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quiet: bool = QUIET) -> None:
     """Train, evaluate and store what of a config is not done yet; then show the table.
 
     Called again, it resumes where it stopped; a finished run answers at once.
