@@ -245,12 +245,9 @@ def _names_at(cls: Any, path: Sequence[str]) -> set[str]:
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any]]:
     """Yield the (name, type) of a dataclass's values, init-only ones included; look into unions."""
-    if typing.get_origin(cls) in (typing.Union, types.UnionType):
-        for part in typing.get_args(cls):
-            yield from _fields(part)
-    if not dataclasses.is_dataclass(cls):
-        return
-    for name, field in cls.__dataclass_fields__.items():
-        if field.init and getattr(field, "_field_type", None) is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
-            kind = field.type
-            yield name, kind.type if isinstance(kind, dataclasses.InitVar) else kind
+    union = typing.get_origin(cls) in (typing.Union, types.UnionType)
+    for part in typing.get_args(cls) if union else [cls]:
+        if dataclasses.is_dataclass(part):
+            for p in inspect.signature(part).parameters.values():
+                kind = p.annotation
+                yield p.name, kind.type if isinstance(kind, dataclasses.InitVar) else kind

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opencil.config.sections import METHODS, SECTIONS, suggest_key
-from opencil.config.yml import load, read_text
+from opencil.config.yml import load
 from opencil.data.roles import ROLES, SHIFTED
 from opencil.errors import BadInput, shown, unknown
 from opencil.plugins import is_file
@@ -15,7 +15,11 @@ from opencil.validation import merge
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YML file's mapping; its plugins are relative to its folder."""
-    content = parse_yaml(read_text(path), str(path))
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise BadInput(f"config file {path} cannot be read: {reason}") from None
     if isinstance(content.get("plugins"), str | list):  # the record of a stored run has notes by plugin
         content["plugins"] = [
             os.path.normpath(path.parent / Path(plugin).expanduser()) if is_file(plugin) else plugin

@@ -2,22 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
 from opencil.errors import BadInput, one_line
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise BadInput(f"config file {path} cannot be read: {reason}") from None
 
 
 def load(text: str, source: str) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from opencil.errors import BadInput, one_line
 from opencil.nets.model import Backbone
 from opencil.registry import BACKBONES
-from opencil.validation import Values, build, names_of
+from opencil.validation import Values, build, check_arguments, names_of
 
 #: A backbone in a config: a name, or a mapping with a ``name`` and values.
 Named = str | dict[str, Any]
@@ -57,7 +57,7 @@ def check_backbone(named: Named) -> Named:
         raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
     own = {key: value for key, value in named.items() if key not in COMMON}
     common = build(_Common, {k: v for k, v in named.items() if k in COMMON and k != "name"}, where="backbone")
-    BACKBONES.check(name, own, where="backbone", beside=COMMON)
+    check_arguments(BACKBONES.entry(name).make, own, where="backbone", beside=COMMON)
     if common.sha256 and not common.weights:
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
     shared = {key: value for key, value in asdict(common).items() if value}
