@@ -247,7 +247,7 @@ def _fields(cls: Any) -> Iterator[tuple[str, Any]]:
     """Yield the (name, type) of a dataclass's values, init-only ones included; look into unions."""
     union = typing.get_origin(cls) in (typing.Union, types.UnionType)
     for part in typing.get_args(cls) if union else [cls]:
-        if dataclasses.is_dataclass(part):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
             for p in inspect.signature(part).parameters.values():
                 kind = p.annotation
                 yield p.name, kind.type if isinstance(kind, dataclasses.InitVar) else kind

@@ -26,7 +26,7 @@ _FOLDER: dict[str, Any] = {"envvar": "OPENCIL_DATA", "exists": True, "file_okay"
 ROOT = argument("ROOT", "Folder of your downloads.", **_FOLDER)
 OPTIONAL_ROOT = argument("ROOT", "Folder of your downloads.", None, **_FOLDER)
 _COLUMNS = ("dataset", "split", "role", "found", "layout", "images", "in the paper", "checksum", "decodable")
-CONFIG = option("FILE", "A YML, for datasets of your own.", name="--config")
+CONFIG = option("FILE", "A YML, for datasets of your own.", None, "--config")
 
 
 @app.command(epilog="Example: opencil data check ~/downloads --benchmark cifar100")
@@ -104,7 +104,7 @@ def prepare(
 @app.command(epilog="Example: opencil data show ~/downloads texture --save texture.png")
 def show(
     root: Path = ROOT,
-    dataset: str = argument("DATASET", "Dataset: see 'opencil list datasets'.", autocompletion=dataset_names),
+    dataset: str = argument("DATASET", "Dataset: see 'opencil list datasets'.", complete=dataset_names),
     split: str = option(None, "train or test.", "test"),
     save: Path | None = option("FILE", "The picture; DATASET-SPLIT.png."),
     count: int = option(None, "Images on it.", 60, min=1, max=1000),

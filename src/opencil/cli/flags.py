@@ -50,6 +50,17 @@ _COMPLETE = {
     "precision": one_of(lambda: ("bf16", "tf32", "fp32")),
     "launcher": one_of(lambda: ("local", "ray")),
 }
+_SET = option(
+    "KEY=VALUE",
+    "Any value of the config, as cil.icarl.epochs=5; may be repeated.",
+    None,
+    "--set",
+    complete=options.config_keys,
+    rich_help_panel="What to run",
+)
+_DETERMINISTIC = switch(
+    "--deterministic", "Refuse operations that cannot give the same bits every time.", rich_help_panel="How"
+)
 #: Flags whose text is read as YML: a value, or the values of a list.
 _YML = {"classes_per_step": "[{}]", "seed": "[{}]", "pack": "{}", "jobs": "{}", "epochs_scale": "{}"}
 
@@ -82,32 +93,17 @@ def takes_config(command: Callable[..., None], without: Container[str] = ()) -> 
 
 def _parameters() -> list[inspect.Parameter]:
     """Return the parameters of a command that takes a config."""
-    shown: dict[str, tuple[Any, Any]] = {
-        "config": (
-            Path | None,
-            argument("FILE.yml", "A YML, as 'opencil config' prints it.", None, show_default=False),
-        )
-    }
+    yml = argument("FILE.yml", "A YML, as 'opencil config' prints it.", None, show_default=False)
+    declared: dict[str, tuple[Any, Any]] = {"config": (Path | None, yml)}
     for panel, flags in _PANELS.items():
         for name, (_, metavar, default, text) in flags.items():
-            more: dict[str, Any] = {"autocompletion": _COMPLETE.get(name), "rich_help_panel": panel}
+            more: dict[str, Any] = {"complete": _COMPLETE.get(name), "rich_help_panel": panel}
             more |= {"envvar": "OPENCIL_DATA"} if name == "data_root" else {}
-            shown[name] = str | None, option(metavar, text, show_default=default or True, **more)
-    shown["settings"] = (
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Any value of the config, as cil.icarl.epochs=5; may be repeated.",
-            name="--set",
-            autocompletion=options.config_keys,
-            rich_help_panel="What to run",
-        ),
-    )
-    shown["plugin"] = options.Plugins, options.PLUGIN
-    exact = "Refuse operations that cannot give the same bits every time."
-    shown["deterministic"] = bool, switch("--deterministic", exact, rich_help_panel="How")
+            declared[name] = str | None, option(metavar, text, show_default=default or True, **more)
+    declared |= {"settings": (list[str] | None, _SET), "plugin": (options.Plugins, options.PLUGIN)}
+    declared["deterministic"] = bool, _DETERMINISTIC
     kind = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(name, kind, default=d, annotation=a) for name, (a, d) in shown.items()]
+    return [inspect.Parameter(name, kind, default=d, annotation=a) for name, (a, d) in declared.items()]
 
 
 def _resolve(given: dict[str, Any]) -> "Config":

@@ -27,7 +27,7 @@ _DETAILS = {"labels", "column", "reads", "set-up reads", "values", "paper", "by 
 
 
 def list_names(
-    what: str = argument("WHAT", ", ".join(KINDS), autocompletion=one_of(lambda: KINDS)),
+    what: str = argument("WHAT", ", ".join(KINDS), complete=one_of(lambda: KINDS)),
     pattern: str = argument("PATTERN", "Shell pattern, group, as post-hoc, or one name.", "*"),
     needs: str | None = option("A,B", "Detectors that read only these: logits,features."),
     year: str | None = option("YEAR", "Methods published then: 2022, 2020-2023 or 2023-."),

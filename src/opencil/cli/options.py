@@ -13,19 +13,21 @@ from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS
 Complete = Callable[[str], list[str]]
 
 
-def option(metavar: str | None, text: str, default: Any = None, name: str = "", **more: Any) -> Any:
-    """Return a flag with its help; its name is the parameter's unless ``name`` is another."""
-    return typer.Option(default, *([name] if name else []), help=text, metavar=metavar, **more)
+def option(
+    metavar: str | None, text: str, default: Any = None, *names: str, complete: Any = None, **more: Any
+) -> Any:
+    """Return a flag with its help; ``names`` replace the name of its parameter."""
+    return typer.Option(default, *names, help=text, metavar=metavar, autocompletion=complete, **more)
 
 
 def switch(name: str, text: str, **more: Any) -> Any:
     """Return a flag without a value, which is False where it is not given."""
-    return option(None, text, False, name, **more)
+    return typer.Option(False, name, help=text, **more)
 
 
-def argument(metavar: str, text: str, default: Any = ..., **more: Any) -> Any:
+def argument(metavar: str, text: str, default: Any = ..., complete: Any = None, **more: Any) -> Any:
     """Return a positional argument with its help; it is required unless it has a default."""
-    return typer.Argument(default, help=text, metavar=metavar, **more)
+    return typer.Argument(default, help=text, metavar=metavar, autocompletion=complete, **more)
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Complete:
@@ -65,11 +67,10 @@ table_names = some_of(lambda: [*_imported("report.tables", "KINDS"), "all"])
 config_keys = one_of(lambda: (".".join(key) + "=" for key in _imported("config", "config_keys")()))
 
 #: Flags of several commands.
-BENCHMARK = option("NAME", "Benchmark: see 'opencil list benchmarks'.", autocompletion=benchmark_names)
+BENCHMARK = option("NAME", "Benchmark: see 'opencil list benchmarks'.", complete=benchmark_names)
 DATA_ROOT = option("DIR", "Folder of your downloads.", envvar="OPENCIL_DATA")
 PLUGIN = option(
-    "FILE.py", "Your Python file or module; may be repeated.", name="--plugin", callback=_load_all
+    "FILE.py", "Your Python file or module; may be repeated.", None, "--plugin", callback=_load_all
 )
-RUNS = argument("FOLDER", "Folders of runs, or single runs.", None, show_default="runs")
+RUNS = argument("FOLDER", "Folders of runs, or single runs.", [Path("runs")], show_default="runs")
 Plugins = list[str] | None
-Folders = list[Path] | None

@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
 
 
 def report(
-    runs: list[Path] | None = argument(
-        "FOLDER", "Folders of runs, or of published rows.", None, show_default="runs"
+    folders: list[Path] = argument(
+        "FOLDER", "Folders of runs, or of published rows.", [Path("runs")], show_default="runs"
     ),
     table: str | None = option(
         "A,B|all",
         "Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
         show_default="summary",
-        autocompletion=table_names,
+        complete=table_names,
     ),
     form: Literal["terminal", "markdown", "csv", "latex"] = option(
         None, "What to print the tables as.", "terminal", "--format"
@@ -41,10 +41,7 @@ def report(
     ),
     statistics: bool = switch("--statistics", "Detectors ranked, with intervals of their differences."),
     baseline: str | None = option(
-        "NAME",
-        "Detector that --statistics compares with.",
-        show_default="the best",
-        autocompletion=detector_names,
+        "NAME", "Detector that --statistics compares with.", show_default="the best", complete=detector_names
     ),
     extra: bool = switch("--extra", "Also FPR with OOD positive and AP with ID positive."),
     top: str | None = option(
@@ -59,10 +56,7 @@ def report(
     html: Path | None = option("FILE", "Write one page to explore the results in; it needs no network."),
     figures: Path | None = option("FOLDER", "Write the paper's figures as PNG and SVG."),
     figure_detectors: str | None = option(
-        "A,B",
-        "Detectors in figures.",
-        show_default="msp,energy,regmix,ber",
-        autocompletion=detector_names,
+        "A,B", "Detectors in figures.", show_default="msp,energy,regmix,ber", complete=detector_names
     ),
     watch: bool = switch("--watch", "Write the page again and again until all runs are done, or Ctrl-C."),
     every: float = option("SECONDS", "Seconds between two pages of --watch.", 10, min=0.1),
@@ -78,7 +72,6 @@ def report(
     from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
     from opencil.runs.reading import read_study
 
-    folders = runs or [Path("runs")]
     ranked = statistics or baseline is not None
     kinds = _kinds(table) or ([] if compare or ranked else ["summary"])
     say = partial(typer.echo, err=form != "terminal")  # stdout may be the input of another program

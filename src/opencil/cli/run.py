@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
 
 _FEW = 6  # names that a line has room for
 DRY_RUN = switch("--dry-run", "Say what would run and what is done; run and write nothing.")
-QUIET = typer.Option(False, "--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
+QUIET = option(None, "Show nothing but problems: no progress, no tables.", False, "--quiet", "-q")
 ONLY = option("N/M", "One of M shares of the runs: each run is in one.", show_default="all")
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli.options import DATA_ROOT, PLUGIN, RUNS, Folders, Plugins, switch
+from opencil.cli.options import DATA_ROOT, PLUGIN, RUNS, Plugins, switch
 from opencil.cli.screen import borderless_table, print_line, print_note, print_table, problems
 from opencil.errors import BadInput, OpenCILError
 
@@ -26,7 +26,7 @@ _FEW = 5  # differences that are shown
 
 
 @app.command("list", epilog="Example: opencil runs list runs/digits")
-def list_runs(folders: Folders = RUNS, _plugin: Plugins = PLUGIN) -> None:
+def list_runs(folders: list[Path] = RUNS, _plugin: Plugins = PLUGIN) -> None:
     """List stored runs: how far each is, its size, and when it was last written.
 
     A run is finished, unfinished, waiting (nothing is done yet), running (a
@@ -51,7 +51,7 @@ def list_runs(folders: Folders = RUNS, _plugin: Plugins = PLUGIN) -> None:
 
 @app.command(epilog="Example: opencil runs check runs; opencil runs check runs/digits/k2/icarl/seed0 --deep")
 def check(
-    folders: Folders = RUNS,
+    folders: list[Path] = RUNS,
     deep: bool = switch("--deep", "Train the last step of one run again, and compare all bits."),
     data_root: str | None = DATA_ROOT,
     _plugin: Plugins = PLUGIN,
@@ -125,7 +125,7 @@ def _check_deeply(path: Path, data_root: str | None) -> None:
 
 @app.command(epilog="Example: opencil runs clean runs, and then with --yes")
 def clean(
-    folders: Folders = RUNS,
+    folders: list[Path] = RUNS,
     yes: bool = switch("--yes", "Delete; without it, only say what would go."),
     _plugin: Plugins = PLUGIN,
 ) -> None:
@@ -160,13 +160,12 @@ def clean(
     print_line(f"{len(sizes)} {done}, {size_in_words(sum(sizes))}{hint}")
 
 
-def _runs(folders: list[Path] | None) -> "list[RunFolder]":
+def _runs(folders: list[Path]) -> "list[RunFolder]":
     from opencil.runs.inventory import runs_below
 
-    roots = folders or [Path("runs")]
-    if found := runs_below(*roots):
+    if found := runs_below(*folders):
         return found
-    raise BadInput(f"there are no runs below {', '.join(map(str, roots))}: 'opencil run' makes some")
+    raise BadInput(f"there are no runs below {', '.join(map(str, folders))}: 'opencil run' makes some")
 
 
 def _count(runs: int) -> str:
