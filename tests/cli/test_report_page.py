@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from opencil.cli import app
 from opencil.report import writing
 from opencil.report.page import unpack
 from tests import processes
+from tests.cli import common
 
 RUN = "digits/k2/icarl/seed0"
 FIGURES = {f"digits-k2-{name}-icarl" for name in ("fig1a", "fig1b", "fig1c", "fig3b", "old-new")}
@@ -19,7 +18,7 @@ FIGURES |= {"digits-k2-fig3a", "digits-k2-accuracy-auc"}
 
 
 def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["report", *map(str, words)])
+    return common.call("report", *words)
 
 
 def content(path: Path) -> dict[str, Any]:

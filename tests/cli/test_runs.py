@@ -2,18 +2,18 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from opencil.cli import app
 from opencil.runs.store import RunFolder
+from tests.cli import common
 
 RUN = "digits/k2/icarl/seed0"
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, ["runs", *map(str, words)])
+def call(*words: object) -> Any:
+    return common.call("runs", *words)
 
 
 def flip(path: Path, at: int = -20) -> None:
