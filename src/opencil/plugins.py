@@ -65,6 +65,7 @@ def registered_names(plugin: str) -> Iterator[tuple[Registry[Any], str]]:
 
 
 def _load_file(plugin: str, path: Path) -> ModuleType:
+    """Import a file, unless this very text of it is imported already."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -92,6 +93,7 @@ def _load_file(plugin: str, path: Path) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
+    """Import a module, and attribute its names to it."""
     with _importing(name):
         module = importlib.import_module(name)
     for registry in REGISTRIES:  # the module may have been imported before

@@ -47,7 +47,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered name with its class or function, and what the docs say about it."""
+    """A registered name with its class or function and its description."""
 
     name: str
     make: Callable[..., T]
@@ -85,7 +85,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
-        """Return a class or function decorator that adds ``name``; a name can be taken once."""
+        """Return a class or function decorator to add ``name``; a name can be taken once."""
         if not re.fullmatch(_NAME, name) or name in (_ALL, _PAPER):
             raise BadInput(f"{self.kind} name {name!r} is not usable: allowed are a-z, 0-9, - and _")
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from opencil.cli.options import BENCHMARK, PLUGIN, Plugins, argument, dataset_names, option, switch
-from opencil.cli.screen import print_table
+from opencil.cli.screen import print_table, problems
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
@@ -183,8 +182,7 @@ def _remarks(results: "list[CheckResult]", root: Path | None) -> Iterator[str]:
 
 def _progress() -> Progress:
     """Return progress bars for datasets; they are shown on a terminal only."""
-    screen = Console(stderr=True)
-    return Progress(console=screen, transient=True, disable=not screen.is_terminal)
+    return Progress(console=problems, transient=True, disable=not problems.is_terminal)
 
 
 def _bar(progress: Progress, name: str) -> "ProgressCall":

@@ -1,6 +1,7 @@
-"""``opencil evaluate``: put models that were trained elsewhere through the whole protocol."""
+"""``opencil evaluate``: put models trained elsewhere through the whole protocol."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,10 +55,8 @@ evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs
 
 def _listed(flag: str, text: str) -> list[Any]:
     """Return a flag's list: of a JSON file, or numbers with commas between them."""
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
         if isinstance(content, list):
             return content
-    except (OSError, ValueError, RecursionError):
-        pass
     raise BadInput(f"{flag} {shown(text)} is not understood: a JSON file with a list is needed")

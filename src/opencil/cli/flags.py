@@ -1,4 +1,4 @@
-"""The flags that make a config, declared once for all commands that take them."""
+"""Declare the flags of a config once, for all commands that take one."""
 
 import inspect
 from collections.abc import Callable, Container
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opencil.cli import options
-from opencil.cli.options import argument, one_of, option, switch
+from opencil.cli.options import argument, completing, option, switch
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
@@ -47,8 +47,8 @@ _COMPLETE = {
     "detector": options.detector_names,
     "metric": options.metric_names,
     "device": options.device_names,
-    "precision": one_of(lambda: ("bf16", "tf32", "fp32")),
-    "launcher": one_of(lambda: ("local", "ray")),
+    "precision": completing(lambda: ("bf16", "tf32", "fp32")),
+    "launcher": completing(lambda: ("local", "ray")),
 }
 _SET = option(
     "KEY=VALUE",
@@ -75,7 +75,7 @@ def names(flag: str, text: str | None) -> list[str] | None:
 
 
 def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:
-    """Give a command the flags that make a config, beside its own; ``without`` names flags that it lacks."""
+    """Give a command the flags of a config beside its own; ``without`` names flags to leave out."""
     taken = {p.name: p for p in _parameters() if p.name not in without}
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "config"]
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *taken.values())]
@@ -92,7 +92,7 @@ def takes_config(command: Callable[..., None], without: Container[str] = ()) -> 
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Return the parameters of a command that takes a config."""
+    """Return a parameter for each flag of a config."""
     yml = argument("FILE.yml", "A YML, as 'opencil config' prints it.", None, show_default=False)
     declared: dict[str, tuple[Any, Any]] = {"config": (Path | None, yml)}
     for panel, flags in _PANELS.items():

@@ -1,4 +1,4 @@
-"""End every command with a sentence and an exit code on expected errors, and on signals that stop it."""
+"""End every command with a sentence and an exit code on expected errors and on signals."""
 
 import os
 import signal
@@ -14,12 +14,9 @@ from typer.core import TyperGroup
 from opencil.cli.screen import print_error, print_note
 from opencil.errors import OpenCILError
 
-#: The exit code of a command that a queue has stopped: the same command resumes (EX_TEMPFAIL of sysexits).
-STOPPED = 75
-
 
 class Interrupts:
-    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1, which queues such as Slurm's send.
+    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1 of a queue such as Slurm's.
 
     All raise ``KeyboardInterrupt``, so that runs are checkpointed and left. The first one is stored as well,
     since native code may swallow the exception.
@@ -36,7 +33,7 @@ class Interrupts:
 
     @property
     def sentence(self) -> str:
-        """Return what has happened, and how to resume."""
+        """Return the reason of the end, and how to resume."""
         event = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
         # The signal may have interrupted the import of torch, which must not be imported here.
         if self.seen == signal.SIGTERM and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -45,8 +42,8 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of an interrupted command."""
-        return 130 if self.seen in (None, signal.SIGINT) else STOPPED
+        """Return the exit code of an interrupted command; 75 is EX_TEMPFAIL: the same command resumes."""
+        return 130 if self.seen in (None, signal.SIGINT) else 75
 
 
 interrupts = Interrupts()
@@ -85,9 +82,9 @@ def exit_on_errors() -> Iterator[None]:
 
 
 class Guarded(TyperGroup):
-    """Commands that end so."""
+    """A group of commands, each inside ``exit_on_errors``."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command that is named."""
+        """Call the named command."""
         with exit_on_errors():
             return super().invoke(ctx)

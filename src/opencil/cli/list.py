@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opencil.cli.flags import names
-from opencil.cli.options import PLUGIN, Plugins, argument, one_of, option, switch
+from opencil.cli.options import PLUGIN, Plugins, argument, completing, option, switch
 from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
@@ -27,7 +27,7 @@ _DETAILS = {"labels", "column", "reads", "set-up reads", "values", "paper", "by 
 
 
 def list_names(
-    what: str = argument("WHAT", ", ".join(KINDS), complete=one_of(lambda: KINDS)),
+    what: str = argument("WHAT", ", ".join(KINDS), complete=completing(lambda: KINDS)),
     pattern: str = argument("PATTERN", "Shell pattern, group, as post-hoc, or one name.", "*"),
     needs: str | None = option("A,B", "Detectors that read only these: logits,features."),
     year: str | None = option("YEAR", "Methods published then: 2022, 2020-2023 or 2023-."),
@@ -89,14 +89,14 @@ def _years(text: str) -> range:
 
 
 def _reads(entry: Entry[Any]) -> frozenset[str]:
-    """Return all that a detector reads."""
+    """Return everything a detector reads."""
     detector = entry.make()
     reads: frozenset[str] = detector.reads
     return reads | detector.reads_to_set_up if detector.needs_setup else reads
 
 
 def _lines(what: str, pattern: str, matches: Callable[[Entry[Any]], bool] = lambda _: True) -> Iterator[Line]:
-    """Yield a line for each name that matches a pattern."""
+    """Yield a line for each name matching a pattern."""
     if what == "benchmarks":
         return _benchmarks(pattern)
     if what == "metrics":

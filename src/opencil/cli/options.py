@@ -1,4 +1,4 @@
-"""Declare flags and arguments, and what a shell completes in them."""
+"""Declare flags and arguments, and their completion in a shell."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -10,8 +10,6 @@ import typer
 from opencil.plugins import load_plugin
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS
 
-Complete = Callable[[str], list[str]]
-
 
 def option(
     metavar: str | None, text: str, default: Any = None, *names: str, complete: Any = None, **more: Any
@@ -21,7 +19,7 @@ def option(
 
 
 def switch(name: str, text: str, **more: Any) -> Any:
-    """Return a flag without a value, which is False where it is not given."""
+    """Return a flag without a value; its default is False."""
     return typer.Option(False, name, help=text, **more)
 
 
@@ -30,16 +28,11 @@ def argument(metavar: str, text: str, default: Any = ..., complete: Any = None, 
     return typer.Argument(default, help=text, metavar=metavar, autocompletion=complete, **more)
 
 
-def one_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Return a function that completes one name."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
-def some_of(names: Callable[[], Iterable[str]]) -> Complete:
-    """Return a function that completes the last of several names, with commas between them, to a new one."""
+def completing(names: Callable[[], Iterable[str]], several: bool = False) -> Callable[[str], list[str]]:
+    """Return a function to complete a name or, with ``several``, the last of names with commas between."""
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
         known = before.split(",")
         return [f"{before}{comma}{n}" for n in names() if n.startswith(last) and n not in known]
 
@@ -53,18 +46,18 @@ def _load_all(plugins: list[str] | None) -> list[str] | None:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Import a name that needs torch, and so only when a shell completes it."""
+    """Import a name late: its module imports torch."""
     return getattr(import_module(f"opencil.{module}"), name)
 
 
-benchmark_names = one_of(lambda: _imported("config", "list_benchmarks")())
-dataset_names = one_of(DATASETS.names)
-device_names = one_of(lambda: _imported("engine.device", "present_devices")())
-detector_names = some_of(lambda: [*DETECTORS.names(), *DETECTORS.groups()])
-learner_names = some_of(lambda: [*LEARNERS.names(), *LEARNERS.groups()])
-metric_names = some_of(METRICS.names)
-table_names = some_of(lambda: [*_imported("report.tables", "KINDS"), "all"])
-config_keys = one_of(lambda: (".".join(key) + "=" for key in _imported("config", "config_keys")()))
+benchmark_names = completing(lambda: _imported("config", "list_benchmarks")())
+dataset_names = completing(DATASETS.names)
+device_names = completing(lambda: _imported("engine.device", "present_devices")())
+detector_names = completing(lambda: [*DETECTORS.names(), *DETECTORS.groups()], several=True)
+learner_names = completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True)
+metric_names = completing(METRICS.names, several=True)
+table_names = completing(lambda: [*_imported("report.tables", "KINDS"), "all"], several=True)
+config_keys = completing(lambda: (".".join(key) + "=" for key in _imported("config", "config_keys")()))
 
 #: Flags of several commands.
 BENCHMARK = option("NAME", "Benchmark: see 'opencil list benchmarks'.", complete=benchmark_names)

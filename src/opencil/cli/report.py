@@ -1,9 +1,8 @@
 """``opencil report``: tables, figures and a page of stored or published runs, from their rows alone."""
 
-import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -122,13 +121,13 @@ def report(
 
 
 def _top(text: str | None) -> "Top | None":
-    """Return how many methods are shown, and which besides, from the text of ``--top``."""
+    """Parse ``--top``: the number of methods shown, and the names shown besides."""
     from opencil.report.order import Top
 
     if text is None:
         return None
     words = names("--top", text) or []
-    numbers = [word for word in words if word == "all" or re.fullmatch(r"\d+", word)]
+    numbers = [word for word in words if word == "all" or word.isdecimal()]
     if len(numbers) > 1 or "0" in numbers:
         raise BadInput(f"--top {text} is not understood: allowed are a number, as 10, or all, and names")
     named = tuple(word for word in words if word not in numbers)
@@ -139,18 +138,18 @@ def _top(text: str | None) -> "Top | None":
 
 
 def _kinds(text: str | None) -> "list[Kind]":
-    """Return the kinds of tables in the text of ``--table``."""
+    """Parse ``--table``: kinds of tables."""
     from opencil.report.tables import KINDS
 
-    known: dict[str, Kind] = {kind: kind for kind in KINDS}
-    wanted = list(KINDS) if text == "all" else names("--table", text) or []
-    if strange := [name for name in wanted if name not in known]:
-        raise unknown("table", strange[0], known)
-    return [known[name] for name in wanted]
+    kinds: list[Any] = list(KINDS) if text == "all" else names("--table", text) or []
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("table", kind, KINDS)
+    return kinds
 
 
 def show(screen: Console, tables: "list[Table]") -> None:
-    """Print tables; a table that is too wide for a terminal is cut into several."""
+    """Print tables; cut a table into several if it is too wide for a terminal."""
     wide = Console(width=10_000)
 
     def fits(table: "Table") -> bool:  # a pipe or a file has no width to keep to

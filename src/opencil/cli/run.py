@@ -52,7 +52,7 @@ def carry_out(
     dry_run: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Carry out what a config's runs still lack, showing progress; then show the tables."""
+    """Do the missing work of a config's runs, showing progress; then show the tables."""
     from opencil.engine.ranks import is_first_rank
     from opencil.plugins import describe_changed
     from opencil.report.order import Top
@@ -119,7 +119,7 @@ def carry_out(
 
 
 def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
-    """Print which methods go without which detectors, and why."""
+    """Print the detectors left out, with the methods and the reason."""
     skipped: dict[str, list[str]] = {}
     for spec in specs:
         for reason, detectors in config.left_out(spec.cil, spec.classes_per_step).items():
@@ -130,7 +130,7 @@ def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
 
 
 def opening(outlook: "Outlook", folder: str) -> str:
-    """Return which runs there are, how many are done, the device, the folder and an estimate of the time."""
+    """Describe the runs: their number, how many are done, device, folder, and an estimate of the time."""
     from opencil.engine.ranks import world_size  # torch
 
     count, specs = len(outlook.runs), [run.spec for run in outlook.runs]
@@ -152,7 +152,7 @@ def opening(outlook: "Outlook", folder: str) -> str:
 
 
 def dry_run_table(outlook: "Outlook") -> Table:
-    """Return a table of the runs: what is done of each, and what would be done."""
+    """Return a table of the runs: work done and work to do."""
     table = borderless_table("run", "so far", "to do")
     for run in outlook.runs:
         steps, todo = "all steps" if run.steps is None else f"steps {run.trained + 1} to {run.steps}", []

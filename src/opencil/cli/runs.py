@@ -1,4 +1,4 @@
-"""``opencil runs``: list stored runs, check their files, clean up what is stale or damaged."""
+"""``opencil runs``: list stored runs, check their files, clean up stale or damaged files."""
 
 from collections import Counter
 from collections.abc import Iterator
