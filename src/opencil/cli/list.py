@@ -72,11 +72,10 @@ def _needs(text: str) -> set[str]:
     """Return the needs in the text of ``--needs``."""
     from opencil.detectors.detector import Reads
 
-    needs = names("--needs", text) or []
-    for name in needs:
-        if name not in get_args(Reads):
-            raise unknown("need", name, get_args(Reads))
-    return set(needs)
+    needs = set(names("--needs", text) or [])
+    for name in needs.difference(get_args(Reads)):
+        raise unknown("need", name, get_args(Reads))
+    return needs
 
 
 def _years(text: str) -> range:

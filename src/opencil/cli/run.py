@@ -47,10 +47,7 @@ def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quie
 
 
 def carry_out(
-    config: "Config",
-    planned: Callable[["Config"], "list[RunSpec]"],
-    dry_run: bool = False,
-    quiet: bool = False,
+    config: "Config", planned: Callable[["Config"], "list[RunSpec]"], dry_run: bool, quiet: bool
 ) -> None:
     """Do the missing work of a config's runs, showing progress; then show the tables."""
     from opencil.engine.ranks import is_first_rank
@@ -111,9 +108,8 @@ def carry_out(
     for sentence in [*describe_changed(study.runs), *study.problems]:
         print_note(sentence)
     if failures:
-        raise OpenCILError(
-            f"{len(failures)} of {len(ahead.runs)} runs failed; finished work is stored in {runs}"
-        )
+        failed = f"{len(failures)} of {len(ahead.runs)} runs failed"
+        raise OpenCILError(f"{failed}; finished work is stored in {runs}")
     if not quiet:
         print_line(f"runs are stored in {runs}")
 
