@@ -155,7 +155,7 @@ def test_other_contents_are_no_json_of_ours(tmp_path: Path, content: bytes) -> N
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize(("place", "name"), [(files, "_fill"), (os, "fsync"), (Path, "replace")])
+@pytest.mark.parametrize(("place", "name"), [(Path, "write_bytes"), (os, "fsync"), (Path, "replace")])
 def test_a_refusal_of_the_system_is_one_error(
     number: int, place: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

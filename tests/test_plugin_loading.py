@@ -5,17 +5,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import opencil
 from opencil import plugins
-from opencil.cli import app
 from opencil.config import Config, parse_yaml, read_yaml
 from opencil.registry import DETECTORS, REGISTRIES
+from tests.cli.common import call
 
 PLUGINS = Path(__file__).parent / "plugins"
 MARGIN = (PLUGINS / "margin.py").read_text(encoding="utf-8")
@@ -33,10 +31,6 @@ def margin() -> Path:
     file = Path("margin.py")
     file.write_text(MARGIN, encoding="utf-8")
     return file
-
-
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, list(words))
 
 
 def forget() -> None:

@@ -113,7 +113,7 @@ MAY_IMPORT = {
     "arrays": {"errors"},
     "files": {"errors"},
     "validation": {"errors"},
-    "plugins": {"registry", "errors"},
+    "plugins": {"registry", "errors", "files"},
     "registry": COMMON - {"plugins"},
     "data": COMMON,
     "nets": COMMON | {"kernels"},

@@ -50,7 +50,7 @@ def render_page(kind: str, name: str) -> str:
     entry, method = registry.entry(name), registry.create(name)
     parts = [f"# {entry.make.__name__}", inspect.cleandoc(entry.make.__doc__ or "").replace("``", "`")]
     parts += [f"Paper: {_cite(entry)}."] * bool(entry.paper)
-    parts += [render_block(entry.equation), "[Notation](../README.md#notation)"]
+    parts += [render_block(vars(entry.make).get("equation", "")), "[Notation](../README.md#notation)"]
     if hasattr(entry.make, "reads"):
         set_up = ", ".join(sorted(method.reads_to_set_up)) if method.needs_setup else "nothing"
         parts += [f"To score it reads {', '.join(sorted(method.reads))}; to be set up, {set_up}."]
@@ -59,7 +59,8 @@ def render_page(kind: str, name: str) -> str:
         rows = [f"| `{name}@{label}` | {_list_values(values)} |" for label, values in entry.named.items()]
         parts += ["## Presets", "\n".join(["| name | values |", "|---|---|", *rows])]
     parts += ["## Where the paper, its code and this differ"]
-    parts += ["\n".join(f"- {note}" for note in entry.differs) or "No difference is known."]
+    notes = [vars(cls)["differs"] for cls in inspect.getmro(entry.make) if vars(cls).get("differs")]
+    parts += ["\n".join(f"- {note}" for note in notes) or "No difference is known."]
     path = entry.make.__module__.removeprefix("opencil.").replace(".", "/")
     parts += ["## Try it", f"```bash\n{command.format(name=name)}\n```", f"Code: `{path}.py` in the package."]
     return "\n\n".join(parts) + "\n"

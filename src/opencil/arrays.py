@@ -1,4 +1,4 @@
-"""Turn numbers that users pass, tensors or numpy arrays, into tensors, or refuse them in a sentence."""
+"""Turn a user's numbers, tensors or numpy arrays, into tensors, or refuse them in a sentence."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -45,14 +45,14 @@ def dense(value: Any, what: str) -> Tensor:
 
 
 def listed(value: Any, what: str) -> list[Any]:
-    """Return the items of a list or another iterable; ``what`` says in errors what they should be."""
+    """Return the items of a list or another iterable; ``what`` is their name in errors."""
     if isinstance(value, Tensor) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1:
         raise BadInput(f"a {type(value).__name__} is given for {what}: a list of them is needed")
     return list(value)
 
 
 def on_one_device(tensors: dict[str, Tensor | None]) -> None:
-    """Refuse tensors, given by name, that are on several devices."""
+    """Refuse tensors on several devices; they are given by name."""
     devices = {name: str(tensor.device) for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         each = ", ".join(f"{name} on {device}" for name, device in devices.items())

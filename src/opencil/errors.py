@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each message says in one sentence what is wrong and what is allowed."""
+"""Errors for users: each message names in one sentence the wrong value and the allowed ones."""
 
 import traceback
 from collections.abc import Iterable
@@ -41,10 +41,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
+def not_allowed(key: str, value: object, allowed: str) -> BadInput:
+    """Return the error for a value of a key; ``allowed`` ends the sentence."""
+    return BadInput(f"{key} = {shown(value)} is not allowed: {allowed}")
+
+
 def unknown(
     what: str, name: str, known: Iterable[str], hint: str = "", groups: Iterable[str] = ()
 ) -> BadInput:
-    """Return the error for a name that is not among the known ones; ``groups`` stand for several of them."""
+    """Return the error for an unknown name; ``groups`` stand for several known names."""
     known, groups = sorted(known), list(groups)
     several = f", and for several of them {', '.join(groups)}" if groups else ""
     allowed = ", ".join(known) or "none"
@@ -53,7 +58,7 @@ def unknown(
 
 
 def not_imported(plugin: str, error: BaseException) -> str:
-    """Return the sentence for a plugin that raised when it was imported: in which line, and why."""
+    """Return the sentence for a plugin whose import failed: the line and the reason."""
     message = error.msg if isinstance(error, SyntaxError) else (str(error).splitlines() or [""])[0]
     reason = str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {message}"
     frames = traceback.extract_tb(error.__traceback__)

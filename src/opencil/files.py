@@ -67,16 +67,8 @@ def write(path: Path, fill: Callable[[Path], object], *, flush: bool = True, fol
 
 def write_bytes(path: Path, content: bytes, *, flush: bool = True, follow: bool = True) -> str:
     """Write a file of bytes and return its checksum."""
-    write(path, lambda partial: _fill(partial, content, flush), flush=False, follow=follow)
+    write(path, lambda partial: partial.write_bytes(content), flush=flush, follow=follow)
     return checksum(content)
-
-
-def _fill(path: Path, content: bytes, flush: bool) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        if flush:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str, *, follow: bool = True) -> None:
@@ -179,25 +171,18 @@ def file_name(name: str) -> str:
     checksum.
     """
     plain = re.sub(r"[^\w@+-]", "_", name)[:_LONGEST]
-    if plain == name:
-        return plain
-    return f"{plain}-{checksum(name.encode('utf-8', 'surrogatepass'))[:8]}"
+    return plain if plain == name else f"{plain}-{checksum(name.encode('utf-8', 'surrogatepass'))[:8]}"
 
 
-def temporary(folder: Path) -> Iterator[Path]:
-    """Yield the half-written files below a folder."""
-    return filter(is_temporary, folder.rglob(f"*{_TEMPORARY}"))
+def find_temporary(folder: Path) -> list[Path]:
+    """Return the half-written files below a folder."""
+    return sorted(path for path in folder.rglob(f"*{_TEMPORARY}") if path.is_file())
 
 
 def remove_temporary(folder: Path) -> None:
-    """Delete the files that an interrupted process left half-written."""
-    for leftover in temporary(folder):
+    """Delete the half-written files below a folder."""
+    for leftover in find_temporary(folder):
         leftover.unlink(missing_ok=True)
-
-
-def is_temporary(path: Path) -> bool:
-    """Return whether a file is half-written."""
-    return path.suffix == _TEMPORARY and path.is_file()
 
 
 # --- disks -----------------------------------------------------------------------------------------
@@ -262,9 +247,8 @@ def _system_number(error: Exception) -> int | None:
 
 def _free_room(path: Path) -> str:
     try:
-        there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        usage = shutil.disk_usage(there)
-    except (OSError, StopIteration):
+        usage = shutil.disk_usage(path.parent)
+    except OSError:
         return ""
     return f" ({size_in_words(usage.free)} of {size_in_words(usage.total)} are free)"
 

@@ -4,16 +4,17 @@
 record says which plugin registered which name, and the SHA-256 of the plugin's text.
 """
 
-import hashlib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from opencil.errors import BadInput, nearest, not_imported
+from opencil.files import checksum
 from opencil.registry import REGISTRIES, Registry, registered_by
 
 #: What a run's record says about plugins: the ``sha256`` of each, and the names that it ``registers``.
@@ -38,13 +39,8 @@ def load_plugin(plugin: str | Path) -> ModuleType:
     """
     for registry in REGISTRIES:  # built-in methods are not to be attributed to the plugin
         registry.names()
-    name = _normalise(plugin)
+    name = str(Path(plugin))  # as records have it: ./my_method.py is my_method.py
     return _load_file(name, Path(name).expanduser()) if is_file(str(plugin)) else _load_module(name)
-
-
-def _normalise(plugin: str | Path) -> str:
-    """Return a plugin's name as records have it: ``./my_method.py`` is ``my_method.py``."""
-    return str(Path(plugin))
 
 
 def is_file(plugin: str) -> bool:
@@ -54,7 +50,7 @@ def is_file(plugin: str) -> bool:
 
 def loaded_plugin(plugin: str) -> Plugin:
     """Return the record of an imported plugin."""
-    name = _normalise(plugin)
+    name = str(Path(plugin))
     if name not in _loaded:  # of an installed package
         _loaded[name] = _of_module(sys.modules.get(name))
     return _loaded[name]
@@ -69,16 +65,17 @@ def registered_names(plugin: str) -> Iterator[tuple[Registry[Any], str]]:
 
 
 def _load_file(plugin: str, path: Path) -> ModuleType:
+    """Import a file, unless this very text of it is imported already."""
     try:
         text = path.read_bytes()
     except OSError as error:
-        hint = nearest(path.name, [found.name for found in path.parent.glob("*.py")])
-        raise BadInput(f"plugin {plugin!r} cannot be read: {error.strerror}{hint}") from None
-    path, sha256 = path.resolve(), hashlib.sha256(text).hexdigest()
+        raise BadInput(f"plugin {plugin!r} cannot be read: {error.strerror}{_similar(path)}") from None
+    path = path.resolve()
+    loaded = Plugin(path, checksum(text))
     # A file has the same module name however it is spelt.
-    name = f"opencil_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if Plugin(path, sha256) in _loaded.values():
-        _loaded[plugin] = Plugin(path, sha256)
+    name = f"opencil_plugin_{path.stem}_{checksum(str(path).encode())[:8]}"
+    if loaded in _loaded.values():
+        _loaded[plugin] = loaded
         return sys.modules[name]
     # An earlier text of the file may have registered other names.
     earlier = [other for other, known in _loaded.items() if known.path == path]
@@ -89,36 +86,41 @@ def _load_file(plugin: str, path: Path) -> ModuleType:
     module.__file__ = str(path)
     if (beside := str(path.parent)) not in sys.path:
         sys.path.append(beside)
-    try:
-        with registered_by(plugin):
-            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
-    except BaseException as error:
-        del sys.modules[name]
-        _forget(plugin)
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise BadInput(not_imported(plugin, error)) from error
-    _loaded.update(dict.fromkeys([*earlier, plugin], Plugin(path, sha256)))
+    with _importing(plugin):
+        exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
+    _loaded.update(dict.fromkeys([*earlier, plugin], loaded))
     return module
 
 
 def _load_module(name: str) -> ModuleType:
-    try:
-        with registered_by(name):
-            module = importlib.import_module(name)
-    except BaseException as error:
-        _forget(name)
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            hint = nearest(f"{name}.py", [found.name for found in Path().glob("*.py")])
-            allowed = "allowed are a Python file, ending in .py, and a module that can be imported"
-            raise BadInput(f"plugin {name!r} is unknown: {allowed}{hint}") from None
-        raise BadInput(not_imported(name, error)) from error
+    """Import a module, and attribute its names to it."""
+    with _importing(name):
+        module = importlib.import_module(name)
     for registry in REGISTRIES:  # the module may have been imported before
         registry.attribute(name, name)
     _loaded[name] = _of_module(module)
     return module
+
+
+@contextmanager
+def _importing(plugin: str) -> Iterator[None]:
+    """Attribute the names that are registered inside the block to a plugin, and forget them if it fails."""
+    try:
+        with registered_by(plugin):
+            yield
+    except (Exception, SystemExit) as error:
+        _forget(plugin)
+        missing = f"{error.name}." if isinstance(error, ModuleNotFoundError) else "/"
+        if f"{plugin}.".startswith(missing) and not is_file(plugin):
+            allowed = "allowed are a Python file, ending in .py, and a module that can be imported"
+            hint = _similar(Path(f"{plugin}.py"))
+            raise BadInput(f"plugin {plugin!r} is unknown: {allowed}{hint}") from None
+        raise BadInput(not_imported(plugin, error)) from error
+
+
+def _similar(path: Path) -> str:
+    """Return a hint to a Python file whose name is close to that of a missing one."""
+    return nearest(path.name, [found.name for found in path.parent.glob("*.py")])
 
 
 def _forget(plugin: str) -> None:
@@ -128,8 +130,7 @@ def _forget(plugin: str) -> None:
 
 def _of_module(module: ModuleType | None) -> Plugin:
     path = Path(file) if (file := getattr(module, "__file__", None)) else None
-    text = path.read_bytes() if path is not None and path.is_file() else b""
-    return Plugin(path, hashlib.sha256(text).hexdigest())
+    return Plugin(path, checksum(path.read_bytes() if path and path.is_file() else b""))
 
 
 def notes_of(names: Iterable[tuple[Registry[Any], str]]) -> Notes:

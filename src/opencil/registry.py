@@ -47,7 +47,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered name with its class or function, and what the docs say about it."""
+    """A registered name with its class or function and its description."""
 
     name: str
     make: Callable[..., T]
@@ -65,17 +65,6 @@ class Entry(Generic[T]):
         written = self.make.__name__
         same = written.lower() == re.sub("[-_]", "", self.name)
         return str(vars(self.make).get("title", written if same else self.name))
-
-    @property
-    def equation(self) -> str:
-        """Return the class's own ``equation`` in LaTeX; a subclass computes something else."""
-        return str(vars(self.make).get("equation", ""))
-
-    @property
-    def differs(self) -> list[str]:
-        """Return the ``differs`` notes of the class, then of its bases."""
-        classes = inspect.getmro(self.make) if inspect.isclass(self.make) else ()
-        return [note for note in (vars(c).get("differs", "") for c in classes) if note]
 
     @property
     def named(self) -> Mapping[str, Mapping[str, Any]]:
@@ -96,7 +85,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
-        """Return a class or function decorator that adds ``name``; a name can be taken once."""
+        """Return a class or function decorator to add ``name``; a name can be taken once."""
         if not re.fullmatch(_NAME, name) or name in (_ALL, _PAPER):
             raise BadInput(f"{self.kind} name {name!r} is not usable: allowed are a-z, 0-9, - and _")
 
@@ -187,27 +176,16 @@ class Registry(Generic[T]):
 
     def create(self, name: str, **values: Any) -> T:
         """Create the object of a name, which it keeps as ``registered_name``: seeds depend on it."""
-        from opencil.validation import build, merge
+        from opencil.validation import build, check_arguments, merge
 
         make = self.entry(name).make
         if is_dataclass(make):
             values = merge(self.defaults(name), values) if self.preset(name) else values
             created = cast(T, build(make, values, where=name))
         else:
-            created = make(**self.check(name, values, where=name))
+            created = make(**check_arguments(make, values, where=name))
         _set_registered_name(created, name)
         return created
-
-    def check(
-        self, name: str, values: Mapping[str, Any], where: str, beside: Collection[str] = ()
-    ) -> dict[str, Any]:
-        """Return values that a registered function, or a class that is no dataclass, can be called with.
-
-        ``beside`` are names that belong to the caller.
-        """
-        from opencil.validation import check_arguments
-
-        return check_arguments(self.entry(name).make, values, where, beside)
 
     def _load(self) -> None:
         import_modules(self.home)

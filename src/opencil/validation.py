@@ -46,7 +46,7 @@ Whole = Annotated[int, Bound(ge=0, lt=2**63)]
 
 
 class Values:
-    """Base of every dataclass that is built from a user's values: unknown keys are errors."""
+    """Base of every dataclass built from a user's values: unknown keys are errors."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -86,9 +86,9 @@ def _validator(cls: Any) -> "TypeAdapter[Any]":
 def check_arguments(
     make: Callable[..., Any], values: Mapping[str, Any], where: str, beside: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return values that a function or class can be called with, checked by name and by annotation.
+    """Check the arguments of a function or class by name and by annotation, and return them.
 
-    ``beside`` are names that belong to the caller: errors list them as allowed.
+    ``beside`` are names of the caller: errors list them as allowed.
     """
     try:
         hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
@@ -111,7 +111,7 @@ def check_arguments(
 
 
 def _checkable(annotation: Any) -> Any:
-    """Return an annotation that pydantic can check values against, or Any."""
+    """Return an annotation if pydantic can check values against it, or Any."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -141,7 +141,7 @@ def keys_below(cls: Any) -> Iterator[Key]:
 
 
 def suggest(written: Sequence[str], keys: Iterable[Key]) -> str:
-    """Return ``; did you mean icarl.first.lr?`` for a key that stands in a wrong place, or nothing.
+    """Return ``; did you mean icarl.first.lr?`` for a key in a wrong place, or nothing.
 
     Suggested are the keys that end alike and share the most other parts, of these the shortest, and of these
     the ones with ``*``.
@@ -163,7 +163,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def subtract(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` less the keys that ``other`` has too, mappings key by key."""
+    """Return ``values`` less the keys of ``other``, mappings key by key."""
     left: dict[str, Any] = {}
     for key, value in values.items():
         if key not in other:
@@ -189,7 +189,7 @@ def _sentences(
     where: str,
     suggest_key: Callable[[Key], str] | None,
 ) -> Iterator[str]:
-    """Yield a sentence for each wrong value: its key, the value, and what is allowed."""
+    """Yield a sentence for each wrong value: its key, the value, and the allowed ones."""
     found: dict[tuple[Any, ...], Any] = {}
     for detail in error.errors():
         place = _place(values, detail["loc"], detail["type"].startswith("missing"))
@@ -220,7 +220,7 @@ def _sentences(
 
 
 def _place(values: Any, loc: Sequence[int | str], missing: bool) -> tuple[int | str, ...]:
-    """Return an error's place without pydantic's names for the types of a union, which are no keys."""
+    """Return an error's place without pydantic's names for the types of a union: these are no keys."""
     place: list[int | str] = []
     for part in loc:
         keys = values if isinstance(values, dict) else range(len(values) if isinstance(values, list) else 0)
@@ -245,12 +245,9 @@ def _names_at(cls: Any, path: Sequence[str]) -> set[str]:
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any]]:
     """Yield the (name, type) of a dataclass's values, init-only ones included; look into unions."""
-    if typing.get_origin(cls) in (typing.Union, types.UnionType):
-        for part in typing.get_args(cls):
-            yield from _fields(part)
-    if not dataclasses.is_dataclass(cls):
-        return
-    for name, field in cls.__dataclass_fields__.items():
-        if field.init and getattr(field, "_field_type", None) is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
-            kind = field.type
-            yield name, kind.type if isinstance(kind, dataclasses.InitVar) else kind
+    union = typing.get_origin(cls) in (typing.Union, types.UnionType)
+    for part in typing.get_args(cls) if union else [cls]:
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            for p in inspect.signature(part).parameters.values():
+                kind = p.annotation
+                yield p.name, kind.type if isinstance(kind, dataclasses.InitVar) else kind

@@ -3,25 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-from typer.testing import CliRunner
-
-from opencil.cli import app
 from opencil.testing import BACKBONE_CHECKS, DETECTOR_CHECKS, LEARNER_CHECKS, METRIC_CHECKS
 from opencil.testing.verdicts import checks_of
+from tests.cli.common import call
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 MARGIN = (PLUGINS / "margin.py").read_text(encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
 def check(text: str, *words: str) -> Any:
     Path("mine.py").write_text(text, encoding="utf-8")
-    return CliRunner().invoke(app, ["check", "mine.py", *words])
+    return call("check", "mine.py", *words)
 
 
 def test_every_check_of_a_good_file_has_a_line() -> None:
@@ -59,7 +51,7 @@ def test_all_kinds_of_a_file_are_checked() -> None:
     for name in ("aurc", "small_net", "two_layers"):
         assert all(one.file == PLUGINS / f"{name}.py" for one in checks_of(str(PLUGINS / f"{name}.py")))
     files = [str(PLUGINS / f"{name}.py") for name in ("aurc", "small_net", "nearest_mean")]
-    result = CliRunner().invoke(app, ["check", *files, "--image-size", "8"])
+    result = call("check", *files, "--image-size", "8")
     assert result.exit_code == 0, result.output
     heads = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
     assert heads[:-1] == ["metric aurc", "backbone small-net", "CIL method nearest-mean"]
@@ -70,7 +62,7 @@ def test_all_kinds_of_a_file_are_checked() -> None:
 def test_a_yml_is_checked_with_its_plugins() -> None:
     Path("mine.py").write_text(MARGIN, encoding="utf-8")
     Path("my.yml").write_text("plugins: mine.py\nbenchmark: digits\n", encoding="utf-8")
-    result = CliRunner().invoke(app, ["check", "my.yml"])
+    result = call("check", "my.yml")
     assert result.exit_code == 0, result.output
     heads = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
     assert heads[:2] == ["benchmark digits", "detector margin"]

@@ -5,21 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from opencil.cli import app
 from opencil.config import parse_yaml, resolve
+from tests.cli.common import call
 
 PLACE = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
-def call(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env=env or None)
 
 
 def test_config_prints_one_yml_with_every_value() -> None:

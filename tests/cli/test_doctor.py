@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
 from opencil.runs import checkup as checkups
 from opencil.runs.checkup import Finding, checkup
+from tests.cli.common import call
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command here starts so."""
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENCIL_CACHE", raising=False)
 
 
@@ -24,7 +22,7 @@ def found(**flags: str) -> dict[str, Finding]:
 
 
 def test_here_it_would_work(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor"])
+    result = call("doctor")
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"✓ opencil     {opencil.__version__}" in result.stdout
     assert f"✓ torch       {torch.__version__}" in result.stdout
@@ -49,7 +47,7 @@ def test_data_that_are_there_are_counted(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_used_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     assert found(runs="file")["runs"].state == "bad"
-    result = CliRunner().invoke(app, ["doctor", "--runs", "file", "--data-root", "absent"])
+    result = call("doctor", "--runs", "file", "--data-root", "absent")
     assert result.exit_code == 1
     assert "see folder, runs, above" in result.stderr
     assert "✗ folder      there is no folder absent" in result.stdout

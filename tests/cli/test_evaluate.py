@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
+from tests.cli import common
 
 FACTORY = """
 from torch import nn
@@ -26,7 +25,7 @@ def broken(classes):
 
 
 @pytest.fixture(autouse=True)
-def _folder(empty_wide_folder: None) -> None:
+def _folder(_own_folder: None) -> None:
     """A folder of four checkpoints, and a file that makes their models."""
     torch.manual_seed(0)
     Path("checkpoints").mkdir()
@@ -38,7 +37,7 @@ def _folder(empty_wide_folder: None) -> None:
 
 def call(*words: str, factory: str = "my_file.py:make") -> Any:
     flags = ["--name", "mine", "--benchmark", "digits", "--device", "cpu", "--runs", "r"]
-    return CliRunner().invoke(app, ["evaluate", "checkpoints", "--factory", factory, *flags, *words])
+    return common.call("evaluate", "checkpoints", "--factory", factory, *flags, *words)
 
 
 def test_a_folder_of_checkpoints_becomes_a_run() -> None:
@@ -48,7 +47,7 @@ def test_a_folder_of_checkpoints_becomes_a_run() -> None:
     rows = opencil.read_rows("r")
     assert set(rows["cil"]) == {"mine"}
     assert set(rows["step"]) == {1, 2, 3, 4}
-    report = CliRunner().invoke(app, ["report", "r", "--table", "main"])
+    report = common.call("report", "r", "--table", "main")
     assert report.exit_code == 0
     assert "mine" in report.stdout
 

@@ -1,25 +1,14 @@
 """``opencil list``: what there is."""
 
 import re
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
 from opencil.evaluation.metric import metrics
+from tests.cli.common import call
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the end of a line
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
-def call(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env=env or None)
 
 
 KINDS = {

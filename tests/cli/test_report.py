@@ -11,27 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.cells import cell_len
-from typer.testing import CliRunner
 
-from opencil.cli import app
 from opencil.published import OOD
 from opencil.runs.reading import read_study
 from opencil.study.rows import COLUMNS
 from opencil.study.study import Study, write_study
+from tests.cli.common import call
 
 RUN = "digits/k2/icarl/seed0"
 RESULTS = Path(__file__).parents[2] / "results"
 SHORT = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu", "--detector", "energy,msp,relation"]
 CIFAR = {name: distance for distance, names in OOD["cifar100"].items() for name in names}
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
-def call(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env=env or None)
 
 
 @pytest.fixture
@@ -141,16 +131,6 @@ def test_tables_by_name(finished: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--table", "mian"], ["--format", "pdf"], ["--compare", "x"], ["--baseline", "energie"]],
-)
-def test_unknown_words_are_2(finished: Path, words: list[str]) -> None:
-    result = call("report", str(finished), *words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr
-
-
 @pytest.mark.parametrize(("width", "seeds"), [(40, 3), (60, 1), (80, 3), (160, 1)])
 def test_no_line_is_wider_than_the_terminal(published: Callable[..., Path], width: int, seeds: int) -> None:
     detectors = ("msp", "relation", "regmix", "ber", "ber@nter")
@@ -198,6 +178,7 @@ def test_statistics(finished: Path) -> None:
     assert "detectors ranked by AUC↑" in result.stdout
     assert "Difference from msp" in result.stdout
     assert "accuracy" not in result.stdout, "no summary unless it is asked for"
+    assert call("report", str(finished), "--baseline", "energie").exit_code == 2
 
 
 def test_out_writes_everything(published: Callable[..., Path], tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from opencil.cli import app
 from opencil.report import writing
 from tests import processes
+from tests.cli import common
 from tests.report.common import unpack
 
 RUN = "digits/k2/icarl/seed0"
@@ -19,7 +18,7 @@ FIGURES |= {"digits-k2-fig3a", "digits-k2-accuracy-auc"}
 
 
 def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["report", *map(str, words)])
+    return common.call("report", *words)
 
 
 def content(path: Path) -> dict[str, Any]:

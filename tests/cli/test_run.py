@@ -11,30 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
 from opencil.cli.guard import exit_on_errors, interrupts
 from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.spec import plan
 from tests import processes
+from tests.cli.common import call
 
 RUN = "digits/k2/icarl/seed0"
 PLACE = ["--benchmark", "digits", "--cil", "icarl", "--device", "cpu"]
 SHORT = [*PLACE, "--detector", "energy,msp,relation", "--set", "cil.icarl.epochs=2"]
 FAILS = ["--detector", "msp", "--set", "cil.icarl.first.lr=1e30", "--runs", "r"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the end of a line
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
-def call(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env=env or None)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -241,20 +231,6 @@ def test_progress_in_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the command -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("run --detektor msp", "run a.yml b.yml", "list", "list methods", "dance", "report --html"),
-        *("run --device abacus", "run --data-root absent"),
-    ],
-)
-def test_what_the_command_line_does_not_know_is_2(words: str) -> None:
-    result = call(*words.split())
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr
-    assert not Path("runs").exists()
 
 
 def test_the_real_command_answers_in_a_sentence_and_without_torch() -> None:

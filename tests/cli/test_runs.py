@@ -2,19 +2,19 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from opencil.cli import app
 from opencil.runs.store import RunFolder
+from tests.cli import common
 from tests.stored import flip
 
 RUN = "digits/k2/icarl/seed0"
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, ["runs", *map(str, words)])
+def call(*words: object) -> Any:
+    return common.call("runs", *words)
 
 
 def test_runs_are_listed_with_state_size_and_age(finished: Path) -> None:

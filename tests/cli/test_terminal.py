@@ -20,19 +20,11 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.runs.events import Evaluated, Failed
 from opencil.runs.outlook import outlook
 from opencil.runs.spec import plan
+from tests.cli.common import call
 
 TINY = shlex.split(
     "--benchmark digits --cil icarl --device cpu --detector energy,msp,relation --set cil.*.epochs=2"
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None) -> None:
-    """Every command here starts so."""
-
-
-def call(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env=env or None)
 
 
 def screen_after(text: str) -> list[str]:

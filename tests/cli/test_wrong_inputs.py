@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import opencil
-from opencil.cli import app
+from tests.cli.common import call
 
 FILES = {
     "several.yml": "benchmark: {memory: x, batch_size: 0}\n",
@@ -27,8 +26,7 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(empty_wide_folder: None, tmp_path: Path) -> None:
-    """Every command here starts so, among some files."""
+def _some_files(_own_folder: None, tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -70,14 +68,13 @@ COMMANDS = {
     # Wrong models.
     "evaluate absent --factory make.py:make --name x": "absent",
     "evaluate empty --factory make.py:make --name x": "empty",
-    "evaluate empty --factory absent.py:make --name x": "'absent.py'",
 }
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_wrong_command_is_a_sentence_with_a_hint(line: str, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    result = CliRunner().invoke(app, line.split())
+    result = call(*line.split())
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     error = result.stderr
     assert error.startswith("error: ")

@@ -1,26 +1,24 @@
 """The command line: turn flags into a config, show events as they happen, and print tables."""
 
-from typing import Annotated
-
 import typer
 
 from opencil._version import __version__
 from opencil.cli import check, data, evaluate, report, run, runs
 from opencil.cli import list as listing
+from opencil.cli.guard import Guarded
+from opencil.cli.options import switch
 
 app = typer.Typer(
+    cls=Guarded,
     help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
     epilog="Start with: opencil run --benchmark digits",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_CHECKPOINTS = "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method"
 for _name, _command, _example in (
     ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),
-    (
-        "evaluate",
-        evaluate.evaluate,
-        "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method",
-    ),
+    ("evaluate", evaluate.evaluate, _CHECKPOINTS),
     ("config", run.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),
@@ -40,10 +38,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
-    ] = False,
+    _: bool = switch("--version", "Print the version and exit.", is_eager=True, callback=_print_version),
 ) -> None:
     pass
 

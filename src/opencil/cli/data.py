@@ -2,60 +2,39 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from opencil.cli import completion
-from opencil.cli.completion import one_of
-from opencil.cli.guard import guarded
+from opencil.cli.options import BENCHMARK, PLUGIN, Plugins, argument, dataset_names, option, switch
+from opencil.cli.screen import print_table, problems
 from opencil.errors import BadInput, OpenCILError
 
 if TYPE_CHECKING:
     from opencil.config import Config
     from opencil.data.check import CheckResult
     from opencil.data.images import Progress as ProgressCall
-    from opencil.data.images import Split
 
 app = typer.Typer(
     help="Find, check, prepare and look at the datasets in a folder of downloads.", no_args_is_help=True
 )
-
-_root = typer.Argument(
-    help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="ROOT", exists=True, file_okay=False
-)
-Root = Annotated[Path, _root]
-OptionalRoot = Annotated[Path | None, _root]  # some benchmarks read no files
-Benchmark = Annotated[
-    str | None,
-    typer.Option(
-        help="Benchmark: see 'opencil list benchmarks'.",
-        metavar="NAME",
-        autocompletion=one_of(completion.benchmarks),
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A YML, for datasets of your own.", metavar="FILE")
-]
-Cache = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder of prepared images; place.cache, $OPENCIL_CACHE or ROOT/.opencil-cache.", metavar="DIR"
-    ),
-]
-Full = Annotated[bool, typer.Option("--full", help="Decode every image, not a sample of the large datasets.")]
-SkipCorrupt = Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt images out and count them.")]
-Workers = Annotated[int | None, typer.Option(help="Threads that decode; one per processor.", min=1)]
+_FOLDER: dict[str, Any] = {"envvar": "OPENCIL_DATA", "exists": True, "file_okay": False}
+ROOT = argument("ROOT", "Folder of your downloads.", **_FOLDER)
+OPTIONAL_ROOT = argument("ROOT", "Folder of your downloads.", None, **_FOLDER)
+_COLUMNS = ("dataset", "split", "role", "found", "layout", "images", "in the paper", "checksum", "decodable")
+CONFIG = option("FILE", "A YML, for datasets of your own.", None, "--config")
 
 
 @app.command(epilog="Example: opencil data check ~/downloads --benchmark cifar100")
-@guarded
 def check(
-    root: OptionalRoot = None, benchmark: Benchmark = None, config: ConfigFile = None, full: Full = False
+    root: Path | None = OPTIONAL_ROOT,
+    benchmark: str | None = BENCHMARK,
+    config: Path | None = CONFIG,
+    full: bool = switch("--full", "Decode every image, not a sample of the large datasets."),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Check which of a benchmark's datasets are there, and say where to get the rest.
 
@@ -71,15 +50,10 @@ def check(
     name, wanted = resolved.benchmark.name, splits(resolved)
     if root is None and any(isinstance(entry.dataset, FileDataset) for entry in wanted):
         raise BadInput(f"benchmark {name!r} reads files: name the folder of your downloads")
+    size = resolved.benchmark.image_size
     with _progress() as bars:
-        results = [
-            check_split(entry, root, resolved.benchmark.image_size, full, _bar(bars, entry.name))
-            for entry in wanted
-        ]
-    screen = Console()
-    if not screen.is_terminal:  # a pipe or a file has no width to keep to
-        screen = Console(width=10_000)
-    screen.print(_table(f"{name} in {root}" if root else name, results, root))
+        results = [check_split(split, root, size, full, _bar(bars, split.name)) for split in wanted]
+    print_table(_table(f"{name} in {root}" if root else name, results, root))
     for line in _remarks(results, root):
         typer.echo(line)
     if bad := [r for r in results if not r.usable]:
@@ -88,14 +62,16 @@ def check(
 
 
 @app.command(epilog="Example: opencil data prepare ~/downloads --benchmark cifar100")
-@guarded
 def prepare(
-    root: Root,
-    benchmark: Benchmark = None,
-    config: ConfigFile = None,
-    cache: Cache = None,
-    workers: Workers = None,
-    skip_corrupt: SkipCorrupt = False,
+    root: Path = ROOT,
+    benchmark: str | None = BENCHMARK,
+    config: Path | None = CONFIG,
+    cache: str | None = option(
+        "DIR", "Folder of prepared images; place.cache, $OPENCIL_CACHE or ROOT/.opencil-cache."
+    ),
+    workers: int | None = option(None, "Threads that decode; one per processor.", min=1),
+    skip_corrupt: bool = switch("--skip-corrupt", "Leave corrupt images out and count them."),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Decode a benchmark's images once, so that later starts take seconds.
 
@@ -109,41 +85,32 @@ def prepare(
 
     resolved = _config(root, benchmark, config, cache=cache, workers=workers)
     access, size, total = access_of(resolved.place), resolved.benchmark.image_size, 0
-    wanted = [(a, a.dataset) for a in splits(resolved) if isinstance(a.dataset, FileDataset)]
+    wanted = {(a.name, a.split): a.dataset for a in splits(resolved) if isinstance(a.dataset, FileDataset)}
     if not wanted:
-        raise BadInput(
-            f"benchmark {resolved.benchmark.name!r} reads no files: its images come with installed packages"
-        )
+        name = resolved.benchmark.name
+        raise BadInput(f"benchmark {name!r} reads no files: its images come with installed packages")
     with _progress() as bars:
-        for entry, dataset in wanted:
-            bar = _bar(bars, entry.name)
-            done = dataset.prepare(entry.name, entry.split, size, access, skip_corrupt, bar)
+        for (name, split), dataset in wanted.items():
+            done = dataset.prepare(name, split, size, access, skip_corrupt, _bar(bars, name))
             total += done.size
             left_out = f", {len(done.left_out):,} corrupt images left out" if done.left_out else ""
-            typer.echo(f"{entry.name} {entry.split}: {done.images:,} images{left_out}")
-            for name in done.left_out[:10]:
-                typer.echo(f"  left out: {name}")
+            typer.echo(f"{name} {split}: {done.images:,} images{left_out}")
+            for image in done.left_out[:10]:
+                typer.echo(f"  left out: {image}")
     typer.echo(f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
 
 
 @app.command(epilog="Example: opencil data show ~/downloads texture --save texture.png")
-@guarded
 def show(
-    root: Root,
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            help="Dataset: see 'opencil list datasets'.",
-            metavar="DATASET",
-            autocompletion=one_of(completion.datasets),
-        ),
-    ],
-    split: Annotated[str, typer.Option(help="train or test.")] = "test",
-    save: Annotated[Path | None, typer.Option(help="The picture; DATASET-SPLIT.png.", metavar="FILE")] = None,
-    count: Annotated[int, typer.Option(help="Images on it.", min=1, max=1000)] = 60,
-    size: Annotated[int | None, typer.Option(help="Side of the images, in pixels; 128.", min=1)] = None,
-    benchmark: Benchmark = None,
-    config: ConfigFile = None,
+    root: Path = ROOT,
+    dataset: str = argument("DATASET", "Dataset: see 'opencil list datasets'.", complete=dataset_names),
+    split: str = option(None, "train or test.", "test"),
+    save: Path | None = option("FILE", "The picture; DATASET-SPLIT.png."),
+    count: int = option(None, "Images on it.", 60, min=1, max=1000),
+    size: int | None = option(None, "Side of the images, in pixels; 128.", min=1),
+    benchmark: str | None = BENCHMARK,
+    config: Path | None = CONFIG,
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Write a contact sheet: some images of a dataset with their labels, as the benchmark sees them."""
     from opencil.data.benchmark import find_dataset
@@ -152,15 +119,12 @@ def show(
     from opencil.data.images import Access
     from opencil.files import write
 
+    part: Any = split
     if split not in ("train", "test"):
         raise BadInput(f"--split {split!r} is not allowed: train and test are")
-    part: Split = "train" if split == "train" else "test"
-    own = {}
-    if benchmark or config:
-        resolved = _config(root, benchmark, config).benchmark
-        own, size = resolved.datasets, size or resolved.image_size
-    source = find_dataset(dataset, own)
-    size = size or (128 if isinstance(source, FileDataset) else 8)
+    resolved = _config(root, benchmark, config).benchmark if benchmark or config else None
+    source = find_dataset(dataset, resolved.datasets if resolved else {})
+    size = size or (resolved.image_size if resolved else 128 if isinstance(source, FileDataset) else 8)
     images = source.serve(dataset, part, size, Access(root, store="streamed"))
     save = save or Path(f"{dataset}-{split}.png")
     picture = contact_sheet(images, f"{dataset}, {split} images", count)
@@ -183,18 +147,7 @@ def _config(root: Path | None, benchmark: str | None, config: Path | None, **pla
 
 def _table(title: str, results: "list[CheckResult]", root: Path | None) -> Table:
     """Return a table with a line for each dataset and split."""
-    columns = (
-        "dataset",
-        "split",
-        "role",
-        "found",
-        "layout",
-        "images",
-        "in the paper",
-        "checksum",
-        "decodable",
-    )
-    table = Table(*columns, title=Text(title), title_justify="left")
+    table = Table(*_COLUMNS, title=Text(title), title_justify="left")
     for r in results:
         place = str(r.on_disk.place).removeprefix(f"{root}/") if r.on_disk else "in a package"
         layout = r.on_disk.layout.name if r.on_disk else "–"
@@ -229,8 +182,7 @@ def _remarks(results: "list[CheckResult]", root: Path | None) -> Iterator[str]:
 
 def _progress() -> Progress:
     """Return progress bars for datasets; they are shown on a terminal only."""
-    screen = Console(stderr=True)
-    return Progress(console=screen, transient=True, disable=not screen.is_terminal)
+    return Progress(console=problems, transient=True, disable=not problems.is_terminal)
 
 
 def _bar(progress: Progress, name: str) -> "ProgressCall":

@@ -1,14 +1,14 @@
-"""``opencil evaluate``: put models that were trained elsewhere through the whole protocol."""
+"""``opencil evaluate``: put models trained elsewhere through the whole protocol."""
 
 import json
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from opencil.cli.flags import takes_config
-from opencil.cli.run import DryRun, Quiet, carry_out
+from opencil.cli.options import argument, option
+from opencil.cli.run import DRY_RUN, QUIET, carry_out
 from opencil.cli.screen import print_note
 from opencil.errors import BadInput, shown
 
@@ -17,27 +17,17 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
 
 
 def _evaluate(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with a file of weights for each step.", metavar="FOLDER")
-    ],
-    factory: Annotated[
-        str, typer.Option(help="Makes a model: make(classes) or make(path, classes).", metavar="FILE.py:NAME")
-    ],
-    name: Annotated[str, typer.Option(help="Name of the method, in folders and tables.", metavar="NAME")],
     config: "Config",
-    memory: Annotated[
-        str,
-        typer.Option(help="Exemplars: a JSON file has indices for each step.", metavar="herding|none|FILE"),
-    ] = "herding",
-    class_order: Annotated[
-        str | None, typer.Option(help="Labels in the order of learning, or a JSON file.", metavar="A,B|FILE")
-    ] = None,
-    outputs: Annotated[
-        Literal["stream", "labels"],
-        typer.Option(help="Classes of a model's logits: those seen, in their order, or all labels."),
-    ] = "stream",
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
+    folder: Path = argument("FOLDER", "Folder with a file of weights for each step."),
+    factory: str = option("FILE.py:NAME", "Makes a model: make(classes) or make(path, classes).", ...),
+    name: str = option("NAME", "Name of the method, in folders and tables.", ...),
+    memory: str = option("herding|none|FILE", "Exemplars: a JSON file has indices for each step.", "herding"),
+    class_order: str | None = option("A,B|FILE", "Labels in the order of learning, or a JSON file."),
+    outputs: Literal["stream", "labels"] = option(
+        None, "Classes of a model's logits: those seen, in their order, or all labels.", "stream"
+    ),
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
 ) -> None:
     """Evaluate models that were trained elsewhere, a file of weights for each step.
 
@@ -64,10 +54,8 @@ evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs
 
 def _listed(flag: str, text: str) -> list[Any]:
     """Return a flag's list: of a JSON file, or numbers with commas between them."""
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
         if isinstance(content, list):
             return content
-    except (OSError, ValueError, RecursionError):
-        pass
     raise BadInput(f"{flag} {shown(text)} is not understood: a JSON file with a list is needed")

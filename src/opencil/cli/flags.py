@@ -1,16 +1,13 @@
-"""The flags that make a config, declared once for all commands that take them."""
+"""Declare the flags of a config once, for all commands that take one."""
 
 import inspect
 from collections.abc import Callable, Container
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from opencil.cli import completion
-from opencil.cli.completion import Complete, one_of, some_of
-from opencil.cli.guard import Plugins, exit_on_errors, set_parameters
+from opencil.cli import options
+from opencil.cli.options import argument, completing, option, switch
 from opencil.errors import BadInput
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
@@ -43,42 +40,29 @@ _PANELS = {
         "epochs_scale": (_SCALE, "FACTOR", _SHIPPED, "Scale every schedule, as by 0.1."),
     },
 }
-_COMPLETE: dict[str, Complete] = {
-    "benchmark": one_of(completion.benchmarks),
-    "cil": some_of(completion.learners),
-    "detector": some_of(completion.detectors),
-    "metric": some_of(completion.metrics),
-    "device": one_of(completion.devices),
-    "precision": one_of(lambda: ("bf16", "tf32", "fp32")),
-    "launcher": one_of(lambda: ("local", "ray")),
+_KEYS = {name: row[0] for flags in _PANELS.values() for name, row in flags.items()}
+_COMPLETE = {
+    "benchmark": options.benchmark_names,
+    "cil": options.learner_names,
+    "detector": options.detector_names,
+    "metric": options.metric_names,
+    "device": options.device_names,
+    "precision": completing(lambda: ("bf16", "tf32", "fp32")),
+    "launcher": completing(lambda: ("local", "ray")),
 }
+_SET = option(
+    "KEY=VALUE",
+    "Any value of the config, as cil.icarl.epochs=5; may be repeated.",
+    None,
+    "--set",
+    complete=options.config_keys,
+    rich_help_panel="What to run",
+)
+_DETERMINISTIC = switch(
+    "--deterministic", "Refuse operations that cannot give the same bits every time.", rich_help_panel="How"
+)
 #: Flags whose text is read as YML: a value, or the values of a list.
 _YML = {"classes_per_step": "[{}]", "seed": "[{}]", "pack": "{}", "jobs": "{}", "epochs_scale": "{}"}
-DataRoot = Annotated[
-    str | None, typer.Option(help="Folder of your downloads.", envvar="OPENCIL_DATA", metavar="DIR")
-]
-_File = Annotated[
-    Path | None,
-    typer.Argument(help="A YML, as 'opencil config' prints it.", show_default=False, metavar="FILE.yml"),
-]
-_Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Any value of the config, as cil.icarl.epochs=5; may be repeated.",
-        metavar="KEY=VALUE",
-        autocompletion=completion.settings,
-        rich_help_panel="What to run",
-    ),
-]
-_Deterministic = Annotated[
-    bool,
-    typer.Option(
-        "--deterministic",
-        help="Refuse operations that cannot give the same bits every time.",
-        rich_help_panel="How",
-    ),
-]
 
 
 def names(flag: str, text: str | None) -> list[str] | None:
@@ -91,40 +75,35 @@ def names(flag: str, text: str | None) -> list[str] | None:
 
 
 def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:
-    """Give a command the flags that make a config, beside its own; ``without`` names flags that it lacks."""
-    own = {name: p for name, p in inspect.signature(command).parameters.items() if name != "config"}
-    taken = {name: p for name, p in _parameters().items() if name not in without}
+    """Give a command the flags of a config beside its own; ``without`` names flags to leave out."""
+    taken = {p.name: p for p in _parameters() if p.name not in without}
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "config"]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *taken.values())]
 
     @wraps(command)
     def call(**flags: Any) -> None:
-        with exit_on_errors():
-            config = _resolve({name: flags[name] for name in taken})
-            command(config=config, **{name: flags[name] for name in own})
+        config = _resolve({name: flags.pop(name) for name in taken})
+        command(config=config, **flags)
 
-    set_parameters(call, [p.replace(kind=p.KEYWORD_ONLY) for p in (own | taken).values()])
+    del call.__wrapped__  # typer reads the flags from the signature
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
 
 
-def _parameters() -> dict[str, inspect.Parameter]:
-    """Return the parameters of a command that takes a config."""
-    annotations: dict[str, Any] = {"config": _File}
+def _parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each flag of a config."""
+    yml = argument("FILE.yml", "A YML, as 'opencil config' prints it.", None, show_default=False)
+    declared: dict[str, tuple[Any, Any]] = {"config": (Path | None, yml)}
     for panel, flags in _PANELS.items():
         for name, (_, metavar, default, text) in flags.items():
-            option = typer.Option(
-                help=text,
-                metavar=metavar,
-                show_default=default or True,
-                autocompletion=_COMPLETE.get(name),
-                rich_help_panel=panel,
-                envvar="OPENCIL_DATA" if name == "data_root" else None,
-            )
-            annotations[name] = Annotated[str | None, option]
-    annotations |= {"settings": _Set, "plugin": Plugins, "deterministic": _Deterministic}
+            more: dict[str, Any] = {"complete": _COMPLETE.get(name), "rich_help_panel": panel}
+            more |= {"envvar": "OPENCIL_DATA"} if name == "data_root" else {}
+            declared[name] = str | None, option(metavar, text, show_default=default or True, **more)
+    declared |= {"settings": (list[str] | None, _SET), "plugin": (options.Plugins, options.PLUGIN)}
+    declared["deterministic"] = bool, _DETERMINISTIC
     kind = inspect.Parameter.KEYWORD_ONLY
-    return {
-        name: inspect.Parameter(name, kind, default=False if a is _Deterministic else None, annotation=a)
-        for name, a in annotations.items()
-    }
+    return [inspect.Parameter(name, kind, default=d, annotation=a) for name, (a, d) in declared.items()]
 
 
 def _resolve(given: dict[str, Any]) -> "Config":
@@ -138,9 +117,9 @@ def _resolve(given: dict[str, Any]) -> "Config":
     if given["deterministic"]:
         values |= {"training": {"deterministic": True}, "place": {"only_deterministic": True}}
     chosen = {kind: names(f"--{kind}", given.get(kind)) for kind in ("cil", "detector")}
-    value: Any
-    for name, (key, *_) in (row for flags in _PANELS.values() for row in flags.items()):
-        if (value := given.get(name)) is None or name in chosen:
+    for name, key in _KEYS.items():
+        value: Any = given.get(name)
+        if value is None or name in chosen:
             continue
         if name in _YML:
             value = load(_YML[name].format(value), f"--{name.replace('_', '-')} {value!r}")

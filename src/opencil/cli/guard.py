@@ -1,27 +1,22 @@
-"""Wrap every command: ``--plugin``, errors as one sentence with an exit code, signals that stop it."""
+"""End every command with a sentence and an exit code on expected errors and on signals."""
 
-import inspect
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from opencil.cli.screen import print_error, print_note
 from opencil.errors import OpenCILError
-from opencil.plugins import load_plugin
-
-#: The exit code of a command that a queue has stopped: the same command resumes (EX_TEMPFAIL of sysexits).
-STOPPED = 75
 
 
 class Interrupts:
-    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1, which queues such as Slurm's send.
+    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1 of a queue such as Slurm's.
 
     All raise ``KeyboardInterrupt``, so that runs are checkpointed and left. The first one is stored as well,
     since native code may swallow the exception.
@@ -38,24 +33,20 @@ class Interrupts:
 
     @property
     def sentence(self) -> str:
-        """Return what has happened, and how to resume."""
-        what = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
+        """Return the reason of the end, and how to resume."""
+        event = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
         # The signal may have interrupted the import of torch, which must not be imported here.
         if self.seen == signal.SIGTERM and os.environ.get("WORLD_SIZE", "1") != "1":
-            what += ", which torchrun sends when a rank is lost too"
-        return f"{what}: finished work is stored, and the same command resumes it"
+            event += ", which torchrun sends when a rank is lost too"
+        return f"{event}: finished work is stored, and the same command resumes it"
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of an interrupted command."""
-        return 130 if self.seen in (None, signal.SIGINT) else STOPPED
+        """Return the exit code of an interrupted command; 75 is EX_TEMPFAIL: the same command resumes."""
+        return 130 if self.seen in (None, signal.SIGINT) else 75
 
 
 interrupts = Interrupts()
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", help="Your Python file or module; may be repeated.", metavar="FILE.py"),
-]
 
 
 @contextmanager
@@ -90,24 +81,10 @@ def exit_on_errors() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: load its ``--plugin``, and end with a sentence and an exit code on expected errors."""
+class Guarded(TyperGroup):
+    """A group of commands, each inside ``exit_on_errors``."""
 
-    @wraps(command)
-    def call(*args: Any, plugin: list[str] | None = None, **flags: Any) -> None:
+    def invoke(self, ctx: Any) -> Any:
+        """Call the named command."""
         with exit_on_errors():
-            for name in plugin or ():
-                load_plugin(name)
-            command(*args, **flags)
-
-    own = inspect.signature(command).parameters.values()
-    plugin = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins)
-    set_parameters(call, [*own, plugin])
-    return call
-
-
-def set_parameters(call: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    """Give a function the parameters that typer reads its flags from."""
-    call.__dict__.pop("__wrapped__", None)
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
+            return super().invoke(ctx)

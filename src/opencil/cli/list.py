@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from fnmatch import filter as matching
 from itertools import groupby
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 from rich import box
@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opencil.cli.completion import one_of
 from opencil.cli.flags import names
-from opencil.cli.guard import guarded
+from opencil.cli.options import PLUGIN, Plugins, argument, completing, option, switch
 from opencil.errors import BadInput, nearest, unknown
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
 
@@ -23,25 +22,17 @@ _METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detectors": DETECTORS}
 _REGISTRIES = _METHODS | {"datasets": DATASETS, "backbones": BACKBONES}
 #: What can be listed.
 KINDS = ("benchmarks", *_REGISTRIES, "metrics")
+#: Columns that tables go without: one name alone has them, and ``--markdown``.
+_DETAILS = {"labels", "column", "reads", "set-up reads", "values", "paper", "by default"}
 
 
-@guarded
 def list_names(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help=", ".join(KINDS), autocompletion=one_of(lambda: KINDS))
-    ],
-    pattern: Annotated[
-        str, typer.Argument(help="Shell pattern, group, as post-hoc, or one name.", metavar="PATTERN")
-    ] = "*",
-    needs: Annotated[
-        str | None, typer.Option(help="Detectors that read only these: logits,features.", metavar="A,B")
-    ] = None,
-    year: Annotated[
-        str | None, typer.Option(help="Methods published then: 2022, 2020-2023 or 2023-.", metavar="YEAR")
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="All there is of each, as Markdown: papers, labels, values.")
-    ] = False,
+    what: str = argument("WHAT", ", ".join(KINDS), complete=completing(lambda: KINDS)),
+    pattern: str = argument("PATTERN", "Shell pattern, group, as post-hoc, or one name.", "*"),
+    needs: str | None = option("A,B", "Detectors that read only these: logits,features."),
+    year: str | None = option("YEAR", "Methods published then: 2022, 2020-2023 or 2023-."),
+    markdown: bool = switch("--markdown", "All there is of each, as Markdown: papers, labels, values."),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """List what there is; one name alone with its paper, labels and values."""
     if what not in KINDS:
@@ -54,20 +45,22 @@ def list_names(
         published = entry.paper.year if entry.paper else 0
         return (years is None or published in years) and (read is None or _reads(entry) <= read)
 
-    lines = list(_lines(what, pattern, markdown, matches))
+    lines = list(_lines(what, pattern, matches))
     if not lines:
         filters = f" with --needs {needs}" * bool(needs) + f" with --year {year}" * bool(year)
         groups = _METHODS[what].groups() if what in _METHODS else ()
         known = [*(line["name"] for line in _lines(what, "*")), *groups]
         hint = "" if pattern in known else nearest(pattern.partition("@")[0], known)
         raise BadInput(f"none of the {what} matches {pattern!r}{filters}{hint}")
+    alone = not markdown and [line["name"] for line in lines] == [pattern]
+    left_out = {"year"} if markdown or alone else _DETAILS
+    lines = [{key: cell for key, cell in line.items() if key not in left_out} for line in lines]
     if markdown:
         for row in (list(lines[0]), ["---"] * len(lines[0]), *(line.values() for line in lines)):
             typer.echo("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    elif [line["name"] for line in lines] == [pattern]:
-        (details,) = _lines(what, pattern, detailed=True)
-        width = max(map(len, details))
-        for key, value in details.items():
+    elif alone:
+        width = max(map(len, lines[0]))
+        for key, value in lines[0].items():
             if value:  # on one line, so that a link stays in one piece
                 typer.echo(f"{key:{width}}  {value}")
     else:
@@ -79,11 +72,10 @@ def _needs(text: str) -> set[str]:
     """Return the needs in the text of ``--needs``."""
     from opencil.detectors.detector import Reads
 
-    needs = names("--needs", text) or []
-    for name in needs:
-        if name not in get_args(Reads):
-            raise unknown("need", name, get_args(Reads))
-    return set(needs)
+    needs = set(names("--needs", text) or [])
+    for name in needs.difference(get_args(Reads)):
+        raise unknown("need", name, get_args(Reads))
+    return needs
 
 
 def _years(text: str) -> range:
@@ -96,22 +88,20 @@ def _years(text: str) -> range:
 
 
 def _reads(entry: Entry[Any]) -> frozenset[str]:
-    """Return all that a detector reads."""
+    """Return everything a detector reads."""
     detector = entry.make()
     reads: frozenset[str] = detector.reads
     return reads | detector.reads_to_set_up if detector.needs_setup else reads
 
 
-def _lines(
-    what: str, pattern: str, detailed: bool = False, matches: Callable[[Entry[Any]], bool] = lambda _: True
-) -> Iterator[Line]:
-    """Yield a line for each name that matches a pattern."""
+def _lines(what: str, pattern: str, matches: Callable[[Entry[Any]], bool] = lambda _: True) -> Iterator[Line]:
+    """Yield a line for each name matching a pattern."""
     if what == "benchmarks":
         return _benchmarks(pattern)
     if what == "metrics":
-        return _metrics(pattern, detailed)
+        return _metrics(pattern)
     registry = _REGISTRIES[what]
-    return _entries(list(filter(matches, map(registry.entry, registry.names(pattern)))), detailed)
+    return _entries([entry for entry in map(registry.entry, registry.names(pattern)) if matches(entry)])
 
 
 def _benchmarks(pattern: str) -> Iterator[Line]:
@@ -125,47 +115,38 @@ def _benchmarks(pattern: str) -> Iterator[Line]:
         yield line | {role: ", ".join(names) for role, names in sets.items()}
 
 
-def _metrics(pattern: str, detailed: bool) -> Iterator[Line]:
+def _metrics(pattern: str) -> Iterator[Line]:
     from opencil.evaluation.metric import metrics
 
     for metric in (metrics()[name] for name in matching(metrics(), pattern)):
-        line = {"name": metric.name} | ({"column": metric.column} if detailed else {})
-        line["definition"] = metric.definition
-        more = {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
-        yield line | more if detailed else line
+        line = {"name": metric.name, "column": metric.column, "definition": metric.definition}
+        yield line | {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
 
 
-def _entries(entries: list[Entry[Any]], detailed: bool) -> Iterator[Line]:
+def _entries(entries: list[Entry[Any]]) -> Iterator[Line]:
     """Yield a line for each name of a registry, family by family; post-hoc detectors come first."""
     from opencil.validation import flat
 
-    def family(entry: Entry[Any]) -> str:
-        return str(getattr(entry.make, "family", ""))
-
-    published, labelled = any(entry.paper for entry in entries), any(entry.named for entry in entries)
-    families, plugins = any(map(family, entries)), any(entry.plugin for entry in entries)
-    for entry in sorted(entries, key=lambda e: (family(e) != "post-hoc", family(e), e.name)):
-        paper, line = entry.paper, {"name": entry.name}
-        if published and not detailed:
-            line["year"] = str(paper.year) if paper else ""
-        line["what it is"] = entry.about
-        if labelled and detailed:
-            line["labels"] = "; ".join(f"@{label}: {_join(flat(v))}" for label, v in entry.named.items())
-        if families:
-            line["family"] = family(entry) or "others"
-        if families and detailed:
-            line |= _values(entry)
-        if published and detailed:
-            line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
-        if plugins:
-            line["plugin"] = entry.plugin
-        yield line
+    lines = []
+    for entry in entries:
+        paper, family = entry.paper, str(getattr(entry.make, "family", ""))
+        line = {"name": entry.name, "year": str(paper.year) if paper else "", "what it is": entry.about}
+        line["labels"] = "; ".join(f"@{label}: {_join(flat(v))}" for label, v in entry.named.items())
+        line |= {"family": family} | _values(entry)
+        line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+        lines.append(line | {"plugin": entry.plugin})
+    used = {key for line in lines for key in line if line[key]}
+    for line in sorted(lines, key=lambda line: (line["family"] != "post-hoc", line["family"], line["name"])):
+        line["family"] = line["family"] or "others"
+        yield {key: cell for key, cell in line.items() if key in used}
 
 
 def _values(entry: Entry[Any]) -> Line:
     """Return a method's default values; for a detector its reads, and no values of its whole family."""
     from opencil.validation import flat, plain
 
+    if not hasattr(entry.make, "family"):
+        return {}
     method = entry.make()
     if not hasattr(method, "reads"):
         return {"values": _join(flat(plain(method)))}

@@ -20,7 +20,7 @@ _LINES = 30.0  #: seconds between lines about progress, in a log file
 def progress(
     screen: Console, runs: int, quiet: bool = False, troubled: Callable[["Failed | Lost"], None] | None = None
 ) -> Iterator[Callable[["Event"], None]]:
-    """Yield a function that shows events: a bar for each run on a terminal, or lines elsewhere.
+    """Yield a function to show events: a bar for each run on a terminal, or lines elsewhere.
 
     Bars disappear at the end. With ``quiet`` nothing is shown. ``troubled`` is called with every run that
     fails or is lost.

@@ -1,18 +1,15 @@
 """``opencil report``: tables, figures and a page of stored or published runs, from their rows alone."""
 
-import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli import completion
-from opencil.cli.completion import one_of, some_of
 from opencil.cli.flags import names
-from opencil.cli.guard import guarded
+from opencil.cli.options import PLUGIN, Plugins, argument, detector_names, option, switch, table_names
 from opencil.cli.screen import problems
 from opencil.errors import BadInput, OpenCILError, unknown
 
@@ -23,86 +20,46 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
     from opencil.report.tables import Kind
 
 
-@guarded
 def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Folders of runs, or of published rows.", show_default="runs", metavar="FOLDER"),
-    ] = None,
-    table: Annotated[
-        str | None,
-        typer.Option(
-            help="Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
-            show_default="summary",
-            metavar="A,B|all",
-            autocompletion=some_of(completion.tables),
-        ),
-    ] = None,
-    form: Annotated[
-        Literal["terminal", "markdown", "csv", "latex"],
-        typer.Option("--format", help="What to print the tables as."),
-    ] = "terminal",
-    compare: Annotated[
-        Literal["paper", "survey"] | None,
-        typer.Option(
-            help="Ours beside published figures: the paper's (main and distance tables, ablation), or "
-            "accuracies of a survey of CIL methods."
-        ),
-    ] = None,
-    statistics: Annotated[
-        bool, typer.Option("--statistics", help="Detectors ranked, with intervals of their differences.")
-    ] = False,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Detector that --statistics compares with.",
-            show_default="the best",
-            metavar="NAME",
-            autocompletion=one_of(completion.detectors),
-        ),
-    ] = None,
-    extra: Annotated[
-        bool, typer.Option("--extra", help="Also FPR with OOD positive and AP with ID positive.")
-    ] = False,
-    top: Annotated[
-        str | None,
-        typer.Option(
-            help="How many detectors and CIL methods tables and figures show, the best by mean AUC, and "
-            "which besides: 10, or 10,vos,ewc. CSV and the page have all.",
-            show_default="16 and 8 on a terminal and in figures, all in other tables",
-            metavar="N,A,B|all",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write all there is: tables as Markdown, CSV and LaTeX, figures, the page, the rows.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write one page to explore the results in; it needs no network.", metavar="FILE"),
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write the paper's figures as PNG and SVG.", metavar="FOLDER")
-    ] = None,
-    figure_detectors: Annotated[
-        str | None,
-        typer.Option(
-            help="Detectors in figures.",
-            show_default="msp,energy,regmix,ber",
-            metavar="A,B",
-            autocompletion=some_of(completion.detectors),
-        ),
-    ] = None,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Write the page again and again until all runs are done, or Ctrl-C."),
-    ] = False,
-    every: Annotated[
-        float, typer.Option(help="Seconds between two pages of --watch.", min=0.1, metavar="SECONDS")
-    ] = 10,
+    folders: list[Path] = argument(
+        "FOLDER", "Folders of runs, or of published rows.", [Path("runs")], show_default="runs"
+    ),
+    table: str | None = option(
+        "A,B|all",
+        "Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
+        show_default="summary",
+        complete=table_names,
+    ),
+    form: Literal["terminal", "markdown", "csv", "latex"] = option(
+        None, "What to print the tables as.", "terminal", "--format"
+    ),
+    compare: Literal["paper", "survey"] | None = option(
+        None,
+        "Ours beside published figures: the paper's (main and distance tables, ablation), or accuracies of a "
+        "survey of CIL methods.",
+    ),
+    statistics: bool = switch("--statistics", "Detectors ranked, with intervals of their differences."),
+    baseline: str | None = option(
+        "NAME", "Detector that --statistics compares with.", show_default="the best", complete=detector_names
+    ),
+    extra: bool = switch("--extra", "Also FPR with OOD positive and AP with ID positive."),
+    top: str | None = option(
+        "N,A,B|all",
+        "How many detectors and CIL methods tables and figures show, the best by mean AUC, and which "
+        "besides: 10, or 10,vos,ewc. CSV and the page have all.",
+        show_default="16 and 8 on a terminal and in figures, all in other tables",
+    ),
+    out: Path | None = option(
+        "FOLDER", "Write all there is: tables as Markdown, CSV and LaTeX, figures, the page, the rows."
+    ),
+    html: Path | None = option("FILE", "Write one page to explore the results in; it needs no network."),
+    figures: Path | None = option("FOLDER", "Write the paper's figures as PNG and SVG."),
+    figure_detectors: str | None = option(
+        "A,B", "Detectors in figures.", show_default="msp,energy,regmix,ber", complete=detector_names
+    ),
+    watch: bool = switch("--watch", "Write the page again and again until all runs are done, or Ctrl-C."),
+    every: float = option("SECONDS", "Seconds between two pages of --watch.", 10, min=0.1),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Show the results of stored runs: tables, beside the paper's figures, with statistics.
 
@@ -114,7 +71,6 @@ def report(
     from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
     from opencil.runs.reading import read_study
 
-    folders = runs or [Path("runs")]
     ranked = statistics or baseline is not None
     kinds = _kinds(table) or ([] if compare or ranked else ["summary"])
     say = partial(typer.echo, err=form != "terminal")  # stdout may be the input of another program
@@ -165,13 +121,13 @@ def report(
 
 
 def _top(text: str | None) -> "Top | None":
-    """Return how many methods are shown, and which besides, from the text of ``--top``."""
+    """Parse ``--top``: the number of methods shown, and the names shown besides."""
     from opencil.report.order import Top
 
     if text is None:
         return None
     words = names("--top", text) or []
-    numbers = [word for word in words if word == "all" or re.fullmatch(r"\d+", word)]
+    numbers = [word for word in words if word == "all" or word.isdecimal()]
     if len(numbers) > 1 or "0" in numbers:
         raise BadInput(f"--top {text} is not understood: allowed are a number, as 10, or all, and names")
     named = tuple(word for word in words if word not in numbers)
@@ -182,18 +138,18 @@ def _top(text: str | None) -> "Top | None":
 
 
 def _kinds(text: str | None) -> "list[Kind]":
-    """Return the kinds of tables in the text of ``--table``."""
+    """Parse ``--table``: kinds of tables."""
     from opencil.report.tables import KINDS
 
-    known: dict[str, Kind] = {kind: kind for kind in KINDS}
-    wanted = list(KINDS) if text == "all" else names("--table", text) or []
-    if strange := [name for name in wanted if name not in known]:
-        raise unknown("table", strange[0], known)
-    return [known[name] for name in wanted]
+    kinds: list[Any] = list(KINDS) if text == "all" else names("--table", text) or []
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("table", kind, KINDS)
+    return kinds
 
 
 def show(screen: Console, tables: "list[Table]") -> None:
-    """Print tables; a table that is too wide for a terminal is cut into several."""
+    """Print tables; cut a table into several if it is too wide for a terminal."""
     wide = Console(width=10_000)
 
     def fits(table: "Table") -> bool:  # a pipe or a file has no width to keep to

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from opencil.cli.flags import takes_config
 from opencil.cli.guard import interrupts
+from opencil.cli.options import option, switch
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.cli.screen import borderless_table, print_error, print_line, print_note, problems
@@ -23,16 +24,9 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
     from opencil.runs.spec import RunSpec
 
 _FEW = 6  # names that a line has room for
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would run and what is done; run and write nothing.")
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show nothing but problems: no progress, no tables.")
-]
-Only = Annotated[
-    str | None,
-    typer.Option(help="One of M shares of the runs: each run is in one.", metavar="N/M", show_default="all"),
-]
+DRY_RUN = switch("--dry-run", "Say what would run and what is done; run and write nothing.")
+QUIET = option(None, "Show nothing but problems: no progress, no tables.", False, "--quiet", "-q")
+ONLY = option("N/M", "One of M shares of the runs: each run is in one.", show_default="all")
 
 
 @takes_config
@@ -42,7 +36,7 @@ def show_config(config: "Config") -> None:
 
 
 @takes_config
-def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Quiet = False) -> None:
+def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quiet: bool = QUIET) -> None:
     """Train, evaluate and store what of a config is not done yet; then show the table.
 
     Called again, it resumes where it stopped; a finished run answers at once.
@@ -53,12 +47,9 @@ def run(config: "Config", only: Only = None, dry_run: DryRun = False, quiet: Qui
 
 
 def carry_out(
-    config: "Config",
-    planned: Callable[["Config"], "list[RunSpec]"],
-    dry_run: bool = False,
-    quiet: bool = False,
+    config: "Config", planned: Callable[["Config"], "list[RunSpec]"], dry_run: bool, quiet: bool
 ) -> None:
-    """Carry out what a config's runs still lack, showing progress; then show the tables."""
+    """Do the missing work of a config's runs, showing progress; then show the tables."""
     from opencil.engine.ranks import is_first_rank
     from opencil.plugins import describe_changed
     from opencil.report.order import Top
@@ -117,15 +108,14 @@ def carry_out(
     for sentence in [*describe_changed(study.runs), *study.problems]:
         print_note(sentence)
     if failures:
-        raise OpenCILError(
-            f"{len(failures)} of {len(ahead.runs)} runs failed; finished work is stored in {runs}"
-        )
+        failed = f"{len(failures)} of {len(ahead.runs)} runs failed"
+        raise OpenCILError(f"{failed}; finished work is stored in {runs}")
     if not quiet:
         print_line(f"runs are stored in {runs}")
 
 
 def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
-    """Print which methods go without which detectors, and why."""
+    """Print the detectors left out, with the methods and the reason."""
     skipped: dict[str, list[str]] = {}
     for spec in specs:
         for reason, detectors in config.left_out(spec.cil, spec.classes_per_step).items():
@@ -136,7 +126,7 @@ def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
 
 
 def opening(outlook: "Outlook", folder: str) -> str:
-    """Return which runs there are, how many are done, the device, the folder and an estimate of the time."""
+    """Describe the runs: their number, how many are done, device, folder, and an estimate of the time."""
     from opencil.engine.ranks import world_size  # torch
 
     count, specs = len(outlook.runs), [run.spec for run in outlook.runs]
@@ -158,7 +148,7 @@ def opening(outlook: "Outlook", folder: str) -> str:
 
 
 def dry_run_table(outlook: "Outlook") -> Table:
-    """Return a table of the runs: what is done of each, and what would be done."""
+    """Return a table of the runs: work done and work to do."""
     table = borderless_table("run", "so far", "to do")
     for run in outlook.runs:
         steps, todo = "all steps" if run.steps is None else f"steps {run.trained + 1} to {run.steps}", []

@@ -1,15 +1,14 @@
-"""``opencil runs``: list stored runs, check their files, clean up what is stale or damaged."""
+"""``opencil runs``: list stored runs, check their files, clean up stale or damaged files."""
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli.flags import DataRoot
-from opencil.cli.guard import guarded
+from opencil.cli.options import DATA_ROOT, PLUGIN, RUNS, Plugins, switch
 from opencil.cli.screen import borderless_table, print_line, print_note, print_table, problems
 from opencil.errors import BadInput, OpenCILError
 
@@ -20,17 +19,12 @@ app = typer.Typer(
     help="Look after stored runs: list them, check their files, clean up.", no_args_is_help=True
 )
 
-Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(help="Folders of runs, or single runs.", show_default="runs", metavar="FOLDER"),
-]
 _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
 _FEW = 5  # differences that are shown
 
 
 @app.command("list", epilog="Example: opencil runs list runs/digits")
-@guarded
-def list_runs(folders: Folders = None) -> None:
+def list_runs(folders: list[Path] = RUNS, _plugin: Plugins = PLUGIN) -> None:
     """List stored runs: how far each is, its size, and when it was last written.
 
     A run is finished, unfinished, waiting (nothing is done yet), running (a
@@ -54,13 +48,11 @@ def list_runs(folders: Folders = None) -> None:
 
 
 @app.command(epilog="Example: opencil runs check runs; opencil runs check runs/digits/k2/icarl/seed0 --deep")
-@guarded
 def check(
-    folders: Folders = None,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Train the last step of one run again, and compare all bits.")
-    ] = False,
-    data_root: DataRoot = None,
+    folders: list[Path] = RUNS,
+    deep: bool = switch("--deep", "Train the last step of one run again, and compare all bits."),
+    data_root: str | None = DATA_ROOT,
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Read every file of stored runs, and name damaged, missing and misplaced ones.
 
@@ -126,10 +118,10 @@ def _check_deeply(path: Path, data_root: str | None) -> None:
 
 
 @app.command(epilog="Example: opencil runs clean runs, and then with --yes")
-@guarded
 def clean(
-    folders: Folders = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
+    folders: list[Path] = RUNS,
+    yes: bool = switch("--yes", "Delete; without it, only say what would go."),
+    _plugin: Plugins = PLUGIN,
 ) -> None:
     """Name stale files, and damaged ones that can be computed again; with --yes, delete them.
 
@@ -162,13 +154,12 @@ def clean(
     print_line(f"{len(sizes)} {done}, {size_in_words(sum(sizes))}{hint}")
 
 
-def _runs(folders: list[Path] | None) -> "list[RunFolder]":
+def _runs(folders: list[Path]) -> "list[RunFolder]":
     from opencil.runs.store import find_runs
 
-    roots = folders or [Path("runs")]
-    if found := dict.fromkeys(run for root in roots for run in find_runs(root)):
+    if found := dict.fromkeys(run for folder in folders for run in find_runs(folder)):
         return list(found)
-    raise BadInput(f"there are no runs below {', '.join(map(str, roots))}: 'opencil run' makes some")
+    raise BadInput(f"there are no runs below {', '.join(map(str, folders))}: 'opencil run' makes some")
 
 
 def _count(runs: int) -> str:

@@ -32,7 +32,7 @@ def print_line(text: str, mark: str = "", indent: int = 0, style: str = "") -> N
 
 
 def borderless_table(*headings: str) -> Table:
-    """Return an empty table of columns side by side, which wrap where the screen ends."""
+    """Return an empty table of columns side by side; they wrap at the end of the screen."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")

@@ -1,6 +1,6 @@
-"""The unified YML: every value that a command uses, checked before anything runs.
+"""The unified YML: every value of a command, checked before anything runs.
 
-A config is made of layers, each laid on the one below: the methods' own defaults, the benchmark's shipped
+A config has layers, each laid on the layer below: the methods' own defaults, the benchmark's shipped
 file, the user's YML, the command line's flags, ``--set``. Under ``cil`` and ``detector`` the name ``*``
 stands for every method that has the value.
 """

@@ -19,7 +19,7 @@ Layer = dict[str, Any]
 
 
 def list_benchmarks() -> list[str]:
-    """Return the names of the benchmarks that come with the package."""
+    """Return the names of the shipped benchmarks."""
     files = [file.name for file in resources.files("opencil.configs").iterdir()]
     return sorted(name.removesuffix(".yml") for name in files if name.endswith(".yml"))
 
@@ -72,7 +72,7 @@ def resolve(
 
 
 def _shipped(layers: list[Layer]) -> Layer:
-    """Return the shipped values of the benchmark that the layers name, if the package has it."""
+    """Return the shipped values of the benchmark named by the layers, if there are any."""
     sections = [layer.get("benchmark", {}) for layer in layers]
     name = next((n for section in reversed(sections) if (n := section.get("name"))), "digits")
     written = sections[0]
@@ -118,7 +118,7 @@ def _methods(
 
 
 def _check_names(registry: Registry[Any], key: str, sections: list[Layer]) -> None:
-    """Refuse unknown methods, chosen or not, values of a group, and values of ``*`` that no method has."""
+    """Refuse unknown methods, chosen or not, values of a group, and values of ``*`` without a method."""
     groups = registry.groups()
     known = {value for name in registry.names() for value in names_of(registry.entry(name).make)}
     for name, values in (item for section in sections for item in section.items()):

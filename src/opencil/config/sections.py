@@ -1,4 +1,4 @@
-"""The sections of a config: every value that a command uses, by name."""
+"""The sections of a config: every value of a command, by name."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
-from opencil.errors import BadInput, shown, unknown
+from opencil.errors import BadInput, not_allowed, shown, unknown
 from opencil.nets.create import COMMON, Named, check_backbone
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
 from opencil.validation import Bound, Count, Key, NonNegative, Positive, Values, keys_below, plain, suggest
@@ -44,24 +44,20 @@ class BenchmarkConfig(Values):
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
-            raise ValueError(f"name = {shown(self.name)} is not allowed: letters, digits, - and _ are")
+            raise not_allowed("name", self.name, "letters, digits, - and _ are")
         steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
         if not steps or len(set(steps)) < len(steps):
-            raise ValueError(
-                f"classes_per_step = {list(steps)} is not allowed: sizes are needed, each once, as 20-20-10"
-            )
+            raise not_allowed("classes_per_step", [*steps], "sizes are needed, each once, as 20-20-10")
         object.__setattr__(self, "classes_per_step", steps)
         self._check_names()
         if self.transform.crop > (side := self.transform.resize or self.image_size):
-            raise ValueError(
-                f"transform.crop = {self.transform.crop} is not allowed: images have {side} pixels a side"
-            )
+            raise not_allowed("transform.crop", self.transform.crop, f"images have {side} pixels a side")
         object.__setattr__(self, "backbone", check_backbone(self.backbone))
         if (classes := self._known_classes) is not None:
             self.check_classes(classes)
 
     def _check_names(self) -> None:
-        """Check that every set is named once, and that its name is known or usable as a new one."""
+        """Refuse sets named twice, and names neither known nor usable as new ones."""
         ood = self.near + self.far
         if not ood or len(set(ood)) < len(ood):
             raise ValueError(f"near and far = {list(ood)} are not allowed: OOD sets are needed, each once")
@@ -87,7 +83,7 @@ class BenchmarkConfig(Values):
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
 
     def fewest_kept(self, k: int | str) -> int:
-        """Return the size of the memory after the step that leaves it the fewest images.
+        """Return the smallest size of the memory after any step.
 
         Every class has as many exemplars, so a budget that cannot be divided is not used up. The memory can
         be smaller still where a class has fewer images, or where the number of classes is not known yet.
@@ -100,9 +96,7 @@ class BenchmarkConfig(Values):
         """Refuse values that do not fit the number of classes; called again once the data are read."""
         for k in self.classes_per_step:
             if isinstance(k, int) and k > classes:
-                raise BadInput(
-                    f"classes_per_step = {k} is not allowed: 1 to {classes} are, the classes of {self.id!r}"
-                )
+                raise not_allowed("classes_per_step", k, f"1 to {classes} are, the classes of {self.id!r}")
             StepSizes.parse(k).of(classes)
         quota(self.memory, classes)
 
@@ -119,7 +113,7 @@ class SeedConfig(Values):
 
     def __post_init__(self) -> None:
         if not self.runs or len(set(self.runs)) < len(self.runs):
-            raise ValueError(f"runs = {list(self.runs)} is not allowed: seeds are needed, each once")
+            raise not_allowed("runs", [*self.runs], "seeds are needed, each once")
 
 
 @dataclass(frozen=True)
@@ -152,14 +146,14 @@ class PlaceConfig(Values):
                 home = os.path.expanduser(path)  # noqa: PTH111 - pathlib fails on the home of nobody
                 object.__setattr__(self, name, home)
         if not self.runs:
-            raise ValueError("runs = '' is not allowed: it should name a folder")
+            raise not_allowed("runs", self.runs, "it should name a folder")
         kinds = {name.partition(":")[0] for name in self.devices}
         if len(self.devices) > 1 and (len(set(self.devices)) < len(self.devices) or kinds != {"cuda"}):
-            raise ValueError(f"device = {shown(self.device)} is not allowed: cuda:0,cuda:1 are two GPUs")
+            raise not_allowed("device", self.device, "cuda:0,cuda:1 are two GPUs")
         if self.launcher == "ray" and self.device not in ("auto", "gpu", "cuda", "cpu"):
-            raise ValueError(f"device = {shown(self.device)} is not allowed with ray: auto, gpu and cpu are")
+            raise BadInput(f"device = {shown(self.device)} is not allowed with ray: auto, gpu and cpu are")
         if self.address is not None and self.launcher != "ray":
-            raise ValueError(f"address = {shown(self.address)} is for launcher = ray alone")
+            raise BadInput(f"address = {shown(self.address)} is for launcher = ray alone")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -181,22 +175,22 @@ class Config:
     plugins: tuple[str, ...] = ()  #: files and modules that register names
 
     def detectors_of(self, method: str, k: int | str) -> dict[str, dict[str, Any]]:
-        """Return the detectors that can go with a CIL method where steps have k classes."""
+        """Return the detectors usable with a CIL method where steps have k classes."""
         return self.without(self.left_out(method, k))
 
     def left_out(self, method: str, k: int | str) -> dict[str, list[str]]:
-        """Return the detectors that cannot go with a CIL method where steps have k classes, by reason."""
+        """Return the detectors not usable with a CIL method where steps have k classes, by reason."""
         learner: Any = LEARNERS.entry(method).make
         exemplars = self.benchmark.fewest_kept(k) if learner.remembers else None
         return self.refused(exemplars, learner.revisits, learner.linear)
 
     def without(self, refused: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
-        """Return the detectors less the refused ones, which are given by reason."""
+        """Return the detectors less the refused ones; ``refused`` has them by reason."""
         names = {name for names in refused.values() for name in names}
         return {name: values for name, values in self.detector.items() if name not in names}
 
     def refused(self, exemplars: int | None, revisits: bool, linear: bool = True) -> dict[str, list[str]]:
-        """Return the detectors that cannot go with models, by reason.
+        """Return the detectors not usable with models, by reason.
 
         ``exemplars`` is the least size of the memory, None without one; ``revisits`` says whether images of
         old classes are seen again, ``linear`` whether the head is W and b.
@@ -218,7 +212,7 @@ class Config:
         return found
 
     def to_yaml(self) -> str:
-        """Return the YML that gives this config again."""
+        """Return a YML with all values of this config."""
         return dump_yaml(plain(self))
 
 
@@ -228,7 +222,7 @@ METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
 
 
 def config_keys() -> Iterator[Key]:
-    """Yield the keys that a config can have, except names that users choose."""
+    """Yield the possible keys of a config, except names chosen by users."""
     for section in fields(Config):
         yield (section.name,)
         yield from ((section.name, *key) for key in keys_below(section.type))

@@ -1,4 +1,4 @@
-"""Expand what people write as a config: files, short forms and ``--set`` become mappings by section."""
+"""Expand files, short forms and ``--set`` to mappings by section."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from opencil.config.sections import METHODS, SECTIONS, suggest_key
-from opencil.config.yml import load, read_text
+from opencil.config.yml import load
 from opencil.data.roles import ROLES, SHIFTED
-from opencil.errors import BadInput, shown, unknown
+from opencil.errors import BadInput, not_allowed, shown, unknown
 from opencil.plugins import is_file
 from opencil.validation import merge
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YML file's mapping; its plugins are relative to its folder."""
-    content = parse_yaml(read_text(path), str(path))
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise BadInput(f"config file {path} cannot be read: {reason}") from None
     if isinstance(content.get("plugins"), str | list):  # the record of a stored run has notes by plugin
         content["plugins"] = [
             os.path.normpath(path.parent / Path(plugin).expanduser()) if is_file(plugin) else plugin
@@ -45,7 +49,7 @@ def expand_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def nest(path: Iterable[str], value: Any) -> dict[str, Any]:
-    """Return nested mappings that have a value at a path."""
+    """Return nested mappings with a value at a path."""
     first, *rest = path
     return {first: nest(rest, value) if rest else value}
 
@@ -68,13 +72,11 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "seed" and not isinstance(value, dict):
             value = {"runs": value}
         if not isinstance(value, dict):
-            raise BadInput(
-                f"{key} = {shown(value)} is not allowed: it should be a mapping of names to values"
-            )
+            raise not_allowed(key, value, "it should be a mapping of names to values")
         for name, values in value.items() if key in METHODS else ():
             if not isinstance(name, str) or not isinstance(values, dict):
-                hint = suggest_key((key, str(name)))
-                raise BadInput(f"{key}.{name} = {shown(values)} is not allowed: it should be a mapping{hint}")
+                allowed = f"it should be a mapping{suggest_key((key, str(name)))}"
+                raise not_allowed(f"{key}.{name}", values, allowed)
         if key == "benchmark":
             value = _expand_sets(value)
             if isinstance(value.get("backbone"), str):
@@ -87,7 +89,7 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of lower layers, less a backbone or shifted sets that ``over`` replaces."""
+    """Return the values of lower layers, less a backbone or shifted sets replaced by ``over``."""
     left = dict(values)
     backbone, shifted = over.get("backbone"), over.get(SHIFTED)
     if isinstance(backbone, dict) and "name" in backbone:  # another one, not values for the one below
@@ -98,11 +100,11 @@ def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_names(key: str, value: Any) -> list[str]:
-    """Return a section that is a list: names in a list, or in a text with commas or blanks between them."""
+    """Return the names of a section: a list, or a text with commas or blanks between them."""
     names = _split(value) if isinstance(value, str) and key == "metric" else value
     names = [names] if isinstance(names, str | Path) else names
     if not isinstance(names, list | tuple) or not all(isinstance(n, str | Path) and str(n) for n in names):
-        raise BadInput(f"{key} = {shown(value)} is not allowed: it should be a list of names")
+        raise not_allowed(key, value, "it should be a list of names")
     return list(dict.fromkeys(map(str, names)))
 
 
@@ -128,9 +130,7 @@ def _expand_sets(benchmark: dict[str, Any]) -> dict[str, Any]:
     del others["sets"]
     sets: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
     if not isinstance(entries, list) or not others.keys().isdisjoint(ROLES):
-        raise BadInput(
-            f"benchmark.sets = {shown(entries)} is not allowed: a list is, and no {', '.join(ROLES)}"
-        )
+        raise not_allowed("benchmark.sets", entries, f"a list is, and no {', '.join(ROLES)}")
     for entry in entries:
         values = dict(entry) if isinstance(entry, dict) else {}
         name, role = values.pop("name", None), values.pop("role", None)

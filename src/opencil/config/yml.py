@@ -2,22 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
 from opencil.errors import BadInput, one_line
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise BadInput(f"config file {path} cannot be read: {reason}") from None
 
 
 def load(text: str, source: str) -> Any:
@@ -36,7 +26,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a key that a mapping has twice."""
+    """Refuse a key given twice in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -51,13 +41,11 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Write lists of plain values on one line."""
 
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        flow = not any(isinstance(value, (list, dict)) for value in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=flow)
 
-def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode:
-    flow = not any(isinstance(value, (list, dict)) for value in values)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
 
-
-_Dumper.add_representer(list, _represent_list)
 for _yaml in (_Loader, _Dumper):  # the dumper quotes a text that would be read as a number
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencil.errors import OpenCILError
-from opencil.files import read_checked, temporary
+from opencil.files import find_temporary, read_checked
 from opencil.plugins import describe_missing, missing_names
 from opencil.runs.reading import describe_damage, expected_steps, place_name, read_records
 from opencil.runs.store import RunFolder
@@ -120,7 +120,7 @@ def leftovers(folder: RunFolder) -> dict[Path, str]:
 
 
 def _stale(folder: RunFolder) -> Iterator[tuple[Path, str]]:
-    for path in sorted(temporary(folder.path)):
+    for path in find_temporary(folder.path):
         yield path, "is half-written: its writer was stopped"
     for step in folder.trained():
         if step.checkpoint().exists():
