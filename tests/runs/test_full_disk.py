@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from opencil import files
 from opencil.config import Config
 from opencil.runs.events import Event, Failed, Finished
 from tests.stored import results
@@ -38,16 +37,16 @@ def test_a_run_whose_file_cannot_be_written_fails_alone_and_is_resumed(
     file: str,
 ) -> None:
     config = short(tmp_path / "runs", "benchmark.classes_per_step=8", detector="msp", seed=[0, 1])
-    fill = files._fill
+    write_bytes = Path.write_bytes
 
-    def refuse(path: Path, content: bytes, flush: bool) -> None:
+    def refuse(path: Path, content: bytes) -> int:
         if f"seed0/{file}" in path.as_posix():
-            fill(path, content[: len(content) // 2], flush)
+            write_bytes(path, content[: len(content) // 2])
             raise OSError(number, "refused")
-        fill(path, content, flush)
+        return write_bytes(path, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "_fill", refuse)
+        patched.setattr(Path, "write_bytes", refuse)
         ended = ends(run_all(config))
     failure = ended[FIRST]
     assert isinstance(failure, Failed)
