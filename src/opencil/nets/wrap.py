@@ -42,7 +42,7 @@ class WrappedModel(nn.Module):
             inside = [name for name in linear if name.startswith(f"{head}.")]
             hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(str(head), linear)
             raise BadInput(
-                f"head {head!r} {of_network} {kind}: a linear layer is needed, which are "
+                f"head {head!r} {of_network} {kind}: a linear layer is needed, allowed are "
                 f"{_list_last(linear)}{hint}"
             )
         children = [name for name, _ in network.named_children()]
