@@ -194,15 +194,10 @@ def test_a_config_must_say_which_run_it_is_of(done: Path, k: str) -> None:
 def test_runs_that_cannot_be_read_leave_the_others(
     with_broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, closed, scan = (
-        with_broken / RUN.with_name("seed2"),
-        with_broken / RUN.with_name("seed1"),
-        os.scandir,
-    )
-    link.symlink_to(with_broken / "unmounted")
+    closed, scan = with_broken / RUN.with_name("seed1"), os.scandir
     study = read_study(with_broken)
     assert [run["seed"] for run in study.runs] == [0]
-    assert set(study.left_out) == {"digits/k4/icarl/seed1", str(link)}
+    assert set(study.left_out) == {"digits/k4/icarl/seed1"}
     assert study_so_far([with_broken / RUN, closed], ["msp"]).problems
 
     def scandir(path: Any = ".") -> Any:

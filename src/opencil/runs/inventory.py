@@ -12,7 +12,7 @@ from typing import Any, Literal
 from opencil.errors import OpenCILError
 from opencil.files import find_temporary, read_checked
 from opencil.plugins import describe_missing, missing_names
-from opencil.runs.reading import describe_damage, expected_steps, place_name, read_records
+from opencil.runs.reading import expected_steps, note_damage, place_name, read_records
 from opencil.runs.store import RunFolder
 from opencil.study.records import name_of
 
@@ -81,19 +81,18 @@ def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
 
 def damages(folder: RunFolder) -> dict[Path, str]:
     """Read all files of a run; return damaged, missing and misplaced files with the problem."""
-    try:
-        steps, _, found = read_records(folder, folder.stored())
-    except (OpenCILError, OSError) as error:
-        return {folder.config: describe_damage(error)}
-    for step, info in steps.items():
-        found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
-    for step in folder.steps():
-        for checkpoint in (step.checkpoint(), *step.path.glob("heads/*.checkpoint")):
-            try:
-                if checkpoint.exists():
-                    read_checked(checkpoint)
-            except (OpenCILError, OSError) as error:
-                found[checkpoint] = describe_damage(error)
+    found: dict[Path, str] = {}
+    with note_damage(found, folder.config):
+        steps, _, wrong = read_records(folder, folder.stored())
+        found |= wrong
+        for step, info in steps.items():
+            found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
+        for checkpoint in (
+            *folder.path.glob("step*/checkpoint"),
+            *folder.path.glob("step*/heads/*.checkpoint"),
+        ):
+            with note_damage(found, checkpoint):
+                read_checked(checkpoint)
     return found
 
 

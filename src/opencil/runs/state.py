@@ -111,8 +111,7 @@ class Run:
             stored, previous = self._stored(number), self.folder.step(number - 1)
             info = stored.info()
             before = self.weights(number - 1) if number == 1 or previous.trained else None
-            if problem := check_record(info, str(self.spec), self.training_digest, before):
-                raise damaged(stored.record, f"it {problem}")
+            check_record(stored, info, str(self.spec), self.training_digest, before)
             self._infos[number] = info
         return self._infos[number]
 

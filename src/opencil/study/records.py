@@ -1,12 +1,10 @@
 """Describe a run: its identity, progress and provenance."""
 
-import math
 import re
-import unicodedata
-from collections.abc import Iterator
-from functools import cache
+from math import isfinite
 from typing import Any, NotRequired
 
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
 
 from opencil.data.stream import StepSizes
@@ -16,6 +14,7 @@ from opencil.validation import Count, Whole
 #: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 Identity = tuple[str, int | str, str, int]
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Made(TypedDict):
@@ -61,6 +60,9 @@ class RunRecord(TypedDict):
     left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
 
 
+_RECORD = TypeAdapter(RunRecord)
+
+
 def identity(run: RunRecord) -> Identity:
     """Return the values that identify a run."""
     return run["benchmark"], run["k"], run["cil"], run["seed"]
@@ -88,10 +90,8 @@ def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool
 
 def find_problem(run: object) -> str:
     """Return why reports could not show a record, or ''."""
-    from pydantic import ValidationError
-
     try:
-        record = _validator().validate_python(run, strict=True)
+        record = _RECORD.validate_python(run, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
@@ -101,35 +101,12 @@ def find_problem(run: object) -> str:
     return find_unshowable(run)
 
 
-@cache
-def _validator() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RunRecord)
-
-
 def find_unshowable(value: object) -> str:
-    """Return why a nested value cannot be shown: control characters, or a number is not finite.
-
-    Blanks may be of any width. Return '' where it can be shown.
-    """
-    for leaf in _leaves(value):
-        if isinstance(leaf, str) and not all(
-            c.isprintable() or unicodedata.category(c) == "Zs" for c in leaf
-        ):
-            return f"{leaf!r} in it has control characters"
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return f"{leaf} in it is not finite"
-    return ""
-
-
-def _leaves(value: object) -> Iterator[object]:
-    """Yield the keys and the leaves of a nested value."""
+    """Return why a nested value cannot be shown: control characters, or a number is not finite; or ''."""
     if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
+        value = [*value, *value.values()]
     if isinstance(value, list):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
+        return next(filter(None, map(find_unshowable, value)), "")
+    if isinstance(value, str) and _CONTROL.search(value):
+        return f"{value!r} in it has control characters"
+    return f"{value} in it is not finite" if isinstance(value, float) and not isfinite(value) else ""
