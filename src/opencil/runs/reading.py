@@ -139,7 +139,8 @@ def read_records(
     for step in folder.trained():
         with note_damage(wrong, step.record):
             info, before = step.info(), steps.get(folder.step(step.number - 1))
-            check_record(step, info, run, training, before and before["files"]["model.safetensors"])
+            previous = before["files"]["model.safetensors"] if before else None
+            check_record(step, info, run, training, previous)
             steps[step] = info
             for name, note in info["rows"].items():
                 if name and note["values"] != digest_values(config["detector"].get(name)):
