@@ -161,7 +161,7 @@ class Foreign(Learner):
     def load(self, setting: Setting, step: Step) -> Model:
         """Return a copy of a step's model; its memory layout may be changed."""
         if self.models is None:
-            raise BadInput("the run's models were trained elsewhere, and are not stored: use your own")
+            raise BadInput("the run's models were trained elsewhere, and are not stored: use the originals")
         order = self.class_order or class_order(int(setting.images.labels.max()) + 1, self.order_seed)
         columns = torch.tensor(order[: step.seen]) if self.by_labels else None
         model: Any = copy.deepcopy(self.models.of(setting, step, columns))

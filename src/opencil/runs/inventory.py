@@ -83,10 +83,7 @@ def damages(folder: RunFolder) -> dict[Path, str]:
         found |= wrong
         for step, info in steps.items():
             found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
-        for checkpoint in (
-            *folder.path.glob("step*/checkpoint"),
-            *folder.path.glob("step*/heads/*.checkpoint"),
-        ):
+        for checkpoint in folder.path.glob("step*/**/*checkpoint"):
             with note_damage(found, checkpoint):
                 read_checked(checkpoint)
     return found
@@ -118,11 +115,9 @@ def _stale(folder: RunFolder) -> Iterator[tuple[Path, str]]:
     for path in find_temporary(folder.path):
         yield path, "is half-written: its writer was stopped"
     for step in folder.trained():
-        if step.checkpoint().exists():
-            yield step.checkpoint(), "is a checkpoint of a training that is done"
-        for checkpoint in sorted(step.path.glob("heads/*.checkpoint")):
-            if checkpoint.with_suffix(".safetensors").exists():
-                yield checkpoint, "is a checkpoint of a tuning that is done"
+        heads = [head.with_suffix(".checkpoint") for head in sorted(step.path.glob("heads/*.safetensors"))]
+        for checkpoint in filter(Path.exists, [step.checkpoint(), *heads]):
+            yield checkpoint, "is a checkpoint of a training that is done"
 
 
 def measure_size(path: Path) -> int:
