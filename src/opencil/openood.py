@@ -63,8 +63,7 @@ class Evaluator:
         batch_size: int = 200,
     ) -> None:
         if preprocessor is not None and not isinstance(preprocessor, Transform):
-            what = f"preprocessor is a {type(preprocessor).__name__}"
-            raise BadInput(f"{what}: an opencil.Transform is needed; other transforms belong into a Dataset")
+            raise BadInput("preprocessor should be an opencil.Transform; others belong into a Dataset")
         self.id_name, self.batch_size = id_name, batch_size
         self.net = as_classifier(net) if head is None else wrap(cast(nn.Module, net), head)
         self.postprocessor = _detector(postprocessor_name, postprocessor)

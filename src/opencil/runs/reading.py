@@ -18,7 +18,7 @@ from opencil.registry import DATASETS
 from opencil.runs.failures import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs
-from opencil.study.records import RunRecord, find_problem, name_of, setting_of
+from opencil.study.records import RunRecord, find_unshowable, name_of, setting_of
 from opencil.study.rows import read_tables
 from opencil.study.study import ROWS, RUNS, Study, published_below, read_published, together
 
@@ -114,7 +114,7 @@ def _read_run(path: Path) -> Study:
         record["failed"] = _relative(path, failure)
     if wrong:
         record["left_out"] = {f.relative_to(path).as_posix(): _relative(path, w) for f, w in wrong.items()}
-    if problem := find_problem(record):
+    if problem := find_unshowable(record):
         raise OpenCILError(f"{path} cannot be used: {problem}")
     return Study(pd.concat(tables, ignore_index=True), [record])
 

@@ -2,43 +2,15 @@
 
 import re
 from math import isfinite
-from typing import Any, NotRequired
-
-from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
+from typing import Any, NotRequired, TypedDict
 
 from opencil.data.stream import StepSizes
-from opencil.errors import BadInput, one_line
-from opencil.validation import Count, Whole
+from opencil.errors import BadInput
 
 #: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 Identity = tuple[str, int | str, str, int]
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-class Made(TypedDict):
-    """The provenance of some rows of a run, and the times of the first and the last."""
-
-    source: str  #: digest of the package's source
-    torch: str
-    device: str
-    precision: str
-    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin behind them
-    first: str
-    last: str
-    steps: dict[str, list[Count]]  #: of each detector; '' is the model itself
-
-
-class Dataset(TypedDict):
-    """The images of a dataset, as read by a run."""
-
-    name: str
-    role: str
-    split: str
-    files: str
-    images: Whole
-    paper: Whole | None  #: their number in the paper
 
 
 class RunRecord(TypedDict):
@@ -47,20 +19,19 @@ class RunRecord(TypedDict):
     benchmark: str
     k: int | str
     cil: str
-    seed: Whole
-    steps: Count | None  #: in all; None if neither a step nor the number of classes is known
-    trained: Whole  #: steps with a stored model
+    seed: int
+    steps: int | None  #: in all; None if neither a step nor the number of classes is known
+    trained: int  #: steps with a stored model
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    detectors: dict[str, Whole]  #: evaluated steps of each detector
+    detectors: dict[str, int]  #: evaluated steps of each detector
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
-    made: NotRequired[list[Made]]  #: provenance of the rows
-    data: list[Dataset]
+    #: Provenance of the rows, as ``describe_maker`` returns it; the times of the ``first`` and the ``last``,
+    #: and their ``steps`` by detector, where '' is the model itself.
+    made: NotRequired[list[dict[str, Any]]]
+    data: list[dict[str, Any]]  #: the images of each dataset; ``paper`` is their number in the paper
     failed: NotRequired[str]  #: error of its last attempt
     left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
-
-
-_RECORD = TypeAdapter(RunRecord)
 
 
 def identity(run: RunRecord) -> Identity:
@@ -86,19 +57,6 @@ def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool
     except BadInput:
         return False
     return steps and isinstance(benchmark, str) and isinstance(cil, str) and type(seed) is int and seed >= 0
-
-
-def find_problem(run: object) -> str:
-    """Return why reports could not show a record, or ''."""
-    try:
-        record = _RECORD.validate_python(run, strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
-    of_detectors = record["config"].get("detector", {}).values()
-    if not is_identity(*identity(record)) or not all(isinstance(values, dict) for values in of_detectors):
-        return "a run in it has no usable 'k' or 'config'"
-    return find_unshowable(run)
 
 
 def find_unshowable(value: object) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.files import Damaged, damaged, read_json, write_json
-from opencil.study.records import IDENTITY, RunRecord, find_problem, find_unshowable, identity, name_of
+from opencil.study.records import IDENTITY, RunRecord, find_unshowable, identity, name_of
 from opencil.study.rows import read_tables, write_rows
 
 _FORMAT = 2
@@ -79,14 +79,13 @@ def read_published(folder: Path) -> Study:
     path = folder / RUNS
     try:
         content = read_json(path)
-        runs, left_out = content.get("runs"), content.get("left_out", {})
-        if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
-            raise damaged(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
-        problems = [*map(find_problem, runs), find_unshowable(left_out)]
-        path = folder / ROWS
-        rows = read_tables([(path, str(content.get("rows")))])
-        problems += [find_unshowable([rows[name].unique().tolist() for name in _NAMES])]
-        if problem := next(filter(None, problems), ""):
+        if content.get("format") != _FORMAT:
+            raise damaged(path, f"it is not of format {_FORMAT}")
+        if problem := find_unshowable(content):
+            raise damaged(path, problem)
+        runs, left_out, path = content["runs"], content.get("left_out", {}), folder / ROWS
+        rows = read_tables([(path, content["rows"])])
+        if problem := find_unshowable([rows[name].unique().tolist() for name in _NAMES]):
             raise damaged(path, problem)
         named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
         if unknown := set(named) - set(map(identity, runs)):
