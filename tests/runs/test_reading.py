@@ -177,13 +177,6 @@ def test_values_that_cannot_be_shown_leave_a_run_out(done: Path) -> None:
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("k", ["[two]", "[0]", "[true]"])
-def test_a_config_must_say_which_run_it_is_of(done: Path, k: str) -> None:
-    edit_config(done / RUN / "config.yml", "classes_per_step: [4]", f"classes_per_step: {k}")
-    with pytest.raises(OpenCILError, match="which run"):
-        read_study(done)
-
-
 def test_runs_that_cannot_be_read_leave_the_others(
     with_broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import Identity, is_identity
+from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -296,10 +296,7 @@ class RunFolder:
             raise damaged(self.config, "it is missing")
         benchmark = config["benchmark"]
         k, cil = benchmark["classes_per_step"][0], next(iter(config["cil"]))
-        found = benchmark["name"], k, cil, config["seed"]["run"]
-        if not is_identity(*found):
-            raise damaged(self.config, "it does not say which run it is of")
-        return found
+        return benchmark["name"], k, cil, config["seed"]["run"]
 
     def announce(self, spec: RunSpec) -> None:
         """Write the config of a future run, so that reports list it."""

@@ -4,9 +4,6 @@ import re
 from math import isfinite
 from typing import Any, NotRequired, TypedDict
 
-from opencil.data.stream import StepSizes
-from opencil.errors import BadInput
-
 #: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 Identity = tuple[str, int | str, str, int]
@@ -48,15 +45,6 @@ def setting_of(name: str) -> tuple[str, int | str] | None:
     """Return the benchmark and k of a run's name, or of its folder; None for other names."""
     match = re.search(r"(?:^|/)([^/]+)/k([^/]+)/[^/]+/seed\d+$", name)
     return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
-
-
-def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool:
-    """Return whether values can identify a run; each k has one form, so ``"10"`` is none."""
-    try:
-        steps = isinstance(k, int | str) and StepSizes.parse(k).label == k
-    except BadInput:
-        return False
-    return steps and isinstance(benchmark, str) and isinstance(cil, str) and type(seed) is int and seed >= 0
 
 
 def find_unshowable(value: object) -> str:
