@@ -66,7 +66,11 @@ class Evaluator:
             raise BadInput("preprocessor should be an opencil.Transform; others belong into a Dataset")
         self.id_name, self.batch_size = id_name, batch_size
         self.net = as_classifier(net) if head is None else wrap(cast(nn.Module, net), head)
-        self.postprocessor = _detector(postprocessor_name, postprocessor)
+        if postprocessor is None and postprocessor_name is not None:
+            postprocessor = DETECTORS.create(NAMES.get(postprocessor_name, postprocessor_name))
+        if not isinstance(postprocessor, Detector):
+            raise BadInput("postprocessor should be a detector, or postprocessor_name the name of one")
+        self.postprocessor = postprocessor
         check_reads(self.net, {postprocessor_name or type(self.postprocessor).__name__: self.postprocessor})
         self.preprocessor = preprocessor
         self.dataloader_dict: dict[str, Any] = (
@@ -135,15 +139,6 @@ class Evaluator:
         for name, ood in data.ood.items():
             outside[ood.distance][name] = ood.images
         return {"id": {"train": data.train, "test": data.test}, "csid": data.shifted, "ood": outside}
-
-
-def _detector(name: str | None, detector: Detector | None) -> Detector:
-    """Return a detector, or create it by its name here or in OpenOOD."""
-    if detector is None and isinstance(name, str):
-        detector = DETECTORS.create(NAMES.get(name, name))
-    if not isinstance(detector, Detector):
-        raise BadInput("postprocessor_name or postprocessor is needed: the name of a detector, or a detector")
-    return detector
 
 
 def _check_sets(sets: Any) -> dict[str, Any]:

@@ -146,13 +146,16 @@ class GivenModels:
 
 @dataclass(frozen=True)
 class Foreign(Learner):
-    """A method with models from elsewhere: it trains nothing, and its memory is a value."""
+    """A method with models from elsewhere: it trains nothing, and its memory is a value.
 
-    models: GivenModels | None  #: None in a reopened run
-    memory: Literal["herding", "none"] | Sequence[Tensor]
-    class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if listed
-    order_seed: int  #: of the class order, if it is not listed
-    by_labels: bool  #: whether the models have a logit for each label, seen or not
+    A reopened run has one without models, which are not stored.
+    """
+
+    models: GivenModels | None = None
+    memory: Literal["herding", "none"] | Sequence[Tensor] = "none"
+    class_order: Sequence[int] | None = None  #: the dataset's labels as they were learned, if listed
+    order_seed: int = 0  #: of the class order, if it is not listed
+    by_labels: bool = False  #: whether the models have a logit for each label, seen or not
 
     def stages(self, task: Task) -> Iterable[Stage]:
         """Return no stages."""
@@ -192,14 +195,6 @@ class Foreign(Learner):
         return super().remember(task)
 
 
-def foreign_learner(
-    values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: Exemplars = ()
-) -> Foreign:
-    """Return the learner of a run with these values; without models in a reopened run."""
-    order = values.get("class_order")
-    return Foreign(models, memory, order and tuple(order), order_seed, values.get("outputs") == "labels")
-
-
 def plan_foreign(
     config: Config,
     name: str,
@@ -232,7 +227,7 @@ def plan_foreign(
         raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
     (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
     values = {"memory": noted, "class_order": order, "outputs": outputs}
-    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, exemplars)
+    learner = Foreign(models, exemplars, order, seeds_of(config, seed).class_order, outputs == "labels")
     return [spec_of(config, k, seed, name, values, detectors, learner)]
 
 

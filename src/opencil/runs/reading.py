@@ -29,8 +29,7 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
     Unfinished runs are included. Damaged and missing files are left out, and named in ``problems``; raise an
     error where nothing else is there.
     """
-    paths = [Path(one) for one in (path, *more)]
-    study = together([study for one in paths for study in _read(one)], ", ".join(map(str, paths)))
+    study = together([study for one in (path, *more) for study in _read(Path(one))])
     if study.left_out and not study.runs:
         raise OpenCILError("; ".join(study.problems))
     return study
@@ -39,8 +38,8 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
     """Read the rows of some detectors in runs, as far as they are; leave out runs without files."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]
-    parts = [Study(), *(_read_folder(folder, _read_run) for folder in begun)]
-    study, wanted = together(parts, ", ".join(map(str, begun))), {"", *detectors}
+    study = together([Study(), *(_read_folder(folder, _read_run) for folder in begun)])
+    wanted = {"", *detectors}
     for run in study.runs:
         run["detectors"] = {name: steps for name, steps in run["detectors"].items() if name in wanted}
     return replace(study, rows=study.rows[study.rows["detector"].isin(wanted)])

@@ -5,7 +5,7 @@ FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,13 +51,12 @@ class Study:
         return all({run["trained"], *run["detectors"].values()} == {run["steps"]} for run in self.runs)
 
 
-def together(studies: Iterable[Study], places: str) -> Study:
-    """Join studies, no two of which may have the same run; ``places`` names their folders in errors."""
-    parts = list(studies)
+def together(parts: Sequence[Study]) -> Study:
+    """Join studies, no two of which may have the same run."""
     runs = [run for study in parts for run in study.runs]
     for run, count in Counter(map(identity, runs)).most_common(1):
         if count > 1:
-            raise BadInput(f"run {name_of(*run)} is there {count} times below {places}: report these apart")
+            raise BadInput(f"run {name_of(*run)} is there {count} times: report these folders apart")
     left_out = {run: why for study in parts for run, why in study.left_out.items()}
     return Study(pd.concat([study.rows for study in parts], ignore_index=True), runs, left_out)
 
