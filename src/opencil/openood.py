@@ -148,10 +148,8 @@ def _check_sets(sets: Any) -> dict[str, Any]:
     splits = [outside.get(split) or {} for split in OOD_ROLES] if isinstance(outside, Mapping) else []
     named = all(map(have_names, (*splits, found.get("csid") or {})))
     if not (isinstance(inside, Mapping) and "test" in inside and any(splits) and named):
-        raise BadInput(
-            "dataloader_dict is not as needed: {'id': {'test': images}, 'ood': {'near': {name: images}}}, "
-            "and 'train' in 'id', 'far' in 'ood' and 'csid' likewise"
-        )
+        needed = "{'id': {'train': …, 'test': …}, 'csid': {name: …}, 'ood': {'near': {name: …}, 'far': …}}"
+        raise BadInput(f"dataloader_dict is not of the form {needed}: test and one OOD set are needed")
     return found
 
 

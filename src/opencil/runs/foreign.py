@@ -51,10 +51,8 @@ class GivenModel(nn.Module):
         logits = forward(given, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
         count = logits.shape[1]
         if count != step.seen if columns is None else count <= columns.max():
-            raise BadInput(
-                f"step {step.number}: the model returns {count} logits: one for each of {step.seen} classes "
-                "seen is needed, in their order, or with outputs='labels' one for each label"
-            )
+            needed = f"one for each of {step.seen} classes seen is needed, or outputs='labels'"
+            raise BadInput(f"step {step.number}: the model returns {count} logits: {needed}")
         self.fingerprint = {"logits": self.select(logits)}
         weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
         digest = hashlib.sha256()
@@ -91,10 +89,8 @@ class GivenModel(nn.Module):
             and torch.allclose(stored.float(), self.fingerprint[name].float(), rtol=1e-3, atol=1e-3)
             for name, stored in state_dict.items()
         ):
-            raise BadInput(
-                f"the model of step {self.step} is not that which the run has rows of: restore that model, "
-                "choose another name or seed, or delete the run's folder"
-            )
+            why = "is not that of its rows: restore that model, or choose another name or seed"
+            raise BadInput(f"the model of step {self.step} {why}")
 
 
 class GivenFunction(GivenModel, LogitsAlone):
@@ -188,10 +184,7 @@ class Foreign(Learner):
         if self.memory != "herding":
             return _choose_listed(self.memory, task)
         if isinstance(task.model, GivenFunction):
-            raise BadInput(
-                f"the model returns logits alone, and herding chooses images by features: {WRAP_HINT}; or "
-                "pass memory='none', or the indices of the exemplars"
-            )
+            raise BadInput(f"herding needs features, not logits alone: {WRAP_HINT}; or pass memory='none'")
         return super().remember(task)
 
 
@@ -265,8 +258,5 @@ def _choose_listed(memory: Sequence[Tensor], task: Task) -> Memory:
     indices = memory[step.number - 1]
     known = indices[(indices >= 0) & (indices < len(labels))]
     if len(known) < len(indices) or (labels[known] >= step.seen).any():
-        raise BadInput(
-            f"memory of step {step.number} is not allowed: indices of training images of the {step.seen} "
-            f"classes seen are, from 0 to {len(labels) - 1}"
-        )
+        raise BadInput(f"memory of step {step.number} should be indices of images of the classes seen")
     return Memory(task.memory.size, tuple(indices[labels[indices] == label] for label in range(step.seen)))

@@ -66,11 +66,12 @@ def find_factory(place: str) -> Callable[..., Any]:
     file, colon, name = place.rpartition(":")
     if not colon or name.endswith(".py"):
         file, name = place, "make"
-    known: dict[str, Callable[..., Any]] = {n: v for n, v in vars(load_plugin(file)).items() if callable(v)}
-    if name not in known:
+    known = vars(load_plugin(file))
+    make: Callable[..., Any] | None = known.get(name)
+    if not callable(make):
         hint = nearest(name, known)
         raise BadInput(f"--factory {place}: there is no function {name!r} in {file}: {_NEEDED}{hint}")
-    return known[name]
+    return make
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs
 from opencil.study.records import RunRecord, find_unshowable, name_of, setting_of
 from opencil.study.rows import read_tables
-from opencil.study.study import ROWS, RUNS, Study, published_below, read_published, together
+from opencil.study.study import Study, published_below, read_published, together
 
 
 def read_study(path: str | Path, *more: str | Path) -> Study:
@@ -53,9 +53,7 @@ def _read(root: Path) -> list[Study]:
     left_out = {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in refused}
     studies += [Study(left_out=left_out)] * bool(left_out)  # runs may be in these folders
     if not studies:
-        raise BadInput(
-            f"there are no runs below {root}, nor published runs ({ROWS}, {RUNS}): 'opencil run' makes some"
-        )
+        raise BadInput(f"there are no runs below {root}, nor published ones: 'opencil run' makes some")
     return studies
 
 
