@@ -6,7 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from opencil.config import Config, read_yaml, resolve
 from opencil.errors import BadInput, OpenCILError, unknown
@@ -24,9 +26,6 @@ from opencil.runs.spec import RunSpec, plan_share
 from opencil.runs.state import Run, open_run_at
 from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def run(
@@ -124,7 +123,7 @@ class Results:
     study: Study
 
     @property
-    def rows(self) -> "pd.DataFrame":
+    def rows(self) -> pd.DataFrame:
         """Return every measured value, one per row."""
         return self.study.rows
 
@@ -203,13 +202,10 @@ def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progr
             write(event)
             if isinstance(event, Failed):
                 failures.append(event)
-    if failures:
-        first = failures[0].error
-        text = f"run {failures[0].run} failed; its finished work is stored: {first}"
-        if len(specs) > 1:
-            text = f"{len(failures)} of {len(specs)} runs failed; their finished work is stored:"
-            text += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
-        kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
-        raise kind(text) from find_unexpected([first]) or first
+    if errors := [failed.error for failed in failures]:
+        text = "; ".join(f"{failed.run}: {failed.error}" for failed in failures)
+        kind = BadInput if all(isinstance(error, BadInput) for error in errors) else OpenCILError
+        text = f"{len(errors)} of {len(specs)} runs failed, and finished work is stored: {text}"
+        raise kind(text) from find_unexpected(errors[:1]) or errors[0]
     folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
     return Results(config, folders, study_so_far(folders, config.detector))

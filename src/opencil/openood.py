@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, reduce
 from operator import getitem
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -22,9 +23,6 @@ from opencil.nets.model import Classifier
 from opencil.nets.wrap import as_classifier, wrap
 from opencil.registry import DETECTORS
 from opencil.runs.loading import benchmark
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: OpenOOD's names of detectors with another name here.
 NAMES = {"ebo": "energy", "mls": "maxlogit"}
@@ -65,13 +63,14 @@ class Evaluator:
         batch_size: int = 200,
     ) -> None:
         if preprocessor is not None and not isinstance(preprocessor, Transform):
-            raise BadInput(
-                f"preprocessor is a {type(preprocessor).__name__}: an opencil.Transform is expected; "
-                "Datasets with a transform of their own come as dataloader_dict=..."
-            )
+            raise BadInput("preprocessor should be an opencil.Transform; others belong into a Dataset")
         self.id_name, self.batch_size = id_name, batch_size
         self.net = as_classifier(net) if head is None else wrap(cast(nn.Module, net), head)
-        self.postprocessor = _detector(postprocessor_name, postprocessor)
+        if postprocessor is None and postprocessor_name is not None:
+            postprocessor = DETECTORS.create(NAMES.get(postprocessor_name, postprocessor_name))
+        if not isinstance(postprocessor, Detector):
+            raise BadInput("postprocessor should be a detector, or postprocessor_name the name of one")
+        self.postprocessor = postprocessor
         check_reads(self.net, {postprocessor_name or type(self.postprocessor).__name__: self.postprocessor})
         self.preprocessor = preprocessor
         self.dataloader_dict: dict[str, Any] = (
@@ -92,18 +91,16 @@ class Evaluator:
             right.append(outputs.logits.argmax(dim=1) == outputs.labels)
         return 100 * int(torch.cat(right).sum()) / sum(map(len, right))
 
-    def eval_ood(self, fsood: bool = False) -> "pd.DataFrame":
+    def eval_ood(self, fsood: bool = False) -> pd.DataFrame:
         """Return the table in percent: a row for each OOD set, and for the means nearood and farood.
 
         With ``fsood``, full-spectrum, the shifted images (``csid``) are ID, like the test images.
         """
-        import pandas as pd
-
         inside = torch.cat([self._scores(place) for place in self._id_places(fsood)])
         accuracy = self.eval_acc("csid" if fsood else "id")
         rows: dict[str, list[float]] = {}
         for split in OOD_ROLES:
-            names = self.dataloader_dict["ood"].get(split, {})
+            names = self.dataloader_dict["ood"].get(split) or {}
             figures = {name: _figures(inside, self._scores(("ood", split, name))) for name in names}
             rows |= {name: [*found, accuracy] for name, found in figures.items()}
             if figures:
@@ -122,8 +119,7 @@ class Evaluator:
         """Return the scores of a set; fit the detector if it is not ready."""
         if not self.postprocessor.ready:
             if "train" not in self.dataloader_dict["id"]:
-                name = type(self.postprocessor).__name__
-                raise BadInput(f"{name} needs training images: dataloader_dict['id'] has no 'train'")
+                raise BadInput("the detector needs training images: dataloader_dict['id'] has no 'train'")
             self.postprocessor.fit(self._forward(("id", "train")))
         return self.postprocessor.score(self._outputs(place))
 
@@ -145,29 +141,15 @@ class Evaluator:
         return {"id": {"train": data.train, "test": data.test}, "csid": data.shifted, "ood": outside}
 
 
-def _detector(name: str | None, detector: Detector | None) -> Detector:
-    """Return a detector, or create it by its name here or in OpenOOD."""
-    if detector is None and isinstance(name, str):
-        detector = DETECTORS.create(NAMES.get(name, name))
-    if not isinstance(detector, Detector):
-        raise BadInput(
-            f"postprocessor_name = {name!r} and postprocessor = {detector!r}: one should name or be a "
-            "detector, as opencil.create_detector returns it"
-        )
-    return detector
-
-
 def _check_sets(sets: Any) -> dict[str, Any]:
     """Return a ``dataloader_dict`` with the necessary keys."""
     found: dict[str, Any] = dict(sets) if isinstance(sets, Mapping) else {}
     inside, outside = found.get("id"), found.get("ood")
-    if not isinstance(inside, Mapping) or "test" not in inside:
-        raise BadInput("dataloader_dict['id'] has no 'test': the ID test images are needed")
-    splits = [outside.get(split) for split in OOD_ROLES] if isinstance(outside, Mapping) else []
-    if not all(each is None or have_names(each) for each in (*splits, found.get("csid"))):
-        raise BadInput("dataloader_dict should map names to images in 'near', 'far' and 'csid'")
-    if not any(splits):
-        raise BadInput("dataloader_dict['ood'] has no sets: 'near' or 'far' should map names to images")
+    splits = [outside.get(split) or {} for split in OOD_ROLES] if isinstance(outside, Mapping) else []
+    named = all(map(have_names, (*splits, found.get("csid") or {})))
+    if not (isinstance(inside, Mapping) and "test" in inside and any(splits) and named):
+        needed = "{'id': {'train': …, 'test': …}, 'csid': {name: …}, 'ood': {'near': {name: …}, 'far': …}}"
+        raise BadInput(f"dataloader_dict is not of the form {needed}: test and one OOD set are needed")
     return found
 
 

@@ -188,9 +188,9 @@ def test_runs_trained_here_and_elsewhere_do_not_continue_each_other(
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        (lambda models: models[:1], "1 models, and 2 steps"),
-        (lambda models: iter(models[:1]), "1 models, and 2 steps"),
-        (lambda models: iter([*models, models[0]]), "more than 2 models"),
+        (lambda models: models[:1], "1 models for 2 steps"),
+        (lambda models: iter(models[:1]), "for 2 steps"),
+        (lambda models: iter([*models, models[0]]), "for 2 steps"),
         (lambda models: models[0], "models is a Model"),
         (lambda models: 5, "models is a int"),
         (lambda models: [1, 2], "step 1"),

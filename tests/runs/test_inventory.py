@@ -1,7 +1,6 @@
 """Stored runs as files: their states, what is wrong with them, and what can be deleted."""
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from opencil.config import Config
 from opencil.runs.events import Event, Finished
-from opencil.runs.inventory import age, check_files, damages, entry, leftovers, measure_size, remove
+from opencil.runs.inventory import check_files, damages, entry, leftovers, measure_size, remove
 from opencil.runs.spec import plan
 from opencil.runs.store import RunFolder, find_runs
 from tests.stored import edit_config, edit_json, flip, results
@@ -43,7 +42,7 @@ def going(folder: RunFolder) -> set[str]:
 
 def test_a_finished_run(run: RunFolder) -> None:
     found = entry(run)
-    assert (found.state, found.detail, found.foreign) == ("finished", "2 of 2 steps", False)
+    assert (found.state, found.detail) == ("finished", "2 of 2 steps")
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert found.size == sum(path.stat().st_size for path in files)
     assert found.written == max(path.stat().st_mtime for path in files)
@@ -72,12 +71,6 @@ def test_a_run_that_was_only_announced_waits(short: Make, tmp_path: Path) -> Non
     folder.announce(spec)
     assert state(folder)[0] == "waiting"
     assert find_runs(tmp_path) == [folder]
-
-
-def test_ages_in_words() -> None:
-    now = time.time()
-    words = {5: "just now", 65: "1 minute ago", 7300: "2 hours ago", 90_000: "1 day ago", -50: "just now"}
-    assert {seconds: age(now - seconds) for seconds in words} == words
 
 
 # --- what is wrong ---------------------------------------------------------------------------------

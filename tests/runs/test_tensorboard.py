@@ -1,5 +1,6 @@
 """Training curves for TensorBoard: one loss and one learning rate an epoch, read once an epoch."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import torch
 import opencil
 from opencil import BadInput
 from opencil.config import Config
-from opencil.runs import tensorboard
 from opencil.runs.events import Training
 from opencil.runs.tensorboard import training_curves
 
@@ -53,6 +53,6 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_package_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(BadInput, match=r"pip install 'opencil\[tensorboard\]'"), training_curves("there"):
         pass

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from opencil.files import Damaged, DiskError
-from opencil.study.records import is_identity
 from opencil.study.rows import COLUMNS, read_tables, settings_of, write_rows
 
 
@@ -62,10 +61,3 @@ def test_damaged_and_missing_tables_are_refused(tmp_path: Path, monkeypatch: pyt
 def test_settings_sort_naturally() -> None:
     rows = table("50+10", 20, 5, 10, 5)
     assert settings_of(rows) == [("b", 5), ("b", 10), ("b", 20), ("b", "50+10")]
-
-
-@pytest.mark.parametrize(
-    ("k", "usable"), [(10, True), ("50+10", True), ("10", False), ("x", False), (0, False)]
-)
-def test_a_record_has_its_steps_in_one_form(k: object, usable: bool) -> None:
-    assert is_identity("b", k, "icarl", 0) is usable

@@ -1,6 +1,7 @@
 """``opencil runs``: list stored runs, check their files, clean up stale or damaged files."""
 
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,16 @@ def list_runs(folders: list[Path] = RUNS, _plugin: Plugins = PLUGIN) -> None:
     (its state cannot be read; 'opencil runs check' reads all files).
     """
     from opencil.files import size_in_words
-    from opencil.runs.inventory import age, entry
+    from opencil.runs.inventory import entry
 
     table, total, counts = borderless_table("run", "state", "so far", "size", "written"), 0, Counter[str]()
     for folder in _runs(folders):
         run = entry(folder)
         counts[run.state] += 1
         total += run.size
-        so_far = f"{run.detail}, of models from elsewhere" if run.foreign else run.detail
-        state = Text(run.state, style=_STYLES.get(run.state, ""))
-        table.add_row(Text(str(folder.path)), state, Text(so_far), size_in_words(run.size), age(run.written))
+        state, size = Text(run.state, style=_STYLES.get(run.state, "")), size_in_words(run.size)
+        date = f"{datetime.fromtimestamp(run.written):%Y-%m-%d %H:%M}"
+        table.add_row(Text(str(folder.path)), state, Text(run.detail), size, date)
     print_table(table)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     print_line(f"{_count(counts.total())} ({states}), {size_in_words(total)}")

@@ -85,10 +85,8 @@ def contradictory(figures: pd.DataFrame) -> "pd.Series[bool]":
 
 def _as_rows(figures: pd.DataFrame) -> pd.DataFrame:
     """Return printed figures, in percent, in the form of rows."""
-    figures = pd.DataFrame({"seed": 0, "step": 0, "ood": "", "task": 0}, index=figures.index).assign(
-        **figures
-    )
-    return figures.assign(value=(figures["value"] / 100).round(4))[[*COLUMNS, "table"]]
+    values = {"seed": 0, "step": 0, "ood": "", "task": 0} | {name: figures[name] for name in figures}
+    return pd.DataFrame(values | {"value": (figures["value"] / 100).round(4)})[[*COLUMNS, "table"]]
 
 
 def _read(name: str) -> pd.DataFrame:

@@ -13,7 +13,6 @@ from opencil.config import PlaceConfig
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import cpu_threads
 from opencil.errors import BadInput
-from opencil.files import read_json
 from opencil.runs.events import Event
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.run import run
@@ -60,17 +59,12 @@ class Trial:
 
 def plan_trial(path: Path, data_root: str | None = None) -> Trial:
     """Return the trial of a run's last stored step, on the run's kind of device."""
-    folder = RunFolder(path)
-    if folder.stored().get("foreign"):
-        raise BadInput(f"the models of {path} were trained elsewhere: they cannot be trained again")
-    made_on = read_json(folder.environment).get("device") if folder.environment.exists() else None
-    opened = open_run_at(path, PlaceConfig(data_root=data_root, device="cpu" if made_on == "cpu" else "auto"))
-    stored = [step.number for step in opened.trained_steps]
-    if not stored:
-        raise BadInput(f"{path} has no stored step yet: there is nothing to compare with")
-    if len(stored) < (number := stored[-1]):
-        raise BadInput(f"step {number} cannot be trained again: a step before it is missing")
-    info = opened.info(number)
+    stored = RunFolder(path).trained()
+    if not stored or len(stored) < stored[-1].number:
+        raise BadInput(f"{path} has no stored step to train again, or a step before it is missing")
+    number, info = stored[-1].number, stored[-1].info()
+    device = "cpu" if info["rows"][""]["made"][0]["device"] == "cpu" else "auto"
+    opened = open_run_at(path, PlaceConfig(data_root=data_root, device=device))
     threads = info["computed_with"]["threads"] if opened.stream.train.device.type == "cpu" else None
     with cpu_threads(threads):
         return Trial(opened, number, list(_doubts(opened, info)), threads)
@@ -90,16 +84,11 @@ def _doubts(opened: Run, info: Info) -> Iterator[str]:
 
 def _differences(file: str, stored: dict[str, Tensor], new: dict[str, Tensor]) -> Iterator[str]:
     """Yield a sentence for each tensor of a file that differs."""
-    if stored.keys() != new.keys():
-        yield f"{file}: other tensors than the stored tensors"
-        return
-    for name, tensor in stored.items():
-        other = new[name]
-        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
-            yield f"{file}: {name} has another shape or type than the stored tensor"
-        elif bytes_of(tensor) != bytes_of(other):
-            gap = (tensor.double() - other.double()).abs()
-            yield (
-                f"{file}: {int((gap > 0).sum()):,} of {gap.numel():,} numbers of {name} differ, by up to "
-                f"{gap.max():.3g}"
-            )
+    for name in sorted(stored.keys() | new.keys()):
+        one, other = stored.get(name), new.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            yield f"{file}: {name} is missing, or has another shape or type"
+        elif bytes_of(one) != bytes_of(other):
+            gap = (one.double() - other.double()).abs()
+            differing = f"{int((gap > 0).sum()):,} of {gap.numel():,} numbers of {name} differ"
+            yield f"{file}: {differing}, by up to {gap.max():.3g}"

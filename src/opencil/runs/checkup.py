@@ -20,7 +20,7 @@ from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.files import size_in_words
 from opencil.registry import load_plugins
-from opencil.runs.loading import benchmark, splits
+from opencil.runs.loading import splits
 from opencil.runs.provenance import device_name
 
 #: Optional packages, and their use.
@@ -69,8 +69,7 @@ def _check_plugins() -> Finding:
     try:
         load_plugins()
     except OpenCILError as error:
-        advice = "repair or uninstall it: every command imports it"
-        return Finding("versions", "plugins", str(error), "bad", advice)
+        return Finding("versions", "plugins", str(error), "bad", "repair or uninstall it")
     names = [point.name for point in entry_points(group="opencil.plugins")]
     return Finding("versions", "plugins", ", ".join(names) or "none installed")
 
@@ -103,10 +102,6 @@ def _check_benchmark(name: str, root: Path | None) -> Finding:
     read = splits(resolve({"benchmark": name}))
     in_files = [(s.name, s.split, d) for s in read if isinstance(d := s.dataset, FileDataset)]
     if not in_files:
-        try:
-            benchmark(name)
-        except (OpenCILError, ImportError, OSError) as error:
-            return Finding("data", name, str(error), "bad", "install scikit-learn and pillow again")
         return Finding("data", name, "embedded")
     if root is None:
         sets = f"{len(in_files)} sets in files, and no folder of downloads is named"

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -12,18 +11,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from opencil.arrays import listed
 from opencil.cil.learner import Learner, Setting, Task
 from opencil.config import Config
 from opencil.data.memory import Memory
 from opencil.data.stream import Step, class_order
 from opencil.engine.forward import forward
 from opencil.engine.loop import Stage
-from opencil.errors import BadInput, shown
+from opencil.errors import BadInput, not_allowed
 from opencil.nets.model import Model
 from opencil.nets.wrap import WRAP_HINT, LogitsAlone, as_classifier
 from opencil.registry import LEARNERS
 from opencil.runs.spec import RunSpec, seeds_of, spec_of
-from opencil.runs.store import bytes_of
+from opencil.runs.store import bytes_of, digest_values
 
 #: The source of the models: one for each step in order, or a function of the step.
 Source = Iterable[Any] | Callable[[Step], Any]
@@ -33,29 +33,27 @@ _NAME = "[a-z0-9][a-z0-9_-]*(@[a-z0-9][a-z0-9_-]*)?"
 _PROBE = 16  #: test images for a fingerprint
 
 
-class _Given(nn.Module):
+class GivenModel(nn.Module):
     """A model from elsewhere in a run, which stores its fingerprint in place of its weights.
 
-    The fingerprint is the logits of a few images, and a checksum of the weights.
+    The fingerprint is the logits of a few images, and a checksum of the weights. ``columns`` are those of
+    its logits that are of the classes seen, in the stream's order; None for all.
     """
 
-    columns: Tensor | None  #: columns of its logits: the classes seen, in the stream's order
-    step: int
-    fingerprint: dict[str, Tensor]
-    notes: dict[str, str]  #: type and checksum, for the step's record
-
-    def settle(self, setting: Setting, step: Step, kind: str) -> None:
-        """Compute the fingerprint, and refuse a model unfit for the step."""
-        model: Any = self
-        self.step = step.number
-        logits = forward(model, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
-        if logits.shape[1] != step.seen:
-            raise BadInput(
-                f"step {self.step}: the model returns {logits.shape[1]} logits, and {step.seen} classes are "
-                "seen by then: one for each is expected, in the order of the classes; outputs='labels' "
-                "selects them in a head whose columns are the dataset's labels"
-            )
-        self.fingerprint, self.notes = {"logits": logits}, {"type": kind}
+    def __init__(self, given: Any, setting: Setting, step: Step, columns: Tensor | None) -> None:
+        nn.Module.__init__(self)
+        self.given, self.step, self.columns = given, step.number, columns
+        # Optional methods. A copy of a head does not select columns.
+        for name in ("maps", "last_stage", *["extra_head"] * (columns is None)):
+            if callable(method := getattr(given, name, None)):
+                setattr(self, name, method)
+        setting.move_to_device(self).eval()  # type: ignore[arg-type]
+        logits = forward(given, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
+        count = logits.shape[1]
+        if count != step.seen if columns is None else count <= columns.max():
+            needed = f"one for each of {step.seen} classes seen is needed, or outputs='labels'"
+            raise BadInput(f"step {step.number}: the model returns {count} logits: {needed}")
+        self.fingerprint = {"logits": self.select(logits)}
         weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
         digest = hashlib.sha256()
         for name, tensor in sorted(weights.items()):
@@ -63,18 +61,22 @@ class _Given(nn.Module):
             digest.update(bytes_of(tensor))
         if weights:
             self.fingerprint["sha256"] = torch.tensor(list(digest.digest()), dtype=torch.uint8)
-            self.notes["sha256"] = digest.hexdigest()
+
+    def features(self, images: Tensor) -> Any:
+        """Return pooled penultimate features f [B, D] of normalised images."""
+        return self.given.features(images)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits z [B, classes seen] of features."""
+        return self.select(self.given.classify(features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of normalised images."""
+        return self.classify(self.features(images))
 
     def select(self, logits: Tensor) -> Tensor:
         """Return the logits of the classes seen, in the stream's order."""
-        if self.columns is None:
-            return logits
-        if logits.shape[1] <= (last := int(self.columns.max())):
-            raise BadInput(
-                f"the model returns {logits.shape[1]} logits: with outputs='labels' they are of the "
-                f"dataset's labels from 0 on, and {last} is seen"
-            )
-        return logits[:, self.columns.to(logits.device)]
+        return logits if self.columns is None else logits[:, self.columns.to(logits.device)]
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
         """Return the fingerprint, which a run stores."""
@@ -87,47 +89,16 @@ class _Given(nn.Module):
             and torch.allclose(stored.float(), self.fingerprint[name].float(), rtol=1e-3, atol=1e-3)
             for name, stored in state_dict.items()
         ):
-            raise BadInput(
-                f"the model of step {self.step} is not the model that the run has rows of: restore that "
-                "model, choose another name or seed, or delete the run's folder to start again"
-            )
+            why = "is not that of its rows: restore that model, or choose another name or seed"
+            raise BadInput(f"the model of step {self.step} {why}")
 
 
-class GivenModel(_Given):
-    """A model with features and a head."""
-
-    def __init__(self, given: Any, columns: Tensor | None) -> None:
-        super().__init__()
-        self.given, self.columns = given, columns
-        # Optional methods. A copy of a head does not select columns.
-        for name in ("maps", "last_stage", *["extra_head"] * (columns is None)):
-            if callable(method := getattr(given, name, None)):
-                setattr(self, name, method)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return pooled penultimate features f [B, D] of normalised images."""
-        features: Tensor = self.given.features(images)
-        return features
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Return logits z [B, classes seen] of features."""
-        return self.select(self.given.classify(features))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits of normalised images."""
-        return self.classify(self.features(images))
-
-
-class GivenFunction(_Given, LogitsAlone):
+class GivenFunction(GivenModel, LogitsAlone):
     """A function from images to logits."""
 
-    def __init__(self, given: LogitsAlone, columns: Tensor | None) -> None:
-        LogitsAlone.__init__(self, given.function)
-        self.columns = columns
-
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""
-        return self.select(LogitsAlone.forward(self, images))
+        return self.select(self.given(images))
 
 
 class GivenModels:
@@ -139,56 +110,48 @@ class GivenModels:
     def __init__(self, source: Source) -> None:
         alone = isinstance(source, nn.Module) and not isinstance(source, nn.ModuleList)
         if alone or not (isinstance(source, Iterable) or callable(source)):
-            raise BadInput(
-                f"models is a {type(source).__name__}: a list with a model for each step is expected, an "
-                "iterator over them, or a function of the step"
-            )
+            needed = "a list or an iterator, with a model for each step, or a function of the step, is needed"
+            raise BadInput(f"models is a {type(source).__name__}: {needed}")
         self._source = iter(source) if isinstance(source, Iterable) else source
         self._count = len(source) if isinstance(source, Sized) else None
-        self._latest: GivenModel | GivenFunction | None = None
+        self._latest: GivenModel | None = None
 
-    def of(self, setting: Setting, step: Step, columns: Tensor | None) -> GivenModel | GivenFunction:
+    def of(self, setting: Setting, step: Step, columns: Tensor | None) -> GivenModel:
         """Return the model of a step, on the images' device; ``columns`` choose among its logits."""
         if self._latest is None or self._latest.step != step.number:
             try:
                 given: Any = copy.deepcopy(as_classifier(self._next(step)))
             except BadInput as error:
                 raise BadInput(f"step {step.number}: {error}") from None
-            function = isinstance(given, LogitsAlone)
-            latest = GivenFunction(given, columns) if function else GivenModel(given, columns)
-            setting.move_to_device(latest).eval()  # type: ignore[arg-type]
-            latest.settle(setting, step, type(given.function if function else given).__name__)
-            self._latest = latest
+            kind = GivenFunction if isinstance(given, LogitsAlone) else GivenModel
+            self._latest = kind(given, setting, step, columns)
         return self._latest
 
     def _next(self, step: Step) -> Any:
         """Return the next of the user's models, and check their number as early as it is known."""
-        count: int | str = step.steps if self._count is None else self._count
-        if count == step.steps:
+        if self._count in (None, step.steps):
             if not isinstance(self._source, Iterator):
                 return self._source(step)
             model = next(self._source, None)
-            if model is None:
-                count = step.number - 1
-            elif step.number < step.steps or next(self._source, None) is None:
+            more = step.number == step.steps and next(self._source, None) is not None
+            if model is not None and not more:
                 return model
-            else:
-                count = f"more than {step.steps}"
-        raise BadInput(
-            f"there are {count} models, and {step.steps} steps: one for each step is needed, and k says how "
-            "many classes a step brings"
-        )
+        count = "more or fewer" if self._count is None else self._count
+        raise BadInput(f"there are {count} models for {step.steps} steps: one for each is needed")
 
 
 @dataclass(frozen=True)
 class Foreign(Learner):
-    """A method with models from elsewhere: it trains nothing, and its memory is a value."""
+    """A method with models from elsewhere: it trains nothing, and its memory is a value.
 
-    models: GivenModels | None  #: None in a reopened run
-    memory: Literal["herding", "none"] | Sequence[Tensor]
-    class_order: tuple[int, ...] | None  #: the dataset's labels as they were learned, if listed
-    order_seed: int  #: of the class order, if it is not listed
-    by_labels: bool  #: whether the models have a logit for each label, seen or not
+    A reopened run has one without models, which are not stored.
+    """
+
+    models: GivenModels | None = None
+    memory: Literal["herding", "none"] | Sequence[Tensor] = "none"
+    class_order: Sequence[int] | None = None  #: the dataset's labels as they were learned, if listed
+    order_seed: int = 0  #: of the class order, if it is not listed
+    by_labels: bool = False  #: whether the models have a logit for each label, seen or not
 
     def stages(self, task: Task) -> Iterable[Stage]:
         """Return no stages."""
@@ -197,10 +160,7 @@ class Foreign(Learner):
     def load(self, setting: Setting, step: Step) -> Model:
         """Return a copy of a step's model; its memory layout may be changed."""
         if self.models is None:
-            raise BadInput(
-                "the run has rows of models that were trained elsewhere, and does not store the models: use "
-                "the models that opencil.evaluate_steps was called with"
-            )
+            raise BadInput("the run's models were trained elsewhere, and are not stored: use the originals")
         order = self.class_order or class_order(int(setting.images.labels.max()) + 1, self.order_seed)
         columns = torch.tensor(order[: step.seen]) if self.by_labels else None
         model: Any = copy.deepcopy(self.models.of(setting, step, columns))
@@ -212,7 +172,10 @@ class Foreign(Learner):
 
     def notes(self, task: Task) -> dict[str, Any]:
         """Return the model's type and checksum."""
-        return {"foreign": task.model.notes}
+        given, fingerprint = task.model.given, task.model.fingerprint
+        kind = type(given.function if isinstance(given, LogitsAlone) else given).__name__
+        sha256 = {"sha256": bytes(fingerprint["sha256"].tolist()).hex()} if "sha256" in fingerprint else {}
+        return {"foreign": {"type": kind, **sha256}}
 
     def remember(self, task: Task) -> Memory:
         """Return the memory after a step."""
@@ -221,19 +184,8 @@ class Foreign(Learner):
         if self.memory != "herding":
             return _choose_listed(self.memory, task)
         if isinstance(task.model, GivenFunction):
-            raise BadInput(
-                f"the model returns logits alone, and herding chooses images by features: {WRAP_HINT}; or "
-                "pass memory='none', or the indices of the exemplars"
-            )
+            raise BadInput(f"herding needs features, not logits alone: {WRAP_HINT}; or pass memory='none'")
         return super().remember(task)
-
-
-def foreign_learner(
-    values: Mapping[str, Any], order_seed: int, models: GivenModels | None = None, memory: Exemplars = ()
-) -> Foreign:
-    """Return the learner of a run with these values; without models in a reopened run."""
-    order = values.get("class_order")
-    return Foreign(models, memory, order and tuple(order), order_seed, values.get("outputs") == "labels")
 
 
 def plan_foreign(
@@ -250,31 +202,25 @@ def plan_foreign(
     """
     taken = (*LEARNERS.groups(), *LEARNERS.names())
     if not isinstance(name, str) or not re.fullmatch(_NAME, name) or name.partition("@")[0] in taken:
-        raise BadInput(
-            f"name = {name!r} is not allowed: lower-case letters, digits, - and _ are, and the names of CIL "
-            "methods that are trained here are taken"
-        )
+        allowed = "lower-case letters, digits, - and _ are, and no name of a CIL method that is trained here"
+        raise not_allowed("name", name, allowed)
     if outputs not in ("stream", "labels"):
-        raise BadInput(f"outputs = {outputs!r} is not allowed: stream and labels are")
+        raise not_allowed("outputs", outputs, "stream and labels are")
     for key, several in (("k", config.benchmark.classes_per_step), ("seed", config.seed.runs)):
         if len(several) != 1:
-            raise BadInput(f"{key} = {list(several)} is not allowed: one is, that of the models")
-    try:
-        order = None if class_order is None else [index(label) for label in class_order]
-    except TypeError:
-        raise BadInput(f"class_order = {class_order!r} is not allowed: the dataset's labels are") from None
+            raise not_allowed(key, list(several), "one is, that of the models")
+    order = None if class_order is None else _whole_numbers("class_order", class_order)
     exemplars = _check_exemplars(memory)
     noted: Any = exemplars
     if not isinstance(exemplars, str):
-        listed = json.dumps([indices.tolist() for indices in exemplars])
-        noted = f"given {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
+        noted = f"given {digest_values([indices.tolist() for indices in exemplars])[:16]}"
     refused = left_out(config, memory)
     detectors = config.without(refused)
     if config.detector and not detectors:
         raise BadInput(f"{name} cannot have {', '.join(config.detector)}: {'; '.join(refused)}")
     (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
     values = {"memory": noted, "class_order": order, "outputs": outputs}
-    learner = foreign_learner(values, seeds_of(config, seed).class_order, models, exemplars)
+    learner = Foreign(models, exemplars, order, seeds_of(config, seed).class_order, outputs == "labels")
     return [spec_of(config, k, seed, name, values, detectors, learner)]
 
 
@@ -294,36 +240,23 @@ def _check_exemplars(memory: Any) -> Literal["herding", "none"] | list[Tensor]:
     """Return exemplars as they are named, or the indices of each step as tensors."""
     if isinstance(memory, str) and memory in ("herding", "none"):
         return memory  # type: ignore[return-value]
+    return [torch.tensor(_whole_numbers("memory", of), dtype=torch.int64) for of in listed(memory, "memory")]
+
+
+def _whole_numbers(key: str, values: Any) -> list[int]:
     try:
-        listed = [torch.as_tensor(indices).flatten() for indices in memory]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(
-            f"memory = {shown(memory)} is not allowed ({error}): herding, none, or for each step a list of "
-            "indices is expected"
-        ) from None
-    for indices in listed:
-        if len(indices) and (indices.is_floating_point() or indices.dtype == torch.bool):
-            raise BadInput(f"memory has {indices.dtype}: indices of training images are needed")
-    return [indices.long() for indices in listed]
+        return [index(value) for value in values]
+    except TypeError:
+        raise not_allowed(key, values, "a list of whole numbers is") from None
 
 
 def _choose_listed(memory: Sequence[Tensor], task: Task) -> Memory:
     """Return the memory after a step from the listed indices."""
-    step, images = task.step, task.setting.images
+    step, labels = task.step, task.setting.images.labels.cpu()
     if len(memory) != step.steps:
-        raise BadInput(
-            f"memory has {len(memory)} lists of images: one for each of {step.steps} steps is needed"
-        )
-    indices, labels = memory[step.number - 1], images.labels.cpu()
-    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
-        raise BadInput(
-            f"memory of step {step.number} has {int(indices.min())} to {int(indices.max())}: indices of the "
-            f"training images of {images.name!r} are needed, 0 to {len(images) - 1}"
-        )
-    if len(later := indices[labels[indices] >= step.seen]):
-        raise BadInput(
-            f"memory of step {step.number} has image {int(later[0])}, whose class comes in a later step: "
-            "indices of the training images in the dataset's order are needed"
-        )
-    per_class = tuple(indices[labels[indices] == label] for label in range(step.seen))
-    return Memory(task.memory.size, per_class)
+        raise BadInput(f"memory has {len(memory)} lists: one for each of {step.steps} steps is needed")
+    indices = memory[step.number - 1]
+    known = indices[(indices >= 0) & (indices < len(labels))]
+    if len(known) < len(indices) or (labels[known] >= step.seen).any():
+        raise BadInput(f"memory of step {step.number} should be indices of images of the classes seen")
+    return Memory(task.memory.size, tuple(indices[labels[indices] == label] for label in range(step.seen)))

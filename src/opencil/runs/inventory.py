@@ -2,17 +2,16 @@
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from opencil.errors import OpenCILError
 from opencil.files import find_temporary, read_checked
 from opencil.plugins import describe_missing, missing_names
-from opencil.runs.reading import describe_damage, expected_steps, place_name, read_records
+from opencil.runs.reading import expected_steps, note_damage, place_name, read_records
 from opencil.runs.store import RunFolder
 from opencil.study.records import name_of
 
@@ -27,38 +26,34 @@ class Entry:
     detail: str
     size: int
     written: float  #: seconds since 1970
-    foreign: bool  #: its models were trained elsewhere
 
 
 def entry(folder: RunFolder) -> Entry:
     """Return how far a run is; only small files are read."""
-    state, detail, config = _state(folder)
     states = list(_file_states(folder.path.resolve()))  # a run may be linked to
-    written = max((found.st_mtime for found in states), default=folder.path.stat().st_mtime)
-    size = sum(found.st_size for found in states)
-    return Entry(state, detail, size, written, bool(config.get("foreign")))
+    written = max((found.st_mtime for found in states), default=0.0)
+    return Entry(*_state(folder), sum(found.st_size for found in states), written)
 
 
-def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
-    config: dict[str, Any] = {}
+def _state(folder: RunFolder) -> tuple[State, str]:
     try:
-        config = folder.stored()
-        infos = [step.info() for step in folder.trained()]
+        config, infos = folder.stored(), [step.info() for step in folder.trained()]
         steps = infos[0]["steps"] if infos else expected_steps(config)
     except OpenCILError as error:
-        return "damaged", getattr(error, "reason", str(error)), config
-    so_far = f"{len(infos)}{f' of {steps}' if steps else ''} steps"
+        return "damaged", getattr(error, "reason", str(error))
+    elsewhere = ", of models from elsewhere" if config.get("foreign") else ""
+    so_far = f"{len(infos)}{f' of {steps}' if steps else ''} steps{elsewhere}"
     if folder.locked:
-        return "running", so_far, config
+        return "running", so_far
     lacking = [name for name in config.get("detector", {}) if any(name not in info["rows"] for info in infos)]
     if len(infos) == steps and not lacking:
-        return "finished", so_far, config
+        return "finished", so_far
     if failure := folder.failure():
-        return "failed", f"{so_far}: {failure}", config
+        return "failed", f"{so_far}: {failure}"
     if not infos and not any(folder.path.glob("step*/*")):
-        return "waiting", "nothing is done yet", config
+        return "waiting", "nothing is done yet"
     where = f"rows missing of {', '.join(lacking)}" if len(infos) == steps else f"at step {len(infos) + 1}"
-    return "unfinished", f"{so_far}, {where}", config
+    return "unfinished", f"{so_far}, {where}"
 
 
 # --- damage ----------------------------------------------------------------------------------------
@@ -67,10 +62,11 @@ def _state(folder: RunFolder) -> tuple[State, str, dict[str, Any]]:
 def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
     """Read all files of a run that no process writes; return sentences on damage, and other remarks."""
     wrong, remarks = [f"{path} {problem}" for path, problem in damages(folder).items()], []
-    state, detail, config = _state(folder)
+    state, detail = _state(folder)
     if state in ("unfinished", "failed"):
         remarks.append(f"{folder.path} is {state}: {detail}")
     if state != "damaged":
+        config = folder.stored()
         run, place = name_of(*folder.identity(config)), place_name(folder.path.absolute())
         if place not in ("", run):
             wrong.append(f"{folder.path} is run {run}, in the place of {place}")
@@ -81,19 +77,15 @@ def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
 
 def damages(folder: RunFolder) -> dict[Path, str]:
     """Read all files of a run; return damaged, missing and misplaced files with the problem."""
-    try:
-        steps, _, found = read_records(folder, folder.stored())
-    except (OpenCILError, OSError) as error:
-        return {folder.config: describe_damage(error)}
-    for step, info in steps.items():
-        found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
-    for step in folder.steps():
-        for checkpoint in (step.checkpoint(), *step.path.glob("heads/*.checkpoint")):
-            try:
-                if checkpoint.exists():
-                    read_checked(checkpoint)
-            except (OpenCILError, OSError) as error:
-                found[checkpoint] = describe_damage(error)
+    found: dict[Path, str] = {}
+    with note_damage(found, folder.config):
+        steps, _, wrong = read_records(folder, folder.stored())
+        found |= wrong
+        for step, info in steps.items():
+            found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
+        for checkpoint in folder.path.glob("step*/**/*checkpoint"):
+            with note_damage(found, checkpoint):
+                read_checked(checkpoint)
     return found
 
 
@@ -123,11 +115,9 @@ def _stale(folder: RunFolder) -> Iterator[tuple[Path, str]]:
     for path in find_temporary(folder.path):
         yield path, "is half-written: its writer was stopped"
     for step in folder.trained():
-        if step.checkpoint().exists():
-            yield step.checkpoint(), "is a checkpoint of a training that is done"
-        for checkpoint in sorted(step.path.glob("heads/*.checkpoint")):
-            if checkpoint.with_suffix(".safetensors").exists():
-                yield checkpoint, "is a checkpoint of a tuning that is done"
+        heads = [head.with_suffix(".checkpoint") for head in sorted(step.path.glob("heads/*.safetensors"))]
+        for checkpoint in filter(Path.exists, [step.checkpoint(), *heads]):
+            yield checkpoint, "is a checkpoint of a training that is done"
 
 
 def measure_size(path: Path) -> int:
@@ -149,13 +139,3 @@ def _file_states(path: Path) -> Iterator[os.stat_result]:
         with suppress(OSError):  # deleted in the meantime
             if file.is_file():
                 yield file.lstat()
-
-
-def age(written: float) -> str:
-    """Return how long ago a time was, in words."""
-    seconds = max(0.0, time.time() - written)
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' * (count > 1)} ago"
-    return "just now"

@@ -17,6 +17,8 @@ from opencil.plugins import load_plugin
 
 #: Endings of files of weights.
 ENDINGS = (".safetensors", ".pt", ".pth", ".pkl", ".bin", ".ckpt", ".tar")
+_NEEDED = "make(classes) or make(path, classes) is needed"
+_YOURSELF = "read the file in a factory of your own, make(path, classes)"
 
 
 class ModelFiles:
@@ -34,10 +36,9 @@ class ModelFiles:
         if not files:
             raise BadInput(f"there are no files of weights in {folder}: they end in {', '.join(ENDINGS)}")
         parameters = inspect.signature(factory).parameters.values()
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+        needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
         if len(needed) not in (1, 2):
-            names = ", ".join(needed) or "nothing"
-            raise BadInput(f"the factory takes {names}: make(classes) or make(path, classes) is needed")
+            raise BadInput(f"the factory takes {len(needed)} arguments: {_NEEDED}")
         self._make, self._reads = factory, len(needed) == 2
 
     def __len__(self) -> int:
@@ -65,13 +66,12 @@ def find_factory(place: str) -> Callable[..., Any]:
     file, colon, name = place.rpartition(":")
     if not colon or name.endswith(".py"):
         file, name = place, "make"
-    known: dict[str, Callable[..., Any]] = {n: v for n, v in vars(load_plugin(file)).items() if callable(v)}
-    if name not in known:
-        raise BadInput(
-            f"--factory {place}: there is no function {name!r} in {file}: make(classes) or "
-            f"make(path, classes) is needed{nearest(name, known)}"
-        )
-    return known[name]
+    known = vars(load_plugin(file))
+    make: Callable[..., Any] | None = known.get(name)
+    if not callable(make):
+        hint = nearest(name, known)
+        raise BadInput(f"--factory {place}: there is no function {name!r} in {file}: {_NEEDED}{hint}")
+    return make
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:
@@ -84,26 +84,18 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
-        raise BadInput(
-            f"{path} holds more than tensors and plain values, and reading that could run any code in it: "
-            "save model.state_dict(), or read the file in a factory of your own, make(path, classes)"
-        ) from None
+        why = "holds more than tensors and plain values, and reading that could run code"
+        raise BadInput(f"{path} {why}: save model.state_dict(), or {_YOURSELF}") from None
     except Exception as error:  # other kinds of files raise many types of errors
         why = f"{type(error).__name__}: {one_line(error)}"
         raise BadInput(f"{path} is not a file of weights: {why}") from None
     parts = content if isinstance(content, Mapping) else {}
-    states = [value for value in (content, *parts.values()) if _is_state(value)]
+    mappings = [value for value in (content, *parts.values()) if isinstance(value, Mapping) and value]
+    states = [value for value in mappings if all(isinstance(tensor, Tensor) for tensor in value.values())]
     if len(states) != 1:
-        raise BadInput(
-            f"{path} holds a {type(content).__name__} of {', '.join(map(str, parts)) or 'nothing'}: one "
-            "state_dict is needed, or read the file in a factory of your own, make(path, classes)"
-        )
+        raise BadInput(f"{path} holds {len(states)} state_dicts: one is needed, or {_YOURSELF}")
     prefix = "module." if all(name.startswith("module.") for name in states[0]) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in states[0].items()}
-
-
-def _is_state(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(t, Tensor) for t in value.values())
 
 
 def _natural(name: str) -> list[Any]:

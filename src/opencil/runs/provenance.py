@@ -53,10 +53,9 @@ def describe_arithmetic(device: torch.device) -> dict[str, Any]:
 
 def command() -> str:
     """Return the command line of this process, without the folder of the program."""
-    program, *flags = sys.argv or [""]
+    program, *flags = sys.argv
     name = "opencil" if Path(program).name == "__main__.py" else Path(program).name
-    text = shlex.join([name, *flags])
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return shlex.join([name, *flags])
 
 
 def describe_maker(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:

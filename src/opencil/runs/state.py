@@ -25,7 +25,7 @@ from opencil.files import damaged
 from opencil.nets.model import Model
 from opencil.plugins import require
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
-from opencil.runs.foreign import Foreign, foreign_learner
+from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
 from opencil.runs.reading import check_record
 from opencil.runs.spec import RunSpec, Seeds, training_values
@@ -56,7 +56,7 @@ def open_run_at(path: str | Path, place: PlaceConfig, data: BenchmarkData | None
         training=build(Arithmetic, record.get("training", {}), where="training"),
         seeds=seeds,
         detectors=record["detector"],
-        foreign=foreign_learner(values, seeds.class_order) if record.get("foreign") else None,
+        foreign=Foreign() if record.get("foreign") else None,
     )
     config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
     run = Run(spec, folder, data or load(config))
@@ -111,8 +111,7 @@ class Run:
             stored, previous = self._stored(number), self.folder.step(number - 1)
             info = stored.info()
             before = self.weights(number - 1) if number == 1 or previous.trained else None
-            if problem := check_record(info, str(self.spec), self.training_digest, before):
-                raise damaged(stored.record, f"it {problem}")
+            check_record(stored, info, str(self.spec), self.training_digest, before)
             self._infos[number] = info
         return self._infos[number]
 

@@ -50,7 +50,7 @@ from opencil.files import (
 )
 from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
 from opencil.runs.spec import RunSpec, training_values
-from opencil.study.records import Identity, is_identity
+from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
@@ -296,10 +296,7 @@ class RunFolder:
             raise damaged(self.config, "it is missing")
         benchmark = config["benchmark"]
         k, cil = benchmark["classes_per_step"][0], next(iter(config["cil"]))
-        found = benchmark["name"], k, cil, config["seed"]["run"]
-        if not is_identity(*found):
-            raise damaged(self.config, "it does not say which run it is of")
-        return found
+        return benchmark["name"], k, cil, config["seed"]["run"]
 
     def announce(self, spec: RunSpec) -> None:
         """Write the config of a future run, so that reports list it."""
@@ -403,34 +400,25 @@ def bytes_of(tensor: Tensor) -> memoryview:
 # --- folders of runs -------------------------------------------------------------------------------
 
 
-def find_runs(root: Path) -> list[RunFolder]:
-    """Return the runs at or below a folder, also those without a finished step."""
-    if not root.is_dir():
-        raise BadInput(f"there is no folder {root} to read runs from")
-    found = set()
-    for folder, names in folders_below(root):
-        if {"environment.json", "config.yml"} & names:
-            found.add(folder)
-        elif folder.name.startswith("step") and "step.json" in names:
-            found.add(folder.parent)
-    return [RunFolder(path) for path in sorted(found)]
-
-
-def folders_below(
-    root: Path, refused: Callable[[OSError], object] | None = None
-) -> Iterator[tuple[Path, set[str]]]:
-    """Yield the folders at or below ``root``, each once, with the names in them; links are followed.
+def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) -> list[RunFolder]:
+    """Return the runs at or below a folder, also those without a finished step; links are followed.
 
     ``refused`` is called with the error of an unreadable folder.
     """
-    seen = set[str]()
+    if not root.is_dir():
+        raise BadInput(f"there is no folder {root} to read runs from")
+    found, seen = set(), set[str]()
     for place, folders, files in os.walk(root, onerror=refused, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
         seen.add(real)
-        yield Path(place), {*folders, *files}
+        if {"environment.json", "config.yml"} & {*files}:
+            found.add(Path(place))
+        elif Path(place).name.startswith("step") and "step.json" in files:
+            found.add(Path(place).parent)
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
+    return [RunFolder(path) for path in sorted(found)]
 
 
 def plugins_noted(root: Path, problem: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,10 @@ def training_curves(folder: str | None) -> Iterator[Callable[[Event], None]]:
     if folder is None:
         yield lambda _: None
         return
-    if find_spec("tensorboard") is None:
-        raise BadInput(
-            f"place.tensorboard = {folder!r} is not possible: the package tensorboard is missing; "
-            "pip install 'opencil[tensorboard]' brings it"
-        )
-    from torch.utils.tensorboard import SummaryWriter
-
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise BadInput("place.tensorboard needs a package: pip install 'opencil[tensorboard]'") from None
     writers: dict[str, Any] = {}
 
     def write(event: Event) -> None:

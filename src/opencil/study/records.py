@@ -1,45 +1,13 @@
 """Describe a run: its identity, progress and provenance."""
 
-import math
 import re
-import unicodedata
-from collections.abc import Iterator
-from functools import cache
-from typing import Any, NotRequired
-
-from typing_extensions import TypedDict  # pydantic reads that of typing from Python 3.12 on
-
-from opencil.data.stream import StepSizes
-from opencil.errors import BadInput, one_line
-from opencil.validation import Count, Whole
+from math import isfinite
+from typing import Any, NotRequired, TypedDict
 
 #: The keys of a run's identity.
 IDENTITY = ("benchmark", "k", "cil", "seed")
 Identity = tuple[str, int | str, str, int]
-
-
-class Made(TypedDict):
-    """The provenance of some rows of a run, and the times of the first and the last."""
-
-    source: str  #: digest of the package's source
-    torch: str
-    device: str
-    precision: str
-    plugins: NotRequired[dict[str, str]]  #: checksum of each plugin behind them
-    first: str
-    last: str
-    steps: dict[str, list[Count]]  #: of each detector; '' is the model itself
-
-
-class Dataset(TypedDict):
-    """The images of a dataset, as read by a run."""
-
-    name: str
-    role: str
-    split: str
-    files: str
-    images: Whole
-    paper: Whole | None  #: their number in the paper
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class RunRecord(TypedDict):
@@ -48,15 +16,17 @@ class RunRecord(TypedDict):
     benchmark: str
     k: int | str
     cil: str
-    seed: Whole
-    steps: Count | None  #: in all; None if neither a step nor the number of classes is known
-    trained: Whole  #: steps with a stored model
+    seed: int
+    steps: int | None  #: in all; None if neither a step nor the number of classes is known
+    trained: int  #: steps with a stored model
     seconds: list[dict[str, float]]  #: of work on each of them, by its kind: training, tuning, evaluation
-    detectors: dict[str, Whole]  #: evaluated steps of each detector
+    detectors: dict[str, int]  #: evaluated steps of each detector
     config: dict[str, Any]  #: as in the run's config.yml
     environment: dict[str, Any]  #: versions and device of the last call
-    made: NotRequired[list[Made]]  #: provenance of the rows
-    data: list[Dataset]
+    #: Provenance of the rows, as ``describe_maker`` returns it; the times of the ``first`` and the ``last``,
+    #: and their ``steps`` by detector, where '' is the model itself.
+    made: NotRequired[list[dict[str, Any]]]
+    data: list[dict[str, Any]]  #: the images of each dataset; ``paper`` is their number in the paper
     failed: NotRequired[str]  #: error of its last attempt
     left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
 
@@ -77,59 +47,12 @@ def setting_of(name: str) -> tuple[str, int | str] | None:
     return (match[1], int(match[2]) if match[2].isdecimal() else match[2]) if match else None
 
 
-def is_identity(benchmark: object, k: object, cil: object, seed: object) -> bool:
-    """Return whether values can identify a run; each k has one form, so ``"10"`` is none."""
-    try:
-        steps = isinstance(k, int | str) and StepSizes.parse(k).label == k
-    except BadInput:
-        return False
-    return steps and isinstance(benchmark, str) and isinstance(cil, str) and type(seed) is int and seed >= 0
-
-
-def find_problem(run: object) -> str:
-    """Return why reports could not show a record, or ''."""
-    from pydantic import ValidationError
-
-    try:
-        record = _validator().validate_python(run, strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        return f"a run in it has no usable {'.'.join(map(one_line, problem['loc']))!r}: {problem['msg']}"
-    of_detectors = record["config"].get("detector", {}).values()
-    if not is_identity(*identity(record)) or not all(isinstance(values, dict) for values in of_detectors):
-        return "a run in it has no usable 'k' or 'config'"
-    return find_unshowable(run)
-
-
-@cache
-def _validator() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RunRecord)
-
-
 def find_unshowable(value: object) -> str:
-    """Return why a nested value cannot be shown: control characters, or a number is not finite.
-
-    Blanks may be of any width. Return '' where it can be shown.
-    """
-    for leaf in _leaves(value):
-        if isinstance(leaf, str) and not all(
-            c.isprintable() or unicodedata.category(c) == "Zs" for c in leaf
-        ):
-            return f"{leaf!r} in it has control characters"
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return f"{leaf} in it is not finite"
-    return ""
-
-
-def _leaves(value: object) -> Iterator[object]:
-    """Yield the keys and the leaves of a nested value."""
+    """Return why a nested value cannot be shown: control characters, or a number is not finite; or ''."""
     if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
+        value = [*value, *value.values()]
     if isinstance(value, list):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
+        return next(filter(None, map(find_unshowable, value)), "")
+    if isinstance(value, str) and _CONTROL.search(value):
+        return f"{value!r} in it has control characters"
+    return f"{value} in it is not finite" if isinstance(value, float) and not isfinite(value) else ""

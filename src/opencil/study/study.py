@@ -5,15 +5,15 @@ FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from opencil.errors import BadInput
-from opencil.files import Damaged, read_json, write_json
-from opencil.study.records import IDENTITY, RunRecord, find_problem, find_unshowable, identity, name_of
+from opencil.files import Damaged, damaged, read_json, write_json
+from opencil.study.records import IDENTITY, RunRecord, find_unshowable, identity, name_of
 from opencil.study.rows import read_tables, write_rows
 
 _FORMAT = 2
@@ -48,22 +48,15 @@ class Study:
     @property
     def finished(self) -> bool:
         """Return whether every run has all its steps, measured with every detector."""
-        return all(
-            run["trained"] == run["steps"] and all(n == run["steps"] for n in run["detectors"].values())
-            for run in self.runs
-        )
+        return all({run["trained"], *run["detectors"].values()} == {run["steps"]} for run in self.runs)
 
 
-def together(studies: Iterable[Study], places: str) -> Study:
-    """Join studies, no two of which may have the same run; ``places`` names their folders in errors."""
-    parts = list(studies)
+def together(parts: Sequence[Study]) -> Study:
+    """Join studies, no two of which may have the same run."""
     runs = [run for study in parts for run in study.runs]
-    counts = Counter(map(identity, runs))
-    if twice := [run for run, count in counts.items() if count > 1]:
-        raise BadInput(
-            f"run {name_of(*twice[0])} is there {counts[twice[0]]} times below {places}: report such folders "
-            "apart, or their rows would count as one run's"
-        )
+    for run, count in Counter(map(identity, runs)).most_common(1):
+        if count > 1:
+            raise BadInput(f"run {name_of(*run)} is there {count} times: report these folders apart")
     left_out = {run: why for study in parts for run, why in study.left_out.items()}
     return Study(pd.concat([study.rows for study in parts], ignore_index=True), runs, left_out)
 
@@ -85,31 +78,18 @@ def read_published(folder: Path) -> Study:
     path = folder / RUNS
     try:
         content = read_json(path)
-        runs, left_out = content.get("runs"), content.get("left_out", {})
-        if content.get("format") != _FORMAT or not isinstance(runs, list) or not isinstance(left_out, dict):
-            raise unusable(path, f"format {_FORMAT} with a list of runs, and a mapping left_out, is expected")
-        for problem in (*map(find_problem, runs), find_unshowable(left_out)):
-            if problem:
-                raise unusable(path, problem)
-        path = folder / ROWS
-        rows = showable_rows(read_tables([(path, str(content.get("rows")))]), path)
+        if content.get("format") != _FORMAT:
+            raise damaged(path, f"it is not of format {_FORMAT}")
+        if problem := find_unshowable(content):
+            raise damaged(path, problem)
+        runs, left_out, path = content["runs"], content.get("left_out", {}), folder / ROWS
+        rows = read_tables([(path, content["rows"])])
+        if problem := find_unshowable([rows[name].unique().tolist() for name in _NAMES]):
+            raise damaged(path, problem)
+        named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
+        if unknown := set(named) - set(map(identity, runs)):
+            raise damaged(path, f"run {name_of(*min(unknown, key=str))} in it is not in {RUNS}")
     except Damaged as error:  # a published study is not to be deleted, as a run's file is
-        raise unusable(path, error.reason) from None
-    named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
-    if unknown := set(named) - set(map(identity, runs)):
-        run = name_of(*min(unknown, key=str))
-        raise unusable(path, f"it has rows of run {run}, which is not in {RUNS}")
+        text = f"{path} cannot be used ({error.reason}): restore it, or make it again from the runs"
+        raise Damaged(text, error.reason) from None
     return Study(rows, runs, left_out)
-
-
-def showable_rows(rows: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """Return rows unchanged, or refuse unprintable names."""
-    if problem := find_unshowable([rows[column].unique().tolist() for column in _NAMES]):
-        raise unusable(source, problem)
-    return rows
-
-
-def unusable(path: Path, error: object) -> Damaged:
-    """Return the error for a file that only its author can mend."""
-    text = f"{path} cannot be used ({error}): restore it, or make it again from the runs"
-    return Damaged(text, error)
