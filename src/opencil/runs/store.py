@@ -40,10 +40,10 @@ from opencil.files import (
     checksum,
     damaged,
     disk_errors,
+    find_temporary,
     read_bytes,
     read_checked,
     read_json,
-    remove_temporary,
     write_bytes,
     write_checked,
     write_json,
@@ -139,7 +139,7 @@ class StepFolder:
     def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
         """Write a file of tensors, and note its checksum."""
         if self.writes:
-            info["files"][name] = write_bytes(self.path / name, _pack(tensors), follow=False)
+            info["files"][name] = write_bytes(self.path / name, _pack(tensors))
 
     def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
         """Read a file of tensors."""
@@ -288,7 +288,7 @@ class RunFolder:
 
     def _write_config(self, record: dict[str, Any]) -> None:
         text = dump_yaml(record).encode()
-        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
+        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text)
 
     def identity(self, config: dict[str, Any]) -> Identity:
         """Return which run the folder is of, as its config says."""
@@ -354,7 +354,8 @@ class RunFolder:
             return
         with self.lock(_PATIENCE):
             stored, record = self.check(spec), spec.record()
-            remove_temporary(self.path)
+            for leftover in find_temporary(self.path):
+                leftover.unlink()
             self.error.unlink(missing_ok=True)
             record["detector"] = {**stored.get("detector", {}), **spec.detectors}
             if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
