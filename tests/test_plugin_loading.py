@@ -38,7 +38,7 @@ def forget() -> None:
     for registry in REGISTRIES:
         for name in [name for name in registry.names() if registry.plugin_of(name)]:
             del registry._entries[name]
-    plugins._loaded.clear()
+    plugins._imported.clear()
 
 
 # --- who knows it ------------------------------------------------------------------------------------
@@ -72,7 +72,8 @@ def test_a_module_is_a_plugin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     opencil.load_plugin("their_methods.margins")
     assert DETECTORS.plugin_of("margin@mine") == "their_methods.margins"
-    assert plugins.loaded_plugin("their_methods.margins").path == tmp_path / "their_methods/margins.py"
+    found = plugins.find_plugin("their_methods.margins").module.__file__
+    assert found == str(tmp_path / "their_methods/margins.py")
     opencil.load_plugin("their_methods.margins")
     del sys.modules["their_methods.margins"]
 
@@ -154,7 +155,7 @@ def made(finished: Path, tiny: Tiny, margin: Path) -> Path:
 
 
 def test_a_run_notes_which_file_its_rows_are_of(made: Path) -> None:
-    folder, sha256 = made / "digits/k2/icarl/seed0", plugins.loaded_plugin("margin.py").sha256
+    folder, sha256 = made / "digits/k2/icarl/seed0", plugins.find_plugin("margin.py").sha256
     noted = read_yaml(folder / "config.yml")["plugins"]
     assert noted == {"margin.py": {"sha256": sha256, "registers": ["detector margin"]}}
     rows = json.loads((folder / "step01/step.json").read_text(encoding="utf-8"))["rows"]

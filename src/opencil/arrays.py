@@ -28,7 +28,7 @@ def dense(value: Any, what: str) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise BadInput(f"{what} are a {type(value).__name__}: a tensor or a numpy array is needed")
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
-        raise BadInput(f"{what} are {tensor.dtype}, {tensor.layout}: a dense tensor of real numbers is needed")
+        raise BadInput(f"{what} are {tensor.dtype}, {tensor.layout}: dense real numbers are needed")
     return tensor.long() if tensor.dtype in _UNSIGNED else tensor
 
 
