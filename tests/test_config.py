@@ -231,7 +231,10 @@ def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
             {"detector": ["energy"], "settings": ["detector.energy@hot.temperature=2"]},
             ["detector.energy@hot"],
         ),
-        ({"detector": ["ber@stated"], "settings": ["detector.ber.schedule.lr=0.2"]}, ["detector.ber@stated"]),
+        (
+            {"detector": ["ber@stated"], "settings": ["detector.ber.schedule.lr=0.2"]},
+            ["detector.ber", "ber@stated"],
+        ),
     ],
     ids=str,
 )

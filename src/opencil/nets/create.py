@@ -51,9 +51,8 @@ def check_backbone(named: Named) -> Named:
     name = named.get("name")
     if not isinstance(name, str):
         raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
+    check_arguments(named, "backbone", create_backbone, BACKBONES.entry(name).make)
     own = {key: value for key, value in named.items() if key not in COMMON}
-    check_arguments(create_backbone, {k: named[k] for k in COMMON if k in named}, where="backbone")
-    check_arguments(BACKBONES.entry(name).make, own, where="backbone", beside=COMMON)
     common = {key: named[key] for key in COMMON if named.get(key)}
     if "sha256" in common and "weights" not in common:
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
