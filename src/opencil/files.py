@@ -20,7 +20,6 @@ from opencil.errors import BadInput, OpenCILError
 
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a file name: file systems take 255 bytes, and a letter may have 4
-_DIGEST = hashlib.sha256().digest_size
 
 
 class Damaged(OpenCILError):
@@ -78,9 +77,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
             _flush(path.parent)
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write bytes, followed by their checksum."""
-    write_bytes(path, content + hashlib.sha256(content).digest())
+def write_checked(path: Path, content: bytes, title: str = "") -> None:
+    """Write bytes below a line of a title and their checksum."""
+    write_bytes(path, f"{title}{checksum(content)}\n".encode() + content)
 
 
 def _as_json(content: dict[str, Any]) -> bytes:
@@ -128,13 +127,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_checked(path: Path) -> bytes:
-    """Read bytes that ``write_checked`` has written."""
-    content = read_bytes(path)
-    body, found = content[:-_DIGEST], content[-_DIGEST:]
-    if hashlib.sha256(body).digest() != found:
-        raise damaged(path, "its checksum differs from the checksum in it")
-    return body
+def read_checked(path: Path, title: str = "") -> bytes:
+    """Read bytes that ``write_checked`` has written below the same title."""
+    first, _, content = read_bytes(path).partition(b"\n")
+    if first != f"{title}{checksum(content)}".encode():
+        raise damaged(path, "it is not as written, or of another format")
+    return content
 
 
 def checksum(content: bytes) -> str:

@@ -48,7 +48,7 @@ from opencil.files import (
     write_checked,
     write_json,
 )
-from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
+from opencil.plugins import describe_missing
 from opencil.runs.spec import RunSpec, training_values
 from opencil.study.records import Identity, is_identity
 from opencil.study.rows import read_tables, write_rows
@@ -281,14 +281,10 @@ class RunFolder:
                     f"{self.config} is missing: delete the folder {self.path} to compute it again"
                 )
             return {}
-        first, _, text = read_bytes(self.config).partition(b"\n")
-        if first.decode(errors="replace") != _FIRST_LINE + checksum(text):
-            raise damaged(self.config, f"it is not as written, or not of format {FORMAT}")
-        return parse_yaml(text.decode(), str(self.config))
+        return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
 
     def _write_config(self, record: dict[str, Any]) -> None:
-        text = dump_yaml(record).encode()
-        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text)
+        write_checked(self.config, dump_yaml(record).encode(), _FIRST_LINE)
 
     def identity(self, config: dict[str, Any]) -> Identity:
         """Return which run the folder is of, as its config says."""
@@ -358,7 +354,7 @@ class RunFolder:
                 leftover.unlink()
             self.error.unlink(missing_ok=True)
             record["detector"] = {**stored.get("detector", {}), **spec.detectors}
-            if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
+            if plugins := stored.get("plugins", {}) | record.get("plugins", {}):
                 record["plugins"] = plugins
             if record != stored:
                 self._write_config(record)
@@ -435,15 +431,13 @@ def folders_below(
 
 
 def plugins_noted(root: Path, problem: str) -> str:
-    """Return which plugin registered the unknown name in ``problem``, as stored runs noted; or ''."""
-    notes: Notes = {}
-    for path in root.rglob("config.yml") if root.is_dir() else ():
+    """Return the plugins of stored runs to give, where ``problem`` is an unknown name; or ''."""
+    notes: dict[str, str] = {}
+    for path in root.rglob("config.yml") if "is unknown" in problem and root.is_dir() else ():
         with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
             if "\nplugins:" in path.read_text(encoding="utf-8"):
-                notes = merge_notes(RunFolder(path.parent).stored().get("plugins"), notes)
-    missing = missing_names(notes).items()
-    lacking = {plugin: [n for n in names if f"{n} is unknown" in problem] for plugin, names in missing}
-    return describe_missing({plugin: names for plugin, names in lacking.items() if names})
+                notes |= RunFolder(path.parent).stored().get("plugins", {})
+    return describe_missing(notes)
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:
