@@ -197,7 +197,7 @@ REFUSED = [
     ("sed.runs=3", ["section", "'sed'", "did you mean 'seed'"]),
     ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
     # a key in a wrong place
-    ("cil.icarl.lr=0.1", ["did you mean cil.icarl.first.lr or cil.icarl.later.lr?"]),
+    ("cil.icarl.lr=0.1", ["did you mean cil.icarl.first.lr?"]),
     ("epochs=5", ["did you mean cil.*.epochs?"]),
     ("benchmark.crop=8", ["did you mean benchmark.transform.crop?"]),
     # no setting

@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "outer.kind": ({"kind": "x"}, "unknown"),
     "outer.made": ({"made": 1}, "unknown"),
-    "outer.width": ({"width": 1}, "did you mean outer.inner.width or outer.maybe.width?"),
+    "outer.width": ({"width": 1}, "did you mean outer.inner.width?"),
     "outer.stretch": ({"stretch": -1}, "greater than 0"),
     "outer.inner.width is missing": ({"inner": {}}, ""),
     "outer.names = bad": ({"names": ["bad"]}, "good ones are"),

@@ -1,7 +1,7 @@
 """A user's own files and modules: import them, and record with a run which of them it needs.
 
 ``--plugin my_method.py``, ``plugins: [my_method.py]`` in a YML, and ``opencil.load_plugin`` end here. A run's
-record says which plugin registered which name, and the SHA-256 of the plugin's text.
+record says which plugins registered its names, and the SHA-256 of their text.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opencil.errors import BadInput, nearest, not_imported
+from opencil.errors import BadInput, nearest, not_imported, unknown
 from opencil.files import checksum
 from opencil.registry import REGISTRIES, Registry, registered_by
 
-#: What a run's record says about plugins: the ``sha256`` of each, and the names that it ``registers``.
-Notes = dict[str, dict[str, Any]]
+#: What a run's record says about plugins: the SHA-256 of the text of each.
+Notes = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -118,21 +118,8 @@ def _forget(plugin: str) -> None:
 
 def notes_of(names: Iterable[tuple[Registry[Any], str]]) -> Notes:
     """Return the plugins that registered some names, for a run's record."""
-    notes: Notes = {}
-    for registry, name in dict.fromkeys(names):
-        if plugin := registry.plugin_of(name):
-            note = notes.setdefault(plugin, {"sha256": find_plugin(plugin).sha256, "registers": []})
-            note["registers"].append(f"{registry.kind} {name.partition('@')[0]}")
-    return notes
-
-
-def merge_notes(before: Notes | None, now: Notes) -> Notes:
-    """Merge the notes of two calls on one run."""
-    merged = dict(before or {})
-    for plugin, note in now.items():
-        earlier = merged.get(plugin, {"registers": []})["registers"]
-        merged[plugin] = {**note, "registers": list(dict.fromkeys([*earlier, *note["registers"]]))}
-    return merged
+    plugins = dict.fromkeys(registry.plugin_of(name) for registry, name in names)
+    return {plugin: find_plugin(plugin).sha256 for plugin in plugins if plugin}
 
 
 def describe_changed(runs: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -153,25 +140,16 @@ def describe_changed(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def missing_names(notes: Notes | None, kinds: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Return the names in notes that are not registered here, by plugin; of some kinds, or of all."""
-    registered = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry.names()}
-    missing: dict[str, list[str]] = {}
-    for plugin, note in (notes or {}).items():
-        for kind, _, name in (each.rpartition(" ") for each in note["registers"] if each not in registered):
-            if not kinds or kind in kinds:
-                missing.setdefault(plugin, []).append(f"{kind} {name!r}")
-    return missing
+def describe_missing(notes: Mapping[str, Any]) -> str:
+    """Return which plugins in runs' notes are not imported here, and what to do; or ''."""
+    here = {Path(name).name for name in _imported}
+    missing = [name for name in notes if Path(name).name not in here and name not in sys.modules]
+    flags, names = " ".join(f"--plugin {name}" for name in missing), ", ".join(missing)
+    way = f"give {flags}, or in Python call opencil.load_plugin"
+    return f"{names} registered names of stored runs: {way}" if missing else ""
 
 
-def describe_missing(missing: Mapping[str, list[str]]) -> str:
-    """Return what to do: ``detector 'margin' is registered by margin.py: give --plugin margin.py``."""
-    each = ((plugin, names, "is" if len(names) == 1 else "are") for plugin, names in missing.items())
-    return "; ".join(f"{', '.join(n)} {are} registered by {p}: give --plugin {p}" for p, n, are in each)
-
-
-def require(notes: Notes | None, kinds: Iterable[str], what: str) -> None:
-    """Refuse to resume a stored run whose names are not registered here, naming the plugin that has them."""
-    if missing := missing_names(notes, kinds):
-        loads = ", ".join(f"opencil.load_plugin({plugin!r})" for plugin in missing)
-        raise BadInput(f"{what}: {describe_missing(missing)}, or in Python call {loads}")
+def require(registry: Registry[Any], name: str, notes: Mapping[str, Any]) -> None:
+    """Refuse a stored run's name that is not registered here, naming the run's plugins."""
+    if name.partition("@")[0] not in registry.names():
+        raise BadInput(f"{unknown(registry.kind, name, registry.names())}\n{describe_missing(notes)}".strip())

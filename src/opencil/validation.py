@@ -136,14 +136,11 @@ def keys_below(cls: Any) -> Iterator[Key]:
 def suggest(written: Sequence[str], keys: Iterable[Key]) -> str:
     """Return ``; did you mean icarl.first.lr?`` for a key in a wrong place, or nothing.
 
-    Suggested are the keys that end alike and share the most other parts, of these the shortest, and of these
-    the ones with ``*``.
+    Suggested is a key that ends alike and shares the most other parts, with ``*`` or short if possible.
     """
-    ends = [key for key in dict.fromkeys(keys) if key[-1] == written[-1] and key != tuple(written)]
-    ranks = {key: (len({*key} & {*written}), -len(key)) for key in ends}
-    best = [".".join(key) for key in ends if ranks[key] == max(ranks.values())]
-    best = [key for key in best if "*" in key] or best
-    return f"; did you mean {' or '.join(best[:4])}?" if best else ""
+    ends = [key for key in keys if key[-1] == written[-1] and key != tuple(written)]
+    best = max(ends, key=lambda key: (len({*key} & {*written}), "*" in key, -len(key)), default=None)
+    return f"; did you mean {'.'.join(best)}?" if best else ""
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
