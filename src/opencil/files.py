@@ -50,7 +50,8 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fill(partial)
-            _flush(partial)
+            with partial.open("rb+") as file:
+                os.fsync(file)
             partial.replace(path)
         except BaseException:
             with suppress(OSError):  # the first error is the one to raise
@@ -70,11 +71,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a mapping as JSON that contains its own checksum, and flush its folder."""
+    """Write a mapping as JSON that contains its own checksum."""
     write_bytes(path, _as_json(content))
-    if os.name != "nt":  # Windows cannot open a folder
-        with disk_errors(path):
-            _flush(path.parent)
 
 
 def write_checked(path: Path, content: bytes, title: str = "") -> None:
@@ -85,14 +83,6 @@ def write_checked(path: Path, content: bytes, title: str = "") -> None:
 def _as_json(content: dict[str, Any]) -> bytes:
     body = json.dumps(content, indent=2)
     return (json.dumps({**content, "sha256": checksum(body.encode())}, indent=2) + "\n").encode()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- reading ---------------------------------------------------------------------------------------

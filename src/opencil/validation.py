@@ -7,6 +7,7 @@ them strictly: ``"5"`` and ``true`` are not integers. It is imported here and in
 import dataclasses
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def _sentences(
         elif kind == "value_error":  # of a __post_init__, whose sentence begins with the key
             yield f"{key}.{detail['ctx']['error']}"
         else:
-            yield f"{key} = {value} is not allowed: {detail['msg'].replace('Input should', 'it should')}"
+            yield f"{key} = {value} is not allowed: {re.sub('^(Input|String)', 'it', detail['msg'])}"
 
 
 def _place(values: Any, loc: Sequence[int | str], missing: bool) -> tuple[int | str, ...]:
