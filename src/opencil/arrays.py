@@ -17,7 +17,7 @@ def tensor_of(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     try:
-        return torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), "CW"))
+        return torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError:
         raise BadInput(f"an array of {value.dtype} is given: numbers are needed") from None
 

@@ -159,8 +159,6 @@ def find_temporary(folder: Path) -> list[Path]:
 
 #: What a system reports of a disk, not of a file: it is full, over a quota or a limit, read-only, or fails.
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-#: Libraries that are not written in Python put the system's number into their text.
-_NUMBER = re.compile(r"\b(?:os error|errno) (\d+)", re.IGNORECASE)
 
 
 @contextmanager
@@ -168,19 +166,17 @@ def disk_errors(path: Path, doing: str = "written") -> Iterator[None]:
     """Raise ``DiskError`` for what the system refuses inside the block."""
     try:
         yield
-    except Exception as error:
-        if (number := _system_number(error)) in (0, errno.ENOENT, errno.EISDIR):
+    except OSError as error:
+        if isinstance(error, DiskError) or error.errno in (None, errno.ENOENT, errno.EISDIR):
             raise
-        raise _disk_error(path, number, doing) from None
+        raise _disk_error(path, error.errno, doing) from None
 
 
 def find_disk_error(error: Exception, near: Path) -> DiskError | None:
     """Return the disk error that another error reports, if it does; ``near`` is where it may have been."""
-    if isinstance(error, DiskError):
-        return error
-    if (number := _system_number(error)) not in _OF_DISKS:
-        return None
-    return _disk_error(Path(getattr(error, "filename", None) or near), number)
+    if isinstance(error, OSError) and not isinstance(error, DiskError) and error.errno in _OF_DISKS:
+        return _disk_error(Path(error.filename or near), error.errno)
+    return error if isinstance(error, DiskError) else None
 
 
 def _disk_error(path: Path, number: int, doing: str = "written") -> DiskError:
@@ -192,16 +188,6 @@ def _disk_error(path: Path, number: int, doing: str = "written") -> DiskError:
     error = DiskError(f"{path} cannot be {doing}: {os.strerror(number)}{room}")
     error.errno = number
     return error
-
-
-def _system_number(error: Exception) -> int:
-    """Return the system's number of an error, or 0; a library may have put it into a text."""
-    if isinstance(error, OpenCILError):
-        return 0
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    found = _NUMBER.search(str(error))
-    return int(found[1]) if found and int(found[1]) in _OF_DISKS else 0
 
 
 def size_in_words(size: float) -> str:

@@ -11,7 +11,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -23,18 +22,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Bound:
-    """Limits of a number, as an annotation: ``Annotated[float, Bound(gt=0)]``."""
+    """Limits of a number (gt, ge, lt, le), as an annotation: ``Annotated[float, Bound(gt=0)]``."""
 
-    gt: float | None = None
-    ge: float | None = None
-    lt: float | None = None
-    le: float | None = None
+    def __init__(self, **limits: float) -> None:
+        self.limits = limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
-        limits = {name: limit for name, limit in dataclasses.asdict(self).items() if limit is not None}
-        return {**handler(source), **limits}
+        return {**handler(source), **self.limits}
 
 
 Positive = Annotated[float, Bound(gt=0)]
@@ -94,8 +89,8 @@ def check_arguments(values: Mapping[str, Any], where: str, *makes: Callable[...,
             parameters = inspect.signature(make).parameters.values()
         for p in parameters:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                field = dataclasses.field(**{} if p.default is p.empty else {"default": None})
-                fields[p.name] = p.name, _checkable(p.annotation), field
+                default = dataclasses.field() if p.default is p.empty else None
+                fields[p.name] = p.name, _checkable(p.annotation), default
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     own = {key: value for key, value in values.items() if key in fields or not takes_more}
     cls: Any = dataclasses.make_dataclass("Arguments", fields.values(), bases=(Values,), kw_only=True)
