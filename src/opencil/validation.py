@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from opencil.errors import BadInput, nearest, one_line
@@ -51,13 +51,8 @@ class Values:
 Key = tuple[str, ...]
 
 
-def build(
-    cls: type[T], values: Mapping[str, Any], where: str, suggest_key: Callable[[Key], str] | None = None
-) -> T:
-    """Build a ``cls`` from plain values; ``where`` is its key in errors, such as ``cil.icarl``.
-
-    ``suggest_key`` returns a hint for an unknown key; by default keys below ``where`` are suggested.
-    """
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a ``cls`` from plain values; ``where`` is its key in errors, such as ``cil.icarl``."""
     from pydantic import ValidationError
 
     # JSON mode is strict about scalars but takes a list where a tuple is annotated.
@@ -66,7 +61,7 @@ def build(
         validator: TypeAdapter[T] = _validator(cls)  # type: ignore[arg-type]  # mypy: no class is hashable
         return validator.validate_json(text, strict=True)
     except ValidationError as error:
-        raise BadInput("\n".join(_sentences(cls, json.loads(text), error, where, suggest_key))) from None
+        raise BadInput("\n".join(_sentences(cls, json.loads(text), error, where))) from None
 
 
 @lru_cache(maxsize=256)  # creating one takes longer than most objects that it validates
@@ -168,13 +163,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _sentences(
-    cls: type,
-    values: Any,
-    error: "ValidationError",
-    where: str,
-    suggest_key: Callable[[Key], str] | None,
-) -> Iterator[str]:
+def _sentences(cls: type, values: Any, error: "ValidationError", where: str) -> Iterator[str]:
     """Yield a sentence for each wrong value: its key, the value, and the allowed ones."""
     found: dict[tuple[Any, ...], Any] = {}
     for detail in error.errors():
@@ -195,8 +184,8 @@ def _sentences(
         elif kind in ("unexpected_keyword_argument", "extra_forbidden"):
             path, root = tuple(map(str, place)), tuple(where.split("."))
             known = sorted(_names_at(cls, path[:-1]))
-            hint = suggest_key or partial(suggest, keys=((*root, *below) for below in keys_below(cls)))
-            meant = hint((*root, *path)) or nearest(path[-1], known)
+            keys = ((*root, *below) for below in keys_below(cls))
+            meant = suggest((*root, *path), keys) or nearest(path[-1], known)
             yield f"{key} = {value} is unknown: allowed here are {', '.join(known) or 'no values'}{meant}"
         elif kind == "value_error":  # of a __post_init__, whose sentence begins with the key
             yield f"{key}.{detail['ctx']['error']}"

@@ -47,7 +47,7 @@ def resolve(
         for layer in layers:
             over = layer.get(key, {})
             values = merge(below(values, over), over)
-        return build(cls, values, key, suggest_key)
+        return build(cls, values, key)
 
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
@@ -107,7 +107,7 @@ def _methods(
                 if part == "*":  # for every method that has the value
                     over = {value: over[value] for value in over if value in names_of(cls)}
                 if over := subtract(over, preset if part == base else {}):
-                    values = plain(build(cls, merge(values, over), f"{key}.{name}", suggest_key))
+                    values = plain(build(cls, merge(values, over), f"{key}.{name}"))
         methods[name] = values
     for name, over in settings.items():
         labels = [n for n in methods if n.partition("@")[0] == name]

@@ -186,6 +186,4 @@ def describe(value: Any) -> str:
     """Return a value's type, and a tensor's shape, for an error."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
