@@ -1,7 +1,7 @@
 """The sections of a config: every value of a command, by name."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -216,18 +216,15 @@ SECTIONS = tuple(f.name for f in fields(Config))
 METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
 
 
-def config_keys() -> Iterator[Key]:
-    """Yield the possible keys of a config, except names chosen by users."""
-    for section in fields(Config):
-        yield (section.name,)
-        yield from ((section.name, *key) for key in keys_below(section.type))
-    yield from (("benchmark", "backbone", name) for name in COMMON)
+def config_keys() -> list[Key]:
+    """Return the possible keys of a config, except names chosen by users."""
+    keys: list[Key] = [(s.name, *key) for s in fields(Config) for key in [(), *keys_below(s.type)]]
+    keys += [("benchmark", "backbone", name) for name in COMMON]
     for kind, registry in METHODS.items():
-        below = {name: list(keys_below(registry.entry(name).make)) for name in registry.names()}
-        yield from dict.fromkeys((kind, "*", *key) for keys in below.values() for key in keys)
-        for name, keys in below.items():
-            yield kind, name
-            yield from ((kind, name, *key) for key in keys)
+        for name in registry.names():
+            own = [(), *keys_below(registry.entry(name).make)]
+            keys += [(kind, each, *key) for each in (name, "*") for key in own]
+    return list(dict.fromkeys(keys))
 
 
 def suggest_key(written: Sequence[str]) -> str:
