@@ -50,7 +50,7 @@ def _registries_stay() -> Iterator[None]:
     for registry in REGISTRIES:
         registry.names()  # imports our own methods
     tables: list[dict[str, Any]] = [registry._entries for registry in REGISTRIES]
-    tables += [metric._records, plugins._loaded]
+    tables += [metric._records, plugins._imported]
     kept = [dict(table) for table in tables]
     yield
     for table, entries in zip(tables, kept, strict=True):

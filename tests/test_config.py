@@ -197,7 +197,7 @@ REFUSED = [
     ("sed.runs=3", ["section", "'sed'", "did you mean 'seed'"]),
     ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
     # a key in a wrong place
-    ("cil.icarl.lr=0.1", ["did you mean cil.icarl.first.lr or cil.icarl.later.lr?"]),
+    ("cil.icarl.lr=0.1", ["did you mean cil.icarl.first.lr?"]),
     ("epochs=5", ["did you mean cil.*.epochs?"]),
     ("benchmark.crop=8", ["did you mean benchmark.transform.crop?"]),
     # no setting
@@ -221,7 +221,7 @@ def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
         ({"user": {"cil": {"icrl": {"epochs": 3}}}, "cil": ["icarl"]}, ["'icrl'", "did you mean 'icarl'"]),
         ({"user": {"detector": {"paper": {"temperature": 2}}}}, ["detector.paper", "detector.*"]),
         ({"user": {"benchmrk": {}}}, ["section 'benchmrk'", "place", "did you mean 'benchmark'"]),
-        ({"user": {"benchmark": 5}}, ["benchmark = 5", "mapping"]),
+        ({"user": {"benchmark": 5}}, ["benchmark '5' is unknown"]),
         ({"user": {"detector": {"msp": 3}}}, ["detector.msp = 3", "mapping"]),
         ({"user": {"metric": ["osc"]}}, ["metric 'osc'", "did you mean 'oscr'"]),
         ({"user": {"plugins": {"a": 1}}}, ["plugins = {'a': 1}"]),
@@ -231,7 +231,10 @@ def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
             {"detector": ["energy"], "settings": ["detector.energy@hot.temperature=2"]},
             ["detector.energy@hot"],
         ),
-        ({"detector": ["ber@stated"], "settings": ["detector.ber.schedule.lr=0.2"]}, ["detector.ber@stated"]),
+        (
+            {"detector": ["ber@stated"], "settings": ["detector.ber.schedule.lr=0.2"]},
+            ["detector.ber", "ber@stated"],
+        ),
     ],
     ids=str,
 )

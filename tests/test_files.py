@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 
 from opencil import BadInput, OpenCILError, files
 from opencil.files import Damaged, DiskError
@@ -36,10 +35,6 @@ def test_a_file_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("rename"), replace(old, new))[1])
     files.write_text(tmp_path / "a.txt", "x")
     assert order == ["flush", "rename"]
-    files.write_json(tmp_path / "a.json", {})
-    assert order[2:] == ["flush", "rename", "flush"], "the file, its name, the folder"
-    files.write_bytes(tmp_path / "b", b"x", flush=False)
-    assert order[5:] == ["rename"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -59,19 +54,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, error: type[Base
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_links_are_followed_or_replaced(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    target, link, dangling = tmp_path / "deep" / "a.txt", tmp_path / "link", tmp_path / "dangling"
+def test_a_link_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "a.txt", tmp_path / "link"
     target.write_text("old")
-    link.symlink_to(Path("deep") / "a.txt")
-    dangling.symlink_to(Path("deep") / "new.txt")
+    link.symlink_to(target)
     files.write_text(link, "new")
-    files.write_text(dangling, "newer")
-    assert link.is_symlink()
-    assert (target.read_text(), (tmp_path / "deep/new.txt").read_text()) == ("new", "newer")
-    files.write_text(link, "replaced", follow=False)
     assert not link.is_symlink()
-    assert target.read_text() == "new"
+    assert (target.read_text(), link.read_text()) == ("old", "new")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -83,18 +72,13 @@ def test_pipes_and_folders_are_not_replaced(tmp_path: Path, make: Callable[[Path
             files.write_text(name, "x")
 
 
-def test_leftovers_are_removed(tmp_path: Path) -> None:
-    whole, leftover, folder = (
-        tmp_path / "a" / "model",
-        tmp_path / "a" / "b" / "model.part",
-        tmp_path / "mine.part",
-    )
+def test_half_written_files_are_found(tmp_path: Path) -> None:
+    leftover, folder = tmp_path / "a" / "b" / "model.part", tmp_path / "mine.part"
     leftover.parent.mkdir(parents=True)
     folder.mkdir()
-    for path in (whole, leftover):
+    for path in (tmp_path / "a" / "model", leftover):
         path.touch()
-    files.remove_temporary(tmp_path)
-    assert (whole.exists(), folder.exists(), leftover.exists()) == (True, True, False)
+    assert files.find_temporary(tmp_path) == [leftover]
 
 
 def test_file_names_differ_as_names_do() -> None:
@@ -126,7 +110,7 @@ def test_every_damage_is_noticed(tmp_path: Path, kind: str) -> None:
     whole = path.read_bytes()
     expected = {"a": [1, 2.5, None], "b": {"c": "ü"}} if kind == "json" else b"some bytes"
     assert read(path) == expected
-    assert files.digest(path) == files.checksum(whole) == hashlib.sha256(whole).hexdigest()
+    assert files.checksum(whole) == hashlib.sha256(whole).hexdigest()
     for position in range(len(whole)):
         for content in (
             whole[:position],
@@ -180,22 +164,20 @@ def test_a_refusal_of_the_system_is_one_error(
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
-        (RuntimeError("Error writing bytes to file. Detail: [errno 28] No space left on device"), True),
         (OSError(errno.ENOSPC, "No space left on device", "/elsewhere"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
         (FileNotFoundError(errno.ENOENT, "No such file"), False),
-        (SafetensorError("Error while deserializing header: InvalidHeader (os error 22)"), False),
-        (OpenCILError("ours, (os error 28) or not"), False),
+        (OpenCILError("ours"), False),
         (ValueError("a value"), False),
     ],
 )
-def test_errors_of_libraries_are_understood(error: Exception, refused: bool, tmp_path: Path) -> None:
+def test_errors_of_the_disk_are_found(error: Exception, refused: bool, tmp_path: Path) -> None:
     with pytest.raises(DiskError if refused else type(error)), files.disk_errors(tmp_path / "a"):
         raise error
     found = files.find_disk_error(error, tmp_path)
     assert (found is not None) == refused
     if refused:
-        assert str(found).startswith("/elsewhere" if isinstance(error, OSError) else str(tmp_path))
+        assert str(found).startswith(getattr(error, "filename", None) or str(tmp_path))
 
 
 def test_sizes_in_words() -> None:

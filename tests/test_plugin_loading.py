@@ -38,7 +38,7 @@ def forget() -> None:
     for registry in REGISTRIES:
         for name in [name for name in registry.names() if registry.plugin_of(name)]:
             del registry._entries[name]
-    plugins._loaded.clear()
+    plugins._imported.clear()
 
 
 # --- who knows it ------------------------------------------------------------------------------------
@@ -72,7 +72,8 @@ def test_a_module_is_a_plugin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     opencil.load_plugin("their_methods.margins")
     assert DETECTORS.plugin_of("margin@mine") == "their_methods.margins"
-    assert plugins.loaded_plugin("their_methods.margins").path == tmp_path / "their_methods/margins.py"
+    found = plugins.find_plugin("their_methods.margins").module.__file__
+    assert found == str(tmp_path / "their_methods/margins.py")
     opencil.load_plugin("their_methods.margins")
     del sys.modules["their_methods.margins"]
 
@@ -154,9 +155,9 @@ def made(finished: Path, tiny: Tiny, margin: Path) -> Path:
 
 
 def test_a_run_notes_which_file_its_rows_are_of(made: Path) -> None:
-    folder, sha256 = made / "digits/k2/icarl/seed0", plugins.loaded_plugin("margin.py").sha256
+    folder, sha256 = made / "digits/k2/icarl/seed0", plugins.find_plugin("margin.py").sha256
     noted = read_yaml(folder / "config.yml")["plugins"]
-    assert noted == {"margin.py": {"sha256": sha256, "registers": ["detector margin"]}}
+    assert noted == {"margin.py": sha256}
     rows = json.loads((folder / "step01/step.json").read_text(encoding="utf-8"))["rows"]
     assert rows["margin"]["made"][0]["plugins"] == {"margin.py": sha256}
     assert all("plugins" not in rows[name]["made"][0] for name in ("", "msp"))
@@ -164,7 +165,7 @@ def test_a_run_notes_which_file_its_rows_are_of(made: Path) -> None:
 
 def test_without_the_file_it_is_said_what_is_missing(made: Path) -> None:
     forget()
-    hint = "detector 'margin' is registered by margin.py: give --plugin margin.py"
+    hint = "margin.py registered names of stored runs: give --plugin margin.py"
     report = call("report", str(made))
     assert report.exit_code == 0
     assert hint in report.stderr
@@ -189,7 +190,9 @@ def test_a_run_of_a_method_of_a_file_is_opened_with_it(tiny: Tiny, tmp_path: Pat
         pass
     folder = tmp_path / "runs/digits/k4/adamw-replay/seed0"
     forget()
-    with pytest.raises(opencil.BadInput, match=r"CIL method 'adamw-replay' is registered by adamw\.py"):
+    with pytest.raises(
+        opencil.BadInput, match=r"CIL method 'adamw-replay' is unknown: .*\nadamw\.py registered"
+    ):
         opencil.open_run(folder)
     opencil.load_plugin("adamw.py")
     assert opencil.open_run(folder).model(2).head.out_features == 8

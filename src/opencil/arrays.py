@@ -9,12 +9,7 @@ from torch import Tensor
 
 from opencil.errors import BadInput
 
-#: The number types that torch computes with on every device.
-_NUMBERS = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-_UNSIGNED = (torch.uint16, torch.uint32)  # torch hardly computes with them; int64 holds their values
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with them
 
 
 def tensor_of(value: Any) -> Any:
@@ -22,12 +17,8 @@ def tensor_of(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     try:
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
-    except (TypeError, ValueError):  # another byte order, negative strides, or no numbers
-        pass
-    try:
-        return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError):
+        return torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
+    except TypeError:
         raise BadInput(f"an array of {value.dtype} is given: numbers are needed") from None
 
 
@@ -36,11 +27,8 @@ def dense(value: Any, what: str) -> Tensor:
     tensor = tensor_of(value)
     if not isinstance(tensor, Tensor):
         raise BadInput(f"{what} are a {type(value).__name__}: a tensor or a numpy array is needed")
-    kind: object = tensor.dtype
-    if tensor.layout is not torch.strided:
-        kind = str(tensor.layout).removeprefix("torch.").lstrip("_")
-    if kind not in (*_NUMBERS, *_UNSIGNED):
-        raise BadInput(f"{what} are {kind}: a dense tensor of real numbers is needed")
+    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise BadInput(f"{what} are {tensor.dtype}, {tensor.layout}: dense real numbers are needed")
     return tensor.long() if tensor.dtype in _UNSIGNED else tensor
 
 
@@ -49,11 +37,3 @@ def listed(value: Any, what: str) -> list[Any]:
     if isinstance(value, Tensor) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1:
         raise BadInput(f"a {type(value).__name__} is given for {what}: a list of them is needed")
     return list(value)
-
-
-def on_one_device(tensors: dict[str, Tensor | None]) -> None:
-    """Refuse tensors on several devices; they are given by name."""
-    devices = {name: str(tensor.device) for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        each = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise BadInput(f"{each}: one device is needed for all")

@@ -18,20 +18,16 @@ class BadInput(OpenCILError, ValueError):
     exit_code = 2
 
 
-def shorten(text: str, longest: int = 80) -> str:
-    """Return a text, cut where it is long."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+def one_line(text: object, longest: int = 300) -> str:
+    """Return a text, or the message of an error, as one printable line, cut where it is long."""
+    line = " ".join(str(text).split())
+    line = line if len(line) <= longest else f"{line[: longest - 3]}..."
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
-def shown(value: object, longest: int = 80) -> str:
+def shown(value: object) -> str:
     """Return a value as a sentence shows it: its ``repr``, cut where it is long."""
-    return shorten(repr(value), longest)
-
-
-def one_line(error: object, longest: int = 300) -> str:
-    """Return the message of an error in one printable line, whatever bytes a file has put into it."""
-    text = " ".join(str(error).split())[:longest]
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return one_line(repr(value), 80)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -46,21 +42,16 @@ def not_allowed(key: str, value: object, allowed: str) -> BadInput:
     return BadInput(f"{key} = {shown(value)} is not allowed: {allowed}")
 
 
-def unknown(
-    what: str, name: str, known: Iterable[str], hint: str = "", groups: Iterable[str] = ()
-) -> BadInput:
-    """Return the error for an unknown name; ``groups`` stand for several known names."""
-    known, groups = sorted(known), list(groups)
-    several = f", and for several of them {', '.join(groups)}" if groups else ""
-    allowed = ", ".join(known) or "none"
-    hint = hint or nearest(name, [*known, *groups])
-    return BadInput(f"{what} {shown(name)} is unknown: allowed are {allowed}{several}{hint}")
+def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> BadInput:
+    """Return the error for an unknown name."""
+    known = sorted(known)
+    hint = hint or nearest(name, known)
+    return BadInput(f"{what} {shown(name)} is unknown: allowed are {', '.join(known) or 'none'}{hint}")
 
 
 def not_imported(plugin: str, error: BaseException) -> str:
     """Return the sentence for a plugin whose import failed: the line and the reason."""
-    message = error.msg if isinstance(error, SyntaxError) else (str(error).splitlines() or [""])[0]
-    reason = str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {message}"
+    reason = str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {one_line(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     # Of the modules that were being imported the innermost raised, or what it called.
     places = [(Path(frame.filename), frame.lineno) for frame in frames if frame.name == "<module>"]

@@ -14,13 +14,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from opencil.errors import BadInput, OpenCILError
 
 _TEMPORARY = ".part"
 _LONGEST = 50  # letters of a file name: file systems take 255 bytes, and a letter may have 4
-_DIGEST = hashlib.sha256().digest_size
 
 
 class Damaged(OpenCILError):
@@ -38,26 +37,21 @@ class DiskError(OpenCILError, OSError):
 # --- writing ---------------------------------------------------------------------------------------
 
 
-def write(path: Path, fill: Callable[[Path], object], *, flush: bool = True, follow: bool = True) -> None:
+def write(path: Path, fill: Callable[[Path], object]) -> None:
     """Let ``fill`` write a file that appears under ``path`` only when it is complete.
 
-    Without ``flush`` a power cut may leave half of it: for files whose checksum is compared when they are
-    read. A symbolic link is followed, or replaced without ``follow``. A folder, a pipe or a device is
-    refused.
+    A symbolic link is replaced; a folder, a pipe or a device is refused.
     """
-    if path.exists() and not path.is_file() and (follow or not path.is_symlink()):
+    if path.exists() and not path.is_file():
         raise BadInput(f"{path} is not a file: name a file to write")
-    if follow:
-        path = Path(os.path.realpath(path))
     # Two processes that write the same report each write a whole file.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     with disk_errors(path):
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fill(partial)
-            if flush:
-                _flush(partial)
+            with partial.open("rb+") as file:
+                os.fsync(file)
             partial.replace(path)
         except BaseException:
             with suppress(OSError):  # the first error is the one to raise
@@ -65,41 +59,30 @@ def write(path: Path, fill: Callable[[Path], object], *, flush: bool = True, fol
             raise
 
 
-def write_bytes(path: Path, content: bytes, *, flush: bool = True, follow: bool = True) -> str:
+def write_bytes(path: Path, content: bytes) -> str:
     """Write a file of bytes and return its checksum."""
-    write(path, lambda partial: partial.write_bytes(content), flush=flush, follow=follow)
+    write(path, lambda partial: partial.write_bytes(content))
     return checksum(content)
 
 
-def write_text(path: Path, text: str, *, follow: bool = True) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file."""
-    write_bytes(path, text.encode(), follow=follow)
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a mapping as JSON that contains its own checksum, and flush its folder."""
-    write_bytes(path, _as_json(content), follow=False)
-    if os.name != "nt":  # Windows cannot open a folder
-        with disk_errors(path):
-            _flush(path.parent)
+    """Write a mapping as JSON that contains its own checksum."""
+    write_bytes(path, _as_json(content))
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write bytes, followed by their checksum."""
-    write_bytes(path, content + hashlib.sha256(content).digest(), follow=False)
+def write_checked(path: Path, content: bytes, title: str = "") -> None:
+    """Write bytes below a line of a title and their checksum."""
+    write_bytes(path, f"{title}{checksum(content)}\n".encode() + content)
 
 
 def _as_json(content: dict[str, Any]) -> bytes:
     body = json.dumps(content, indent=2)
     return (json.dumps({**content, "sha256": checksum(body.encode())}, indent=2) + "\n").encode()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- reading ---------------------------------------------------------------------------------------
@@ -134,24 +117,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_checked(path: Path) -> bytes:
-    """Read bytes that ``write_checked`` has written."""
-    content = read_bytes(path)
-    body, found = content[:-_DIGEST], content[-_DIGEST:]
-    if hashlib.sha256(body).digest() != found:
-        raise damaged(path, "its checksum differs from the checksum in it")
-    return body
+def read_checked(path: Path, title: str = "") -> bytes:
+    """Read bytes that ``write_checked`` has written below the same title."""
+    first, _, content = read_bytes(path).partition(b"\n")
+    if first != f"{title}{checksum(content)}".encode():
+        raise damaged(path, "it is not as written, or of another format")
+    return content
 
 
 def checksum(content: bytes) -> str:
     """Return the SHA-256 of bytes as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
-
-
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return the checksum of a file as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def damaged(path: Path, reason: object) -> Damaged:
@@ -179,78 +155,39 @@ def find_temporary(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob(f"*{_TEMPORARY}") if path.is_file())
 
 
-def remove_temporary(folder: Path) -> None:
-    """Delete the half-written files below a folder."""
-    for leftover in find_temporary(folder):
-        leftover.unlink(missing_ok=True)
-
-
 # --- disks -----------------------------------------------------------------------------------------
 
-#: What a system reports about a disk rather than a file, with advice.
-_TROUBLE = {
-    errno.ENOSPC: ("the disk is full", "make room there"),
-    errno.EDQUOT: ("the quota there is used up", "make room within it"),
-    errno.EFBIG: ("a file may not be that large there", "raise the limit ('ulimit -f')"),
-    errno.EROFS: ("the file system is read-only", "name another folder"),
-    errno.EIO: ("the disk fails", "look at the system's log and copy what can be read"),
-}
-#: Libraries that are not written in Python put the system's number into their text.
-_NUMBER = re.compile(r"\b(?:os error|errno) (\d+)", re.IGNORECASE)
+#: What a system reports of a disk, not of a file: it is full, over a quota or a limit, read-only, or fails.
+_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
-def disk_error(
-    path: Path, error: Exception, doing: Literal["written", "read"] = "written"
-) -> DiskError | None:
-    """Return the error for a system that refuses a file; None where the system is not the cause."""
-    if isinstance(error, DiskError):
-        return error
-    number = _system_number(error)
-    if not number or number in (errno.ENOENT, errno.EISDIR):
-        return None
-    words = error.strerror if isinstance(error, OSError) else None
-    what, advice = _TROUBLE.get(number, (words or str(error), ""))
-    room = _free_room(path) if number in (errno.ENOSPC, errno.EDQUOT) else ""
-    found = DiskError(f"{path} cannot be {doing}: {what}{room}{advice and f'; {advice}, and start again'}")
-    found.errno = number
-    return found
+@contextmanager
+def disk_errors(path: Path, doing: str = "written") -> Iterator[None]:
+    """Raise ``DiskError`` for what the system refuses inside the block."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DiskError) or error.errno in (None, errno.ENOENT, errno.EISDIR):
+            raise
+        raise _disk_error(path, error.errno, doing) from None
 
 
 def find_disk_error(error: Exception, near: Path) -> DiskError | None:
     """Return the disk error that another error reports, if it does; ``near`` is where it may have been."""
-    if not isinstance(error, DiskError) and _system_number(error) not in _TROUBLE:
-        return None
-    name = getattr(error, "filename", None)
-    return disk_error(Path(name) if isinstance(name, str) else near, error)
+    if isinstance(error, OSError) and not isinstance(error, DiskError) and error.errno in _OF_DISKS:
+        return _disk_error(Path(error.filename or near), error.errno)
+    return error if isinstance(error, DiskError) else None
 
 
-@contextmanager
-def disk_errors(path: Path, doing: Literal["written", "read"] = "written") -> Iterator[None]:
-    """Raise ``DiskError`` for what the system refuses inside the block."""
-    try:
-        yield
-    except Exception as error:
-        if (refused := disk_error(path, error, doing)) is None or refused is error:
-            raise
-        raise refused from None
-
-
-def _system_number(error: Exception) -> int | None:
-    """Return the system's number of an error, also where a library has put it into a text."""
-    if isinstance(error, OpenCILError):
-        return None
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    found = _NUMBER.search(str(error))
-    return int(found[1]) if found and int(found[1]) in _TROUBLE else None
-
-
-def _free_room(path: Path) -> str:
-    try:
-        usage = shutil.disk_usage(path.parent)
-    except OSError:
-        return ""
-    return f" ({size_in_words(usage.free)} of {size_in_words(usage.total)} are free)"
+def _disk_error(path: Path, number: int, doing: str = "written") -> DiskError:
+    room = ""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            usage = shutil.disk_usage(path.parent)
+            room = f" ({size_in_words(usage.free)} of {size_in_words(usage.total)} are free)"
+    error = DiskError(f"{path} cannot be {doing}: {os.strerror(number)}{room}")
+    error.errno = number
+    return error
 
 
 def size_in_words(size: float) -> str:

@@ -9,12 +9,13 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
 from opencil.errors import BadInput, OpenCILError, not_imported, unknown
@@ -28,6 +29,7 @@ _ALL, _PAPER = "all", "paper"
 #: The entry points under which installed packages offer modules.
 GROUP = "opencil.plugins"
 _importing: ContextVar[str] = ContextVar("importing", default="")
+_place = attrgetter("__module__", "__qualname__")
 
 
 @dataclass(frozen=True)
@@ -98,22 +100,18 @@ class Registry(Generic[T]):
                 raise BadInput(f"{self.kind} {name!r} is already registered by {by}")
             self._entries[name] = Entry(name, make, paper, _importing.get())
             if inspect.isclass(make):
-                _set_registered_name(make, name)
+                make.registered_name = name  # type: ignore[attr-defined]
             return make
 
         return add
 
     def _check_contract(self, name: str, make: Any) -> None:
         """Refuse a class that lacks its base or an abstract method, before any run needs them."""
-        if not self.base:
-            return
-        base = getattr(importlib.import_module("opencil"), self.base)
-        if not inspect.isclass(make) or not issubclass(make, base):
+        base = getattr(importlib.import_module("opencil"), self.base) if self.base else object
+        if self.base and not (inspect.isclass(make) and issubclass(make, base)):
             raise BadInput(f"{self.kind} {name!r} is no subclass of opencil.{self.base}")
         if missing := sorted(getattr(make, "__abstractmethods__", ())):
-            raise BadInput(
-                f"{self.kind} {name!r} has no {', '.join(missing)}, as an opencil.{self.base} needs"
-            )
+            raise BadInput(f"{self.kind} {name!r} has no {', '.join(missing)}: opencil.{self.base} needs it")
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the names that match a shell pattern (``*norm*``) or are of a group (``paper``), sorted."""
@@ -128,11 +126,6 @@ class Registry(Generic[T]):
         for family in sorted({*families.values()} - {"", *members, *known}):
             members[family] = [name for name in known if families[name] == family]
         return members
-
-    def expand(self, names: Iterable[str]) -> list[str]:
-        """Return names with the groups among them replaced by their members, each once."""
-        groups = self.groups()
-        return list(dict.fromkeys(n for name in names for n in groups.get(name, [name])))
 
     def entry(self, name: str) -> Entry[T]:
         """Return the entry of ``name``, which may have a label: ``ber@nter`` is ``ber`` with other values."""
@@ -171,8 +164,7 @@ class Registry(Generic[T]):
 
         make = cast(type, self.entry(name).make)
         values = plain(build(make, {}, where=name))
-        preset = self.preset(name)
-        return plain(build(make, merge(values, preset), where=name)) if preset else values
+        return plain(build(make, merge(values, self.preset(name)), where=name))
 
     def create(self, name: str, **values: Any) -> T:
         """Create the object of a name, which it keeps as ``registered_name``: seeds depend on it."""
@@ -182,24 +174,13 @@ class Registry(Generic[T]):
         if is_dataclass(make):
             values = merge(self.defaults(name), values) if self.preset(name) else values
             created = cast(T, build(make, values, where=name))
-        else:
-            created = make(**check_arguments(make, values, where=name))
-        _set_registered_name(created, name)
-        return created
+            object.__setattr__(created, "registered_name", name)  # frozen or not
+            return created
+        return make(**check_arguments(values, name, make))
 
     def _load(self) -> None:
         import_modules(self.home)
         load_plugins()
-
-
-def _place(make: Any) -> tuple[str, str]:
-    return make.__module__, make.__qualname__
-
-
-def _set_registered_name(thing: Any, name: str) -> None:
-    """Set ``registered_name`` on a class or an instance, frozen ones too, that can have it."""
-    with suppress(AttributeError, TypeError):
-        (type if inspect.isclass(thing) else object).__setattr__(thing, "registered_name", name)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ them strictly: ``"5"`` and ``true`` are not integers. It is imported here and in
 import dataclasses
 import inspect
 import json
+import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from opencil.errors import BadInput, nearest, one_line, shorten
+from opencil.errors import BadInput, nearest, one_line
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Bound:
-    """Limits of a number, as an annotation: ``Annotated[float, Bound(gt=0)]``."""
+    """Limits of a number (gt, ge, lt, le), as an annotation: ``Annotated[float, Bound(gt=0)]``."""
 
-    gt: float | None = None
-    ge: float | None = None
-    lt: float | None = None
-    le: float | None = None
+    def __init__(self, **limits: float) -> None:
+        self.limits = limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
-        limits = {name: limit for name, limit in dataclasses.asdict(self).items() if limit is not None}
-        return {**handler(source), **limits}
+        return {**handler(source), **self.limits}
 
 
 Positive = Annotated[float, Bound(gt=0)]
@@ -55,25 +51,17 @@ class Values:
 Key = tuple[str, ...]
 
 
-def build(
-    cls: type[T], values: Mapping[str, Any], where: str, suggest_key: Callable[[Key], str] | None = None
-) -> T:
-    """Build a ``cls`` from plain values; ``where`` is its key in errors, such as ``cil.icarl``.
-
-    ``suggest_key`` returns a hint for an unknown key; by default keys below ``where`` are suggested.
-    """
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a ``cls`` from plain values; ``where`` is its key in errors, such as ``cil.icarl``."""
     from pydantic import ValidationError
 
     # JSON mode is strict about scalars but takes a list where a tuple is annotated.
-    try:
-        text = json.dumps(values, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"{where} cannot be used: {error}") from None
+    text = json.dumps(values, default=str)
     try:
         validator: TypeAdapter[T] = _validator(cls)  # type: ignore[arg-type]  # mypy: no class is hashable
         return validator.validate_json(text, strict=True)
     except ValidationError as error:
-        raise BadInput("\n".join(_sentences(cls, json.loads(text), error, where, suggest_key))) from None
+        raise BadInput("\n".join(_sentences(cls, json.loads(text), error, where))) from None
 
 
 @lru_cache(maxsize=256)  # creating one takes longer than most objects that it validates
@@ -83,31 +71,27 @@ def _validator(cls: Any) -> "TypeAdapter[Any]":
     return TypeAdapter(cls)
 
 
-def check_arguments(
-    make: Callable[..., Any], values: Mapping[str, Any], where: str, beside: Collection[str] = ()
-) -> dict[str, Any]:
-    """Check the arguments of a function or class by name and by annotation, and return them.
+def check_arguments(values: Mapping[str, Any], where: str, *makes: Callable[..., Any]) -> dict[str, Any]:
+    """Check arguments of functions or classes by name and by annotation, and return them.
 
-    ``beside`` are names of the caller: errors list them as allowed.
+    ``values`` are arguments of all of ``makes`` together; only the last may take any more by name.
     """
-    try:
-        hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
-    except NameError:  # an annotation that exists for type checkers only
-        hints = {}
-    fields: dict[str, tuple[Any, Any]] = {name: (Any, dataclasses.field(default=None)) for name in beside}
-    parameters = inspect.signature(make).parameters.values()
-    for p in parameters:
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            default: Any = dataclasses.field() if p.default is p.empty else dataclasses.field(default=None)
-            fields[p.name] = _checkable(hints.get(p.name, Any)), default
+    fields: dict[str, tuple[str, Any, Any]] = {}
+    for make in makes:
+        try:
+            parameters = inspect.signature(make, eval_str=True).parameters.values()
+        except NameError:  # an annotation that exists for type checkers only
+            parameters = inspect.signature(make).parameters.values()
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                default = dataclasses.field() if p.default is p.empty else None
+                fields[p.name] = p.name, _checkable(p.annotation), default
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    more = {key: value for key, value in values.items() if takes_more and key not in fields}
-    own = {key: value for key, value in values.items() if key not in more}
-    annotated = [(name, *field) for name, field in fields.items()]
-    cls: Any = dataclasses.make_dataclass("Arguments", annotated, bases=(Values,), kw_only=True)
+    own = {key: value for key, value in values.items() if key in fields or not takes_more}
+    cls: Any = dataclasses.make_dataclass("Arguments", fields.values(), bases=(Values,), kw_only=True)
     built = build(cls, own, where)
     # A value without a checkable type, such as a module, is passed on unchanged.
-    return more | {k: v if fields[k][0] is Any else getattr(built, k) for k, v in own.items()}
+    return {k: getattr(built, k) if k in own and fields[k][1] is not Any else v for k, v in values.items()}
 
 
 def _checkable(annotation: Any) -> Any:
@@ -119,7 +103,7 @@ def _checkable(annotation: Any) -> Any:
         TypeAdapter(annotation)
     except PydanticUserError:
         return Any
-    return annotation
+    return Any if isinstance(annotation, str) else annotation
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -143,14 +127,11 @@ def keys_below(cls: Any) -> Iterator[Key]:
 def suggest(written: Sequence[str], keys: Iterable[Key]) -> str:
     """Return ``; did you mean icarl.first.lr?`` for a key in a wrong place, or nothing.
 
-    Suggested are the keys that end alike and share the most other parts, of these the shortest, and of these
-    the ones with ``*``.
+    Suggested is a key that ends alike and shares the most other parts, with ``*`` or short if possible.
     """
-    ends = [key for key in dict.fromkeys(keys) if key[-1] == written[-1] and key != tuple(written)]
-    ranks = {key: (len({*key} & {*written}), -len(key)) for key in ends}
-    best = [".".join(key) for key in ends if ranks[key] == max(ranks.values())]
-    best = [key for key in best if "*" in key] or best
-    return f"; did you mean {' or '.join(best[:4])}?" if best else ""
+    ends = [key for key in keys if key[-1] == written[-1] and key != tuple(written)]
+    best = max(ends, key=lambda key: (len({*key} & {*written}), "*" in key, -len(key)), default=None)
+    return f"; did you mean {'.'.join(best)}?" if best else ""
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,13 +163,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _sentences(
-    cls: type,
-    values: Any,
-    error: "ValidationError",
-    where: str,
-    suggest_key: Callable[[Key], str] | None,
-) -> Iterator[str]:
+def _sentences(cls: type, values: Any, error: "ValidationError", where: str) -> Iterator[str]:
     """Yield a sentence for each wrong value: its key, the value, and the allowed ones."""
     found: dict[tuple[Any, ...], Any] = {}
     for detail in error.errors():
@@ -199,24 +174,23 @@ def _sentences(
             found[place] = detail
     # Of the types of a union, the one that is checked deepest into the value says what is wrong.
     above = {place[:depth] for place in found for depth in range(len(place))}
-    deepest = {place: detail for place, detail in found.items() if place not in above}
-    missing = [_key(where, place) for place, d in deepest.items() if d["type"].startswith("missing")]
-    for place, detail in deepest.items():
-        key = _key(where, place)
-        value = shorten(json.dumps(detail["input"], default=str))
-        if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            path = tuple(map(str, place))
-            root, known = tuple(where.split(".")), sorted(_names_at(cls, path[:-1]))
-            hint = suggest_key or partial(suggest, keys=((*root, *below) for below in keys_below(cls)))
-            allowed = ", ".join(known) or "no values"
-            meant = hint((*root, *path)) or nearest(path[-1], known)
-            yield f"{key} = {value} is unknown: allowed here are {allowed}{meant}"
-        elif detail["type"] == "value_error":  # of a __post_init__, whose sentence begins with the key
+    for place, detail in found.items():
+        key, kind = _key(where, place), detail["type"]
+        value = one_line(json.dumps(detail["input"], default=str), 80)
+        if place in above:
+            continue
+        if kind.startswith("missing"):
+            yield f"{key} is missing"
+        elif kind in ("unexpected_keyword_argument", "extra_forbidden"):
+            path, root = tuple(map(str, place)), tuple(where.split("."))
+            known = sorted(_names_at(cls, path[:-1]))
+            keys = ((*root, *below) for below in keys_below(cls))
+            meant = suggest((*root, *path), keys) or nearest(path[-1], known)
+            yield f"{key} = {value} is unknown: allowed here are {', '.join(known) or 'no values'}{meant}"
+        elif kind == "value_error":  # of a __post_init__, whose sentence begins with the key
             yield f"{key}.{detail['ctx']['error']}"
-        elif not detail["type"].startswith("missing"):
-            yield f"{key} = {value} is not allowed: {detail['msg'].replace('Input should', 'it should')}"
-    if missing:
-        yield f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        else:
+            yield f"{key} = {value} is not allowed: {re.sub('^(Input|String)', 'it', detail['msg'])}"
 
 
 def _place(values: Any, loc: Sequence[int | str], missing: bool) -> tuple[int | str, ...]:

@@ -49,7 +49,8 @@ def test_a_bug_is_shown_in_the_user_s_own_file() -> None:
 
 def test_all_kinds_of_a_file_are_checked() -> None:
     for name in ("aurc", "small_net", "two_layers"):
-        assert all(one.file == PLUGINS / f"{name}.py" for one in checks_of(str(PLUGINS / f"{name}.py")))
+        path = str(PLUGINS / f"{name}.py")
+        assert all(one.file == path for one in checks_of(path))
     files = [str(PLUGINS / f"{name}.py") for name in ("aurc", "small_net", "nearest_mean")]
     result = call("check", *files, "--image-size", "8")
     assert result.exit_code == 0, result.output

@@ -89,7 +89,7 @@ MODEL = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
 #: What somebody calls, and what the answer has in it.
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no such value": (lambda: opencil.create_detector("energy", temprature=2.0), "'temperature'?"),
-    "a value deeper": (lambda: opencil.create_learner("icarl", lr=0.1), "did you mean icarl.first.lr or"),
+    "a value deeper": (lambda: opencil.create_learner("icarl", lr=0.1), "did you mean icarl.first.lr?"),
     "a value of another type": (lambda: opencil.create_detector("energy", temperature="hot"), "valid number"),
     "no such layer": (lambda: opencil.wrap(MODEL, head="classifier"), "allowed are 1"),
     "no model": (lambda: opencil.evaluate(3, IMAGES, {"o": IMAGES}, detectors="msp"), "model"),  # type: ignore[arg-type]

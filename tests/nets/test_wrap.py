@@ -126,7 +126,7 @@ def test_maps_are_those_of_the_named_stages_or_of_timm() -> None:
         opencil.wrap(network, "fc").last_stage(maps[0])
     with pytest.raises(BadInput, match=r"stage 'fc' .*\[4, 5\]"):
         opencil.wrap(network, "fc", stages="fc").maps(IMAGES)
-    with pytest.raises(BadInput, match=r"stage 'layer3' of LikeTorchvision is not there: .*'layer[12]'"):
+    with pytest.raises(BadInput, match=r"LikeTorchvision's stage 'layer3' .*'layer[12]'"):
         opencil.wrap(network, "fc", stages=["layer3"])
 
 
@@ -142,7 +142,7 @@ class Twice(LikeTorchvision):
         (LikeTorchvision(), "", "head ''"),
         (nn.Conv2d(3, 5, 1), "fc", "head 'fc' .*none"),
         (LikeVGG(), "classifier", "head 'classifier' .*did you mean 'classifier.3'"),
-        (LikeTorchvision(), "layer1", "head 'layer1' .*Conv2d"),
+        (LikeTorchvision(), "layer1", "head 'layer1' .*allowed are auxiliary, fc"),
         (len, "fc", "builtin_function_or_method"),
         # These are noticed when the model runs.
         (LikeTorchvision(), "auxiliary", "head 'auxiliary' .*called 0 times"),

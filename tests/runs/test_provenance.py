@@ -29,7 +29,7 @@ def test_the_arithmetic() -> None:
 
 
 def test_the_maker_of_rows() -> None:
-    found = describe_maker(CPU, Arithmetic(), {"mine.py": {"sha256": "abc", "names": []}})
+    found = describe_maker(CPU, Arithmetic(), {"mine.py": "abc"})
     assert found["plugins"] == {"mine.py": "abc"}
     assert found["precision"] == "fp32"
     assert datetime.fromisoformat(found["time"]).tzinfo is not None

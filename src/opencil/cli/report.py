@@ -65,7 +65,7 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    from opencil.plugins import describe_missing, missing_names
+    from opencil.plugins import describe_missing
     from opencil.report.figures.chosen import Choice
     from opencil.report.order import ALL_SHOWN, Top
     from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
@@ -83,9 +83,9 @@ def report(
             return
     else:
         study = read_study(*folders)
-    notes = [run["config"].get("plugins") for run in study.runs]
-    if missing := {plugin: names for note in notes for plugin, names in missing_names(note).items()}:
-        problems.print(describe_missing(missing), markup=False)
+    noted = {plugin: note for run in study.runs for plugin, note in run["config"].get("plugins", {}).items()}
+    if hint := describe_missing(noted):
+        problems.print(hint, markup=False)
     if study.rows.empty:
         raise BadInput(
             f"none of {len(study.runs)} runs has a finished step yet: there is nothing to show"

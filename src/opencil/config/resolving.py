@@ -47,7 +47,7 @@ def resolve(
         for layer in layers:
             over = layer.get(key, {})
             values = merge(below(values, over), over)
-        return build(cls, values, key, suggest_key)
+        return build(cls, values, key)
 
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
@@ -93,8 +93,10 @@ def _methods(
     _, written, flags, settings = sections
     names = chosen or [name for name in flags if name != "*"] or written
     _check_names(registry, key, [{name: {} for name in names}, *sections])
+    groups = registry.groups()
+    names = [name for name in names if name != "*"] or ["all"]
     methods = {}
-    for name in registry.expand([name for name in names if name != "*"] or ["all"]):
+    for name in dict.fromkeys(member for each in names for member in groups.get(each, [each])):
         cls: Any = registry.entry(name).make
         # A labelled method, ber@nter, starts with the values of ber; its preset is not overridden by these.
         base = name.partition("@")[0]
@@ -105,15 +107,13 @@ def _methods(
                 if part == "*":  # for every method that has the value
                     over = {value: over[value] for value in over if value in names_of(cls)}
                 if over := subtract(over, preset if part == base else {}):
-                    values = plain(build(cls, merge(values, over), f"{key}.{name}", suggest_key))
+                    values = plain(build(cls, merge(values, over), f"{key}.{name}"))
         methods[name] = values
     for name, over in settings.items():
         labels = [n for n in methods if n.partition("@")[0] == name]
-        used = any(subtract(over, registry.preset(label)) == over for label in labels)
-        if name not in ("*", *methods) and not used:
-            hint = f"; set values of a preset as {key}.{labels[0]}" if labels else ""
+        if name not in ("*", *methods) and all(subtract(over, registry.preset(n)) != over for n in labels):
             to_run = ", ".join(methods)
-            raise BadInput(f"setting {key}.{name} has no use: the {registry.kind}s to run are {to_run}{hint}")
+            raise BadInput(f"setting {key}.{name} has no use: the {registry.kind}s to run are {to_run}")
     return methods
 
 
@@ -124,14 +124,12 @@ def _check_names(registry: Registry[Any], key: str, sections: list[Layer]) -> No
     for name, values in (item for section in sections for item in section.items()):
         base = name.partition("@")[0]
         if name == "*":
-            for value in values:
-                if value not in known:
-                    hint = suggest_key((key, "*", str(value))) or nearest(str(value), known)
-                    raise BadInput(f"{key}.*.{value} is unknown: no {registry.kind} has it{hint}")
-        elif name in groups:
-            if values:
-                raise BadInput(f"{key}.{name} takes no values: {key}.* stands for every method")
-        elif base not in registry.names():
-            raise unknown(registry.kind, base, registry.names(), suggest_key((key, base)), groups)
-        else:
+            for value in values.keys() - known:
+                hint = suggest_key((key, "*", str(value))) or nearest(str(value), known)
+                raise BadInput(f"{key}.*.{value} is unknown: no {registry.kind} has it{hint}")
+        elif name in groups and values:
+            raise BadInput(f"{key}.{name} takes no values: {key}.* stands for every method")
+        elif name not in groups and base not in registry.names():
+            raise unknown(registry.kind, base, [*groups, *registry.names()], suggest_key((key, base)))
+        elif name not in groups:
             registry.entry(name)  # checks the label

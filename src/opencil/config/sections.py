@@ -1,11 +1,12 @@
 """The sections of a config: every value of a command, by name."""
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from opencil.config.yml import dump_yaml
 from opencil.data.file_dataset import OwnDataset
@@ -21,6 +22,7 @@ from opencil.nets.create import COMMON, Named, check_backbone
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
 from opencil.validation import Bound, Count, Key, NonNegative, Positive, Values, keys_below, plain, suggest
 
+SetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
 
 
@@ -28,7 +30,7 @@ Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
 class BenchmarkConfig(Values):
     """A benchmark: ID data in steps, OOD data near and far, the backbone and its images."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w-]+$")]
     id: str
     near: tuple[str, ...]
     far: tuple[str, ...]
@@ -39,12 +41,10 @@ class BenchmarkConfig(Values):
     classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
-    datasets: dict[str, OwnDataset] = field(default_factory=dict)  # the user's own, by name
-    shifted: dict[str, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
+    datasets: dict[SetName, OwnDataset] = field(default_factory=dict)  # the user's own, by name
+    shifted: dict[SetName, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
 
     def __post_init__(self) -> None:
-        if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
-            raise not_allowed("name", self.name, "letters, digits, - and _ are")
         steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
         if not steps or len(set(steps)) < len(steps):
             raise not_allowed("classes_per_step", [*steps], "sizes are needed, each once, as 20-20-10")
@@ -62,15 +62,12 @@ class BenchmarkConfig(Values):
         if not ood or len(set(ood)) < len(ood):
             raise ValueError(f"near and far = {list(ood)} are not allowed: OOD sets are needed, each once")
         for key, taken in (("datasets", DATASETS.names()), ("shifted", [self.id, *ood])):
-            for name in getattr(self, key):
-                if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name in taken:
-                    raise ValueError(f"{key}: the name {shown(name)} is taken, or not of a-z, 0-9, - _ and .")
+            if both := getattr(self, key).keys() & set(taken):
+                raise ValueError(f"{key}: {sorted(both)} are names of other sets: new ones are needed")
         known = (*DATASETS.names(), *self.datasets)
         for key, name in [("id", self.id), *((role, name) for name, role in self.ood.items())]:
             if name not in known:
                 raise ValueError(f"{key}: {unknown(DATASETS.kind, name, known)}")
-        if self.id in self.datasets and not self.datasets[self.id].places("train"):
-            raise ValueError(f"id = {self.id!r} has no training images: datasets.{self.id}.train is missing")
 
     @property
     def ood(self) -> dict[str, Role]:
@@ -126,7 +123,7 @@ class PlaceConfig(Values):
     resident_mb: Count = 1024  #: auto streams larger datasets
     workers: Count | None = None  #: threads that decode images
     threads: Count | None = None  #: that a CPU computes with: as many as torch takes
-    runs: str = "runs"
+    runs: Annotated[str, Field(min_length=1)] = "runs"
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: one process each, which share the runs
     pack: Count = 1  #: runs that advance together on one GPU
@@ -145,8 +142,6 @@ class PlaceConfig(Values):
             if (path := getattr(self, name)) is not None:  # a shell expands ~ outside quotes, a file never
                 home = os.path.expanduser(path)  # noqa: PTH111 - pathlib fails on the home of nobody
                 object.__setattr__(self, name, home)
-        if not self.runs:
-            raise not_allowed("runs", self.runs, "it should name a folder")
         kinds = {name.partition(":")[0] for name in self.devices}
         if len(self.devices) > 1 and (len(set(self.devices)) < len(self.devices) or kinds != {"cuda"}):
             raise not_allowed("device", self.device, "cuda:0,cuda:1 are two GPUs")
@@ -221,18 +216,15 @@ SECTIONS = tuple(f.name for f in fields(Config))
 METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detector": DETECTORS}
 
 
-def config_keys() -> Iterator[Key]:
-    """Yield the possible keys of a config, except names chosen by users."""
-    for section in fields(Config):
-        yield (section.name,)
-        yield from ((section.name, *key) for key in keys_below(section.type))
-    yield from (("benchmark", "backbone", name) for name in COMMON)
+def config_keys() -> list[Key]:
+    """Return the possible keys of a config, except names chosen by users."""
+    keys: list[Key] = [(s.name, *key) for s in fields(Config) for key in [(), *keys_below(s.type)]]
+    keys += [("benchmark", "backbone", name) for name in COMMON]
     for kind, registry in METHODS.items():
-        below = {name: list(keys_below(registry.entry(name).make)) for name in registry.names()}
-        yield from dict.fromkeys((kind, "*", *key) for keys in below.values() for key in keys)
-        for name, keys in below.items():
-            yield kind, name
-            yield from ((kind, name, *key) for key in keys)
+        for name in registry.names():
+            own = [(), *keys_below(registry.entry(name).make)]
+            keys += [(kind, each, *key) for each in (name, "*") for key in own]
+    return list(dict.fromkeys(keys))
 
 
 def suggest_key(written: Sequence[str]) -> str:

@@ -12,14 +12,16 @@ from opencil.errors import BadInput, not_allowed, shown, unknown
 from opencil.plugins import is_file
 from opencil.validation import merge
 
+#: What a section without a mapping is, and the value of a section that may be one instead of a list.
+_SHORT, _LISTS = {"benchmark": "name", "seed": "runs"}, {"benchmark": "classes_per_step", "seed": "runs"}
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YML file's mapping; its plugins are relative to its folder."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise BadInput(f"config file {path} cannot be read: {reason}") from None
+        content = parse_yaml(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BadInput(f"config file {path} cannot be read: {error.strerror}") from None
     if isinstance(content.get("plugins"), str | list):  # the record of a stored run has notes by plugin
         content["plugins"] = [
             os.path.normpath(path.parent / Path(plugin).expanduser()) if is_file(plugin) else plugin
@@ -28,7 +30,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_yaml(text: str, source: str) -> dict[str, Any]:
+def parse_yaml(text: str | bytes, source: str) -> dict[str, Any]:
     """Return a YML text's mapping; ``source`` names the text in errors."""
     content = load(text, source) or {}
     if not isinstance(content, dict):
@@ -67,21 +69,19 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key in METHODS:
             value = _by_name(value)
-        elif key == "benchmark" and isinstance(value, str):
-            value = {"name": value}
-        elif key == "seed" and not isinstance(value, dict):
-            value = {"runs": value}
+        elif key in _SHORT and not isinstance(value, dict):
+            value = {_SHORT[key]: value}
         if not isinstance(value, dict):
             raise not_allowed(key, value, "it should be a mapping of names to values")
         for name, values in value.items() if key in METHODS else ():
-            if not isinstance(name, str) or not isinstance(values, dict):
-                allowed = f"it should be a mapping{suggest_key((key, str(name)))}"
-                raise not_allowed(f"{key}.{name}", values, allowed)
+            if not isinstance(values, dict):
+                hint = suggest_key((key, name))
+                raise not_allowed(f"{key}.{name}", values, f"it should be a mapping{hint}")
         if key == "benchmark":
             value = _expand_sets(value)
             if isinstance(value.get("backbone"), str):
-                value |= {"backbone": {"name": value["backbone"]}}
-        single = {"benchmark": "classes_per_step", "seed": "runs"}.get(key)
+                value["backbone"] = {"name": value["backbone"]}
+        single = _LISTS.get(key)
         if single in value and not isinstance(value[single], list):
             value = value | {single: [value[single]]}
         expanded[key] = value
@@ -101,8 +101,8 @@ def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _list_names(key: str, value: Any) -> list[str]:
     """Return the names of a section: a list, or a text with commas or blanks between them."""
-    names = _split(value) if isinstance(value, str) and key == "metric" else value
-    names = [names] if isinstance(names, str | Path) else names
+    text = isinstance(value, str | Path)
+    names = _split(value) if isinstance(value, str) and key == "metric" else [value] if text else value
     if not isinstance(names, list | tuple) or not all(isinstance(n, str | Path) and str(n) for n in names):
         raise not_allowed(key, value, "it should be a list of names")
     return list(dict.fromkeys(map(str, names)))
@@ -118,27 +118,25 @@ def _by_name(value: Any) -> Any:
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         names = dict.fromkeys(names)
     if isinstance(names, dict):
-        return {name: {} if values is None else values for name, values in names.items()}
+        return {str(name): {} if values is None else values for name, values in names.items()}
     return names
 
 
 def _expand_sets(benchmark: dict[str, Any]) -> dict[str, Any]:
     """Return a benchmark whose ``sets``, each with a role, are listed by role."""
-    others, entries = dict(benchmark), benchmark.get("sets")
+    others = dict(benchmark)
     if "sets" not in others:
         return others | {SHIFTED: _by_name(others[SHIFTED])} if SHIFTED in others else others
-    del others["sets"]
-    sets: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    entries = others.pop("sets")
     if not isinstance(entries, list) or not others.keys().isdisjoint(ROLES):
         raise not_allowed("benchmark.sets", entries, f"a list is, and no {', '.join(ROLES)}")
+    sets: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
     for entry in entries:
         values = dict(entry) if isinstance(entry, dict) else {}
         name, role = values.pop("name", None), values.pop("role", None)
         taken = any(name in names for names in sets.values())
         if role not in ROLES or not isinstance(name, str) or taken or (values and role != SHIFTED):
-            raise BadInput(
-                f"benchmark.sets has {shown(entry)}, which is not allowed: a new name and a role are needed, "
-                f"one of {', '.join(ROLES)}; only shifted sets have values of their own"
-            )
+            allowed = f"a new name and a role, {', '.join(ROLES)}, are; only shifted sets have other values"
+            raise not_allowed("benchmark.sets", entry, allowed)
         sets[role][name] = values
     return others | {role: named if role == SHIFTED else list(named) for role, named in sets.items()}

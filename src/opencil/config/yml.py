@@ -10,7 +10,7 @@ from yaml.constructor import ConstructorError
 from opencil.errors import BadInput, one_line
 
 
-def load(text: str, source: str) -> Any:
+def load(text: str | bytes, source: str) -> Any:
     """Return the value of a YML text; ``source`` names the text in errors."""
     try:
         return yaml.load(text, Loader=_Loader)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.arrays import dense, on_one_device, tensor_of
+from opencil.arrays import dense, tensor_of
 from opencil.detectors.task_standards import TaskStandards
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
@@ -263,7 +263,6 @@ class Detector(Values, ABC):
         arguments = {"features": features, "logits": logits, "labels": labels}
         arrays = {key: None if value is None else dense(value, key) for key, value in arguments.items()}
         features, logits, labels = arrays.values()
-        on_one_device(arrays)
         linear = None if features is None else classify
         present: dict[str, object] = {"head": classify, "linear": linear, "images": inputs, "layers": inputs}
         present |= arrays

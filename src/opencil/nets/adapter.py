@@ -36,13 +36,10 @@ class AdaptedBackbone(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, width] of images [B, 3, H, W]."""
-        if hasattr(self.network, "forward_features"):
-            return self._pooled(self.network.forward_features(images))
-        found: Tensor = self.network(images)
-        return found.mean(dim=(2, 3)) if found.ndim == 4 else found
+        return self._pooled(getattr(self.network, "forward_features", self.network)(images))
 
     def _pooled(self, last: Tensor) -> Tensor:
-        """Return features from the output of ``forward_features``."""
+        """Return features from the output of ``forward_features``, or of a network without a head."""
         if hasattr(self.network, "forward_head"):
             last = self.network.forward_head(last, pre_logits=True)
         return last.mean(dim=(2, 3)) if last.ndim == 4 else last

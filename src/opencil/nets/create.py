@@ -13,8 +13,6 @@ from opencil.validation import check_arguments
 
 #: A backbone in a config: a name, or a mapping with a ``name`` and values.
 Named = str | dict[str, Any]
-
-
 #: Keys of every backbone in a config, beside the arguments of its function or class.
 COMMON = ("name", "weights", "sha256", "freeze")
 
@@ -29,10 +27,8 @@ def create_backbone(
     """
     backbone = BACKBONES.create(name, **values)
     if not isinstance(backbone, Backbone) or not isinstance(getattr(backbone, "width", None), int):
-        raise BadInput(
-            f"backbone {name!r} is a {type(backbone).__name__}, not an opencil.Backbone with a width: "
-            "opencil.AdaptedBackbone turns any module into one"
-        )
+        kind = f"is a {type(backbone).__name__}, not an opencil.Backbone with a width"
+        raise BadInput(f"backbone {name!r} {kind}: opencil.AdaptedBackbone turns any module into one")
     if weights is not None:
         tensors, _ = _read(weights, sha256)
         prefix = "backbone."  # the head in a whole model's file is left out
@@ -46,14 +42,10 @@ def create_backbone(
 
 def check_backbone(named: Named) -> Named:
     """Return a config's backbone if its name and values are allowed; as a name only, if it has no values."""
-    if isinstance(named, str):
-        named = {"name": named}
-    name = named.get("name")
-    if not isinstance(name, str):
-        raise BadInput(f"backbone.name is missing: allowed are {', '.join(BACKBONES.names())}")
+    named = {"name": named} if isinstance(named, str) else named
+    name = str(named.get("name", ""))
+    check_arguments(named, "backbone", create_backbone, BACKBONES.entry(name).make)
     own = {key: value for key, value in named.items() if key not in COMMON}
-    check_arguments(create_backbone, {k: named[k] for k in COMMON if k in named}, where="backbone")
-    check_arguments(BACKBONES.entry(name).make, own, where="backbone", beside=COMMON)
     common = {key: named[key] for key in COMMON if named.get(key)}
     if "sha256" in common and "weights" not in common:
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
@@ -69,9 +61,8 @@ def pin_weights(named: Named) -> Named:
 
 def without_weights(named: Named) -> Named:
     """Return the backbone without its file, for a model with other weights."""
-    if isinstance(named, str):
-        return named
-    return {key: value for key, value in named.items() if key not in ("weights", "sha256")}
+    hidden = ("weights", "sha256")
+    return named if isinstance(named, str) else {key: named[key] for key in named if key not in hidden}
 
 
 def _read(weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:

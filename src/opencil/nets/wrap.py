@@ -9,54 +9,48 @@ import torch
 from torch import Tensor, nn
 
 from opencil.arrays import dense, tensor_of
-from opencil.errors import BadInput, nearest
+from opencil.errors import BadInput, nearest, unknown
 from opencil.nets.model import Backbone, Classifier
 
 
-def wrap(model: nn.Module, head: str, stages: Sequence[str] = ()) -> "WrappedModel":
-    """Wrap a trained classifier (torchvision, timm, Hugging Face …) as a model with features and logits.
+class WrappedModel(nn.Module):
+    """A trained classifier (torchvision, timm, Hugging Face …) as a model with features and logits.
 
     ``head`` is the dotted name of its last linear layer: ``fc``, ``classifier.6``, ``heads.head``. The
     layer's input are the features, and its output must be the model's: a tensor, an object or a mapping with
     ``logits``, or a tuple that begins with them. ``stages`` names the layers whose outputs are the maps [B,
     C, H, W], for detectors that read them; a model with timm's ``forward_intermediates`` needs none. The
-    model itself is not changed.
+    network itself is not changed.
     """
-    return WrappedModel(model, head, stages)
-
-
-class WrappedModel(nn.Module):
-    """A classifier made of another network, with ``features``, ``classify`` and, given stages, ``maps``."""
 
     def __init__(self, network: nn.Module, head: str, stages: Sequence[str] = ()) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
             raise BadInput(f"a {type(network).__name__} has no layers to wrap: a torch module is needed")
-        self.network, self.head_name = network, head
+        self.network, self.head_name, name = network, head, type(network).__name__
         self.stage_names = (stages,) if isinstance(stages, str) else tuple(stages)
-        layers = {name: layer for name, layer in network.named_modules() if name}
-        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
-        of_network = f"of {type(network).__name__} is"
+        layers = dict(network.named_modules())
+        linear = [name for name, layer in layers.items() if name and isinstance(layer, nn.Linear)]
         if head not in linear:
-            kind = f"a {type(layers[head]).__name__}" if head in layers else "not there"
-            inside = [name for name in linear if name.startswith(f"{head}.")]
+            inside = [layer for layer in linear if layer.startswith(f"{head}.")]
             hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(str(head), linear)
-            raise BadInput(
-                f"head {head!r} {of_network} {kind}: a linear layer is needed, allowed are "
-                f"{_list_last(linear)}{hint}"
-            )
-        children = [name for name, _ in network.named_children()]
+            raise unknown(f"{name}'s linear head", str(head), linear[-4:], hint)
         for stage in self.stage_names:
             if stage not in layers:
-                hint = nearest(str(stage), children)
-                raise BadInput(
-                    f"stage {stage!r} {of_network} not there: allowed are {_list_last(children)}{hint}"
-                )
+                raise unknown(f"{name}'s stage", str(stage), dict(network.named_children()))
 
     @property
     def head(self) -> nn.Module:
         """Return the linear layer of the network."""
         return self.network.get_submodule(self.head_name)
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """Return the layers whose outputs are the maps."""
+        if not self.stage_names:
+            name = type(self.network).__name__
+            raise BadInput(f"the stages of {name} are not known: name them, wrap(model, head=…, stages=[…])")
+        return [self.network.get_submodule(name) for name in self.stage_names]
 
     def features(self, images: Tensor) -> Tensor:
         """Return the head's input, [B, D]."""
@@ -80,8 +74,7 @@ class WrappedModel(nn.Module):
         # Compared only if necessary: tensors cannot be compared while a step is captured.
         if logits is not of_head and not torch.equal(logits.float(), of_head.float()):
             raise BadInput(
-                f"{name} returns {describe(logits)}, not the output of its head {self.head_name!r}: wrap the "
-                "part that ends with it, or use a function to logits"
+                f"{place} does not end it: wrap the part that it ends, or use a function to logits"
             )
         return features
 
@@ -99,10 +92,7 @@ class WrappedModel(nn.Module):
         intermediates = getattr(self.network, "forward_intermediates", None)
         if intermediates is not None and not self.stage_names:
             return list(intermediates(images, intermediates_only=True))
-        if not self.stage_names:
-            raise self._no_stages()
-        layers = [self.network.get_submodule(name) for name in self.stage_names]
-        outputs: dict[nn.Module, Any] = {}
+        layers, outputs = self.stages, dict[nn.Module, Any]()
 
         def note(layer: nn.Module, _: Any, output: Any) -> None:
             outputs[layer] = output
@@ -111,35 +101,26 @@ class WrappedModel(nn.Module):
             for layer in layers:
                 hooks.enter_context(layer.register_forward_hook(note))
             self.network(images)
-        maps = [outputs.get(layer) for layer in layers]
-        for name, output in zip(self.stage_names, maps, strict=True):
-            if not isinstance(output, Tensor) or output.ndim != 4:
+        for name, layer in zip(self.stage_names, layers, strict=True):
+            if not isinstance(output := outputs.get(layer), Tensor) or output.ndim != 4:
                 raise BadInput(f"stage {name!r} returns {describe(output)}: maps [B, C, H, W] are needed")
-        return maps  # type: ignore[return-value]
+        return [outputs[layer] for layer in layers]
 
     def last_stage(self, maps: Tensor) -> Tensor:
         """Return the means over pixels of the last stage's output for given maps before it."""
-        if not self.stage_names:
-            raise self._no_stages()
-        output: Tensor = self.network.get_submodule(self.stage_names[-1])(maps)
+        output: Tensor = self.stages[-1](maps)
         return output.mean(dim=(2, 3))
 
-    def _no_stages(self) -> BadInput:
-        name = type(self.network).__name__
-        return BadInput(f"the stages of {name} are not known: name them, wrap(model, head=…, stages=[…])")
+
+wrap = WrappedModel
 
 
 class LogitsAlone(nn.Module):
-    """A function from images to logits as a classifier without features."""
+    """A function from images to logits as a classifier without features; errors call it ``name``."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.function = function
-
-    @property
-    def name(self) -> str:
-        """Return the name for errors."""
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        self.function, self.name = function, getattr(function, "__name__", type(function).__name__)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""
@@ -158,9 +139,7 @@ WRAP_HINT = "opencil.wrap(model, head=…) adds features, the input of a module'
 def as_classifier(model: Any) -> Classifier:
     """Return a model with features as it is, a function from images to logits wrapped; else raise."""
     if isinstance(model, Backbone):
-        raise BadInput(
-            f"{type(model).__name__} is a backbone without a head: use opencil.Model(backbone, classes)"
-        )
+        raise BadInput(f"{type(model).__name__} is a backbone: use opencil.Model(backbone, classes)")
     for weight in model.parameters() if isinstance(model, nn.Module) else ():
         if weight.is_floating_point() and weight.dtype != torch.float32:
             name = type(model).__name__
@@ -171,10 +150,8 @@ def as_classifier(model: Any) -> Classifier:
             return classifier
         if callable(model):
             return LogitsAlone(model)
-    raise BadInput(
-        f"{describe(model)} is no model: a module with features(images) and classify(features), as "
-        "opencil.wrap(model, head=…) makes it, or a function from images to logits, is needed"
-    )
+    needed = "a function from images to logits, or features(images) and classify(features), are needed"
+    raise BadInput(f"{describe(model)} is no model: {needed}, as opencil.wrap(model, head=…) has them")
 
 
 def logits_of(output: Any, rows: int, name: str) -> Tensor:
@@ -196,10 +173,8 @@ def logits_of(output: Any, rows: int, name: str) -> Tensor:
         if found.ndim == 2 and len(found) == rows and found.shape[1]:
             return found
     keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
-    raise BadInput(
-        f"{name} returns {describe(output)}{keys}: logits [{rows}, classes] are needed, as a tensor, as "
-        "'logits' of an object or mapping, or as the first of a tuple"
-    )
+    ways = "a tensor, 'logits' of an object or a mapping, or the first of a tuple"
+    raise BadInput(f"{name} returns {describe(output)}{keys}: logits [{rows}, classes] are needed, as {ways}")
 
 
 def _version(value: Any) -> int | None:
@@ -207,15 +182,8 @@ def _version(value: Any) -> int | None:
     return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
-def _list_last(names: list[str]) -> str:
-    """Return the last names as text: a model's head is among them."""
-    return ", ".join([*["…"] * (len(names) > 4), *names[-4:]]) or "none"
-
-
 def describe(value: Any) -> str:
     """Return a value's type, and a tensor's shape, for an error."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

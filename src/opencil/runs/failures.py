@@ -65,7 +65,7 @@ def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
     text = f"{in_words(error)}\n" if cause is None else "".join(traceback.format_exception(cause))
     if folder.writes and not isinstance(error, LockedRun):
         with suppress(OSError, OpenCILError):  # a full disk may be the reason
-            write_text(folder.error, text, follow=False)
+            write_text(folder.error, text)
     if cause is not None:
         return Failed(spec, Unexpected(f"{in_words(error)} (traceback: {folder.error})", cause))
     return Failed(spec, error if isinstance(error, OpenCILError) else OpenCILError(in_words(error)))

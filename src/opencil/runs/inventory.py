@@ -10,7 +10,7 @@ from typing import Literal
 
 from opencil.errors import OpenCILError
 from opencil.files import find_temporary, read_checked
-from opencil.plugins import describe_missing, missing_names
+from opencil.plugins import describe_missing
 from opencil.runs.reading import expected_steps, note_damage, place_name, read_records
 from opencil.runs.store import RunFolder
 from opencil.study.records import name_of
@@ -70,8 +70,8 @@ def check_files(folder: RunFolder) -> tuple[list[str], list[str]]:
         run, place = name_of(*folder.identity(config)), place_name(folder.path.absolute())
         if place not in ("", run):
             wrong.append(f"{folder.path} is run {run}, in the place of {place}")
-        if lacking := missing_names(config.get("plugins")):
-            remarks.append(f"to continue {folder.path}: {describe_missing(lacking)}")
+        if hint := describe_missing(config.get("plugins", {})):
+            remarks.append(f"to continue {folder.path}: {hint}")
     return wrong, [*remarks, *(f"{path} {why}" for path, why in _stale(folder))]
 
 

@@ -60,8 +60,7 @@ def command() -> str:
 
 def describe_maker(device: torch.device, training: Arithmetic, plugins: Notes) -> dict[str, Any]:
     """Return the provenance of new rows."""
-    digests = {plugin: note["sha256"] for plugin, note in plugins.items()}
-    return ({"plugins": digests} if digests else {}) | {
+    return ({"plugins": plugins} if plugins else {}) | {
         "source": source_digest(),
         "torch": torch.__version__,
         "device": device_name(device),

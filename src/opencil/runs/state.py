@@ -24,7 +24,7 @@ from opencil.errors import BadInput, OpenCILError
 from opencil.files import damaged
 from opencil.nets.model import Model
 from opencil.plugins import require
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS
+from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
 from opencil.runs.reading import check_record
@@ -45,9 +45,9 @@ def open_run_at(path: str | Path, place: PlaceConfig, data: BenchmarkData | None
     record = folder.stored()
     if not record or len(record["cil"]) != 1:
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
-    of_model = [registry.kind for registry in (LEARNERS, BACKBONES, DATASETS)]
-    require(record.get("plugins"), of_model, f"run {path} needs names that are not registered here")
     ((cil, values),) = record["cil"].items()
+    if not record.get("foreign"):
+        require(LEARNERS, cil, record.get("plugins", {}))
     seeds = build(Seeds, record["seed"], where="seed")
     spec = RunSpec(
         benchmark=build(BenchmarkConfig, record["benchmark"], where="benchmark"),
@@ -214,8 +214,7 @@ class Run:
         if name not in self.spec.detectors:
             known = ", ".join(self.spec.detectors) or "none"
             raise BadInput(f"detector {name!r} is not a detector of the run: its detectors are {known}")
-        if name.partition("@")[0] not in DETECTORS.names():
-            require(self.folder.stored().get("plugins"), [DETECTORS.kind], f"{name} is not registered here")
+        require(DETECTORS, name, self.folder.stored().get("plugins", {}))
         detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
         step, stored = self.stream[number - 1], self._stored(number)
         outputs = StepOutputs(self, step)

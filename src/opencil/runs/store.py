@@ -40,15 +40,15 @@ from opencil.files import (
     checksum,
     damaged,
     disk_errors,
+    find_temporary,
     read_bytes,
     read_checked,
     read_json,
-    remove_temporary,
     write_bytes,
     write_checked,
     write_json,
 )
-from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
+from opencil.plugins import describe_missing
 from opencil.runs.spec import RunSpec, training_values
 from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
@@ -139,7 +139,7 @@ class StepFolder:
     def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
         """Write a file of tensors, and note its checksum."""
         if self.writes:
-            info["files"][name] = write_bytes(self.path / name, _pack(tensors), follow=False)
+            info["files"][name] = write_bytes(self.path / name, _pack(tensors))
 
     def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
         """Read a file of tensors."""
@@ -281,14 +281,10 @@ class RunFolder:
                     f"{self.config} is missing: delete the folder {self.path} to compute it again"
                 )
             return {}
-        first, _, text = read_bytes(self.config).partition(b"\n")
-        if first.decode(errors="replace") != _FIRST_LINE + checksum(text):
-            raise damaged(self.config, f"it is not as written, or not of format {FORMAT}")
-        return parse_yaml(text.decode(), str(self.config))
+        return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
 
     def _write_config(self, record: dict[str, Any]) -> None:
-        text = dump_yaml(record).encode()
-        write_bytes(self.config, f"{_FIRST_LINE}{checksum(text)}\n".encode() + text, follow=False)
+        write_checked(self.config, dump_yaml(record).encode(), _FIRST_LINE)
 
     def identity(self, config: dict[str, Any]) -> Identity:
         """Return which run the folder is of, as its config says."""
@@ -351,10 +347,11 @@ class RunFolder:
             return
         with self.lock(_PATIENCE):
             stored, record = self.check(spec), spec.record()
-            remove_temporary(self.path)
+            for leftover in find_temporary(self.path):
+                leftover.unlink()
             self.error.unlink(missing_ok=True)
             record["detector"] = {**stored.get("detector", {}), **spec.detectors}
-            if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
+            if plugins := stored.get("plugins", {}) | record.get("plugins", {}):
                 record["plugins"] = plugins
             if record != stored:
                 self._write_config(record)
@@ -422,15 +419,13 @@ def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) ->
 
 
 def plugins_noted(root: Path, problem: str) -> str:
-    """Return which plugin registered the unknown name in ``problem``, as stored runs noted; or ''."""
-    notes: Notes = {}
-    for path in root.rglob("config.yml") if root.is_dir() else ():
+    """Return the plugins of stored runs to give, where ``problem`` is an unknown name; or ''."""
+    notes: dict[str, str] = {}
+    for path in root.rglob("config.yml") if "is unknown" in problem and root.is_dir() else ():
         with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
             if "\nplugins:" in path.read_text(encoding="utf-8"):
-                notes = merge_notes(RunFolder(path.parent).stored().get("plugins"), notes)
-    missing = missing_names(notes).items()
-    lacking = {plugin: [n for n in names if f"{n} is unknown" in problem] for plugin, names in missing}
-    return describe_missing({plugin: names for plugin, names in lacking.items() if names})
+                notes |= RunFolder(path.parent).stored().get("plugins", {})
+    return describe_missing(notes)
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:

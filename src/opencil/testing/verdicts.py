@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.errors import BadInput, OpenCILError
-from opencil.plugins import load_plugin, loaded_plugin, registered_names
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
+from opencil.plugins import import_plugin
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS, REGISTRIES
 from opencil.testing.backbones import BACKBONE_CHECKS
 from opencil.testing.benchmarks import BENCHMARK_CHECKS
 from opencil.testing.contract import SIDE, Checks
@@ -29,7 +29,7 @@ class Check:
     subject: str  #: such as ``detector margin``
     name: str
     call: "partial[None]"
-    file: Path | None = None
+    file: str | None = None
     left_out: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 def checks_of(plugin: str, root: Path | None = None, side: int = SIDE) -> list[Check]:
     """Return the checks of everything a plugin registers; import the plugin if necessary."""
-    load_plugin(plugin)
+    own = import_plugin(plugin)
     contracts: dict[str, tuple[Checks, dict[str, Any]]] = {
         LEARNERS.kind: (LEARNER_CHECKS, {}),
         DETECTORS.kind: (DETECTOR_CHECKS, {}),
@@ -56,14 +56,15 @@ def checks_of(plugin: str, root: Path | None = None, side: int = SIDE) -> list[C
         METRICS.kind: (METRIC_CHECKS, {}),
     }
     found: list[Check] = []
-    for registry, name in registered_names(plugin):
+    registered = [(r, name) for r in REGISTRIES for name in r.names() if r.plugin_of(name) == own.name]
+    for registry, name in registered:
         checks, values = contracts[registry.kind]
         make = registry.entry(name).make
         needs_files = isinstance(make, type) and issubclass(make, FileDataset) and root is None
         left_out = "its images lie in files: give --data-root" if needs_files else ""
-        subject, file = f"{registry.kind} {name}", loaded_plugin(plugin).path
+        subject = f"{registry.kind} {name}"
         calls = {check: partial(call, name, **values) for check, call in checks.items()}
-        found += [Check(subject, check, call, file, left_out) for check, call in calls.items()]
+        found += [Check(subject, check, call, own.module.__file__, left_out) for check, call in calls.items()]
     if not found:
         raise BadInput(
             f"plugin {plugin} registers nothing: decorate its classes with opencil.register_detector, "
@@ -89,7 +90,7 @@ def verdict(check: Check) -> Verdict:
     return Verdict("", [])
 
 
-def _frames(error: BaseException, file: Path | None) -> list[str]:
+def _frames(error: BaseException, file: str | None) -> list[str]:
     """Return the places in a file where an error and its causes were raised."""
     chain = [error]
     while (cause := chain[0].__cause__) is not None:
@@ -98,6 +99,6 @@ def _frames(error: BaseException, file: Path | None) -> list[str]:
     places = [
         f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {frame.line}"
         for frame in frames
-        if frame.filename == str(file)
+        if frame.filename == file
     ]
     return list(dict.fromkeys(places))[-_FRAMES:]

@@ -112,7 +112,7 @@ def test_statistics_are_the_plain_ones(root: Path) -> None:
         ("benchmark.datasets.birds.layout=tree", "benchmark.datasets.birds.layout"),
         ("benchmark.datasets.birds.train=null", "'birds'"),
         ("benchmark.datasets.cifar10={path: x}", "'cifar10'"),
-        ("benchmark.datasets.Birds={path: x}", "'Birds'"),
+        ("benchmark.datasets.Birds={path: x}", "benchmark.datasets.Birds"),
         ("benchmark.near=[other-brids]", "'other-birds'"),
         ("benchmark.transform.mean=[0.5, 0.5]", "benchmark.transform.mean"),
         ("benchmark.transform.mean=computed", "benchmark.transform.mean"),
