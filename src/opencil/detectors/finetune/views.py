@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from opencil.data.foreign import ForeignImages
 from opencil.data.images import Images, move_to
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
@@ -207,9 +206,7 @@ class ViewSource:
 
     def _open_readers(self, epoch: int, batch: int) -> list[_ChunkReader]:
         """Return a reader of each pool's images of an epoch."""
-        images, indices = self.inputs.images, self.inputs.indices
-        assert isinstance(images, Images)
-        indices = torch.arange(len(images)) if indices is None else indices.cpu()
+        images, indices = self.inputs.images, self.inputs.rows.cpu()
         rows = self._together(batch) * batch
         return [_ChunkReader(images, indices[order], rows) for order, _ in self._choices(epoch, batch)]
 
@@ -230,11 +227,8 @@ class ViewSource:
     def _normalise(self, positions: Tensor, batch: int) -> Tensor:
         """Return normalised images, which are not augmented."""
         images, indices = self.inputs.images, self.inputs.indices
-        assert not isinstance(images, Images)
         rows = positions if indices is None else indices.to(self.device)[positions]
-        if isinstance(images, ForeignImages):
-            return torch.cat([part for part, _ in images.batches(rows, batch)])
-        return images[rows].float()
+        return torch.cat([part for part, _ in images.batches(rows, batch)])
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:
