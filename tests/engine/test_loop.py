@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.feed import epoch_order
-from opencil.engine.loop import Diverged, Progress, Stage, train
+from opencil.engine.loop import Checkpoint, Diverged, Progress, Stage, train
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import Model

@@ -16,9 +16,8 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
-from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Diverged, Progress, Stage, train
+from opencil.engine.loop import BadCheckpoint, Checkpoint, Diverged, Progress, Stage, train
 from opencil.engine.ranks import current
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
@@ -203,13 +202,13 @@ class Learner(Values, ABC):
         """
         setting, number = task.setting, -1
         for number, stage in enumerate(self.stages(task) or ()):
-            if checkpoint and number < checkpoint.stage:
-                checkpoint.restore_end(task.model, number)
-                task.ended.append(checkpoint.ended[number])
-                continue
             resume = None
-            if checkpoint and number == checkpoint.stage:
-                resume = checkpoint.restore(task.model, stage.module, stage.schedule)
+            if checkpoint and number <= checkpoint.stage:
+                weights = checkpoint.restore(task.model, number)
+                if number < checkpoint.stage:
+                    task.ended.append(weights)
+                    continue
+                resume = checkpoint
             seed = (setting.data_seed, "step", task.step.number, stage.name)
             data = setting.images, setting.transform, setting.batch_size
             training = train(stage, *data, seed, setting.arithmetic, resume, old=task.step.old)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.device import free_unused
-from opencil.engine.optimiser import Optimiser, is_capturable
 from opencil.engine.ranks import Share, current
-from opencil.engine.schedule import Schedule
+from opencil.engine.schedule import Optimiser, Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import fused_backbones
 
@@ -47,7 +46,7 @@ class Iteration:
         self._on_gpu = device.type == "cuda"
         self._share, self._ranks = share, current() if share is not None else None
         alone = self._ranks is None or self._ranks.capturable
-        self._captures = capture and self._on_gpu and alone and is_capturable(schedule)
+        self._captures = capture and self._on_gpu and alone and schedule.capturable
         self._norm_ranks = self._ranks if arithmetic.batch_norm == "synchronised" else None
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimiser = Optimiser(schedule, self.parameters, self._on_gpu)
@@ -76,10 +75,7 @@ class Iteration:
             with autocast, fused_backbones(fuse), synchronised(self._norm_ranks):
                 loss = self._loss(*inputs)
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                raise BadInput(
-                    f"a loss returns {loss}: a tensor of one number is needed, with gradients of the trained "
-                    "parameters"
-                )
+                raise BadInput(f"a loss returns {loss}: a tensor of one number is needed, with gradients")
             self.optimiser.zero_grad()
             if self._share is not None:
                 # Its part of the batch's loss: the gradients of all parts add up to those of the batch.

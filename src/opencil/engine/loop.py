@@ -1,6 +1,6 @@
-"""The one training loop of learners and fine-tuning detectors."""
+"""The one training loop of learners and fine-tuning detectors, and its checkpoints."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +10,19 @@ from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.batch_norm import average_statistics
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
 from opencil.engine.iteration import Iteration
-from opencil.engine.optimiser import State
 from opencil.engine.ranks import agree, current
-from opencil.engine.schedule import Schedule
+from opencil.engine.schedule import Schedule, State
 from opencil.errors import BadInput, OpenCILError
 
 
 class Diverged(OpenCILError):
     """A loss became infinite or not a number."""
+
+
+class BadCheckpoint(OpenCILError):
+    """The stored tensors are no checkpoint of this training."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,51 @@ class Progress:
     def mean_loss(self) -> float:
         """Return the mean of the epoch's losses so far; each call waits for the device."""
         return float(self.total) / self.iteration
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights of a module and state of its optimiser, after some epochs of one of a training's stages."""
+
+    stage: int
+    epoch: int
+    weights: dict[str, Tensor]
+    state: State  #: of the optimiser
+    ended: Sequence[dict[str, Tensor]] = ()  #: weights after each stage before this one
+
+    @classmethod
+    def take(
+        cls, module: nn.Module, progress: Progress, ended: Sequence[dict[str, Tensor]] = ()
+    ) -> "Checkpoint":
+        """Return the checkpoint of a module at the end of an epoch."""
+        return cls(progress.stage_number, progress.epoch, module.state_dict(), progress.state(), ended)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """Return the checkpoint made of stored tensors."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
+
+        stage, epoch = tensors["position"].tolist()
+        ended = [under(f"ended.{i}.") for i in range(stage)]
+        return cls(stage, epoch, under("model."), under("optimiser."), ended)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, to be stored."""
+        groups = {"model": self.weights, "optimiser": self.state}
+        groups |= {f"ended.{i}": weights for i, weights in enumerate(self.ended)}
+        named = {f"{group}.{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
+        return {"position": torch.tensor([self.stage, self.epoch])} | named
+
+    def restore(self, module: nn.Module, stage: int = -1) -> dict[str, Tensor]:
+        """Load the weights after an earlier stage, by default the newest, into the module; return them."""
+        weights = [*self.ended, self.weights][stage]
+        try:
+            module.load_state_dict(weights, strict=True)
+        except RuntimeError:
+            raise BadCheckpoint("its weights are of another model") from None
+        return weights
 
 
 def train(

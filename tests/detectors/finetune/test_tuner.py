@@ -27,10 +27,10 @@ from opencil.detectors.finetune.vos import VOS
 from opencil.detectors.posthoc.energy import Energy
 from opencil.engine import loop
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.device import own_stream
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.iteration import Iteration
+from opencil.engine.loop import Checkpoint
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
