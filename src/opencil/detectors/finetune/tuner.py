@@ -14,7 +14,7 @@ from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
-from opencil.engine.device import cpu_threads, own_stream
+from opencil.engine.device import SideStream, cpu_threads
 from opencil.engine.feed import Feed
 from opencil.engine.forward import Outputs, evaluating
 from opencil.engine.loop import Checkpoint, Progress, optimise
@@ -192,7 +192,7 @@ class Tuner(Detector):
         assert inputs is not None
         assert labels is not None
         old = None if tasks is None else (tasks < tasks.max())[check_labels(labels, len(tasks))]
-        with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
+        with torch.enable_grad(), evaluating(inputs.model), SideStream(inputs.images.device).active():
             tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
             for _ in tuning.advance():
                 pass
