@@ -34,7 +34,7 @@ from opencil.registry import (
 )
 
 if TYPE_CHECKING:
-    from opencil.cil.learner import Learner, Task, distillation
+    from opencil.cil.learner import Learner, Setting, Task, distillation
     from opencil.config import Config, list_benchmarks, resolve
     from opencil.data.benchmark import OOD, BenchmarkData
     from opencil.data.images import Access, Dataset, Images, ImageSet
@@ -72,7 +72,7 @@ list_metrics = METRICS.names
 
 #: Names by the module that is imported when they are first used, since it needs torch.
 _LATER = {
-    "cil.learner": "Learner Task distillation",
+    "cil.learner": "Learner Setting Task distillation",
     "config": "Config list_benchmarks resolve",
     "data.benchmark": "BenchmarkData OOD",
     "data.images": "Access Dataset ImageSet Images",
@@ -120,8 +120,8 @@ def __dir__() -> list[str]:
 __all__ = ["Access", "AdaptedBackbone", "Backbone", "BadInput", "BenchmarkData", "Config", "Dataset"]
 __all__ += ["Detector", "Evaluator", "ImageSet", "Images", "Inputs", "Learner", "LogitDetector", "Memory"]
 __all__ += ["OOD", "Metric", "Model", "OODMetrics", "OpenCILError", "Outputs", "Paper", "Results", "Run"]
-__all__ += ["Schedule", "SetUpDetector", "Stage", "Step", "Stream", "StreamedImages", "Study", "Task"]
-__all__ += ["Transform", "Tuner", "WrappedModel"]
+__all__ += ["Schedule", "SetUpDetector", "Setting", "Stage", "Step", "Stream", "StreamedImages", "Study"]
+__all__ += ["Task", "Transform", "Tuner", "WrappedModel"]
 __all__ += ["create_backbone", "create_dataset", "create_detector", "create_learner"]
 __all__ += ["list_backbones", "list_benchmarks", "list_datasets", "list_detectors", "list_learners"]
 __all__ += ["list_metrics"]

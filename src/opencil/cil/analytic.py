@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Model, Stage, Step, Task
-from opencil.cil.learner import Setting
+from opencil import Model, Setting, Stage, Step, Task
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.precision import as_float64, copy_to_device, widest
 from opencil.engine.seeding import generator

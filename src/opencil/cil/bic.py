@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencil import Backbone, BadInput, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting, replay_and_distil
+from opencil.cil.learner import Setting, replay_and_distil
 from opencil.engine.seeding import generator
 from opencil.validation import Positive, ProperFraction
 
@@ -34,10 +34,6 @@ class BiC(Learner):
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
     held_out: ProperFraction = 0.1
     temperature: Positive = 2.0
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of the model's training: the correction has few images."""
-        return self.train.epochs * (1 if first else 1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a correction for each step so far."""

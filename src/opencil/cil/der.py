@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting
+from opencil import Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
+from opencil.cil.learner import FORWARD
 from opencil.cil.wa import align
 from opencil.nets.growing import GrownModel
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Backbone, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Backbone, Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.engine.arithmetic import FULL
 from opencil.engine.feed import ImageFeed, augmented_loss
 from opencil.validation import NonNegative, Positive

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.simplecil import SimpleCIL
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.nets.cosine import CosineModel

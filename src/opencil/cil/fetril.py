@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Backbone, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting
+from opencil import Backbone, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.trained_once import TrainedOnce
 
 
@@ -32,10 +31,6 @@ class FeTrIL(TrainedOnce):
     )
 
     later: Schedule = Schedule(epochs=50, lr=0.05, decay="cosine", weight_decay=5e-4)
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of step 1; later steps train only a head on features."""
-        return self.first.epochs if first else FORWARD
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with the mean feature of every class."""

@@ -155,13 +155,13 @@ class Learner(Values, ABC):
         """Return the expected work of step 1 or of a later one, in passes forward and backward per image.
 
         It decides which of several runs starts first. By default it is the epochs of the schedule ``first``
-        at step 1; after it the epochs of all other schedules, with a teacher's forward pass.
+        at step 1; after it those of the longest other schedule, with a teacher's forward pass.
         """
         schedules = {f.name: getattr(self, f.name) for f in fields(self)}
         epochs = {name: s.epochs for name, s in schedules.items() if isinstance(s, Schedule)}
-        if first and "first" in epochs:
-            return epochs["first"]
-        return (1 if first else 1 + FORWARD) * sum(n for name, n in epochs.items() if name != "first")
+        of_first = epochs.pop("first", None)
+        longest = max(epochs.values(), default=0)
+        return (of_first or longest) if first else longest * (1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return an untrained model of the shape that is stored after ``step``."""

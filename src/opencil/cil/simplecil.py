@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.trained_once import TrainedOnce
 from opencil.nets.cosine import CosineModel
 

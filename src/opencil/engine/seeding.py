@@ -25,7 +25,5 @@ def generator(*parts: int | str) -> torch.Generator:
 def seeded(*parts: int | str) -> Iterator[None]:
     """Seed torch's global CPU generator inside the block, to initialise layers, and restore it after."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            derive(*parts)
-        )  # torch.manual_seed seeds accelerators too
+        torch.default_generator.manual_seed(derive(*parts))  # torch.manual_seed seeds accelerators too
         yield
