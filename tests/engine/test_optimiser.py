@@ -60,9 +60,9 @@ def trained(
     """One iteration at each rate, on inputs that follow from its number."""
     iterate = Iteration(module, lambda x: loss_of(module, x), schedule, FULL, CPU)
     if state is not None:
-        iterate.optimiser.restore(state)
+        iterate.restore(state)
     for i, rate in enumerate(rates, start=first):
-        iterate.optimiser.set_lr(rate)
+        iterate.set_lr(rate)
         iterate(inputs(i))
     return iterate
 
@@ -91,13 +91,11 @@ def test_steps_are_torchs_own_bit_for_bit(schedule: Schedule) -> None:
 @every_schedule
 def test_a_restored_state_resumes_with_the_same_bits(schedule: Schedule) -> None:
     whole, first, second = network(), network(), network()
-    end = trained(whole, schedule, RATES).optimiser.state()
-    state = {
-        name: tensor.clone() for name, tensor in trained(first, schedule, RATES[:3]).optimiser.state().items()
-    }
+    end = trained(whole, schedule, RATES).state()
+    state = {name: tensor.clone() for name, tensor in trained(first, schedule, RATES[:3]).state().items()}
     before = {name: tensor.clone() for name, tensor in state.items()}
     second.load_state_dict(first.state_dict())
-    resumed = trained(second, schedule, RATES[3:], first=3, state=state).optimiser.state()
+    resumed = trained(second, schedule, RATES[3:], first=3, state=state).state()
     assert same(whole, second)
     assert resumed.keys() == end.keys()
     assert all(torch.equal(tensor, end[name]) for name, tensor in resumed.items())
@@ -117,9 +115,9 @@ def test_a_parameter_without_a_gradient_so_far_may_have_no_state(name: str) -> N
         iterate = Iteration(module, loss, schedule, FULL, CPU)
         iterate(inputs(0))
         if resumed:
-            state = iterate.optimiser.state()
+            state = iterate.state()
             iterate = Iteration(module, loss, schedule, FULL, CPU)
-            iterate.optimiser.restore(state)
+            iterate.restore(state)
         reached.append(module[1])
         for i in (1, 2):
             iterate(inputs(i))
@@ -168,12 +166,12 @@ def test_captured_steps_follow_the_rate_and_the_state(schedule: Schedule) -> Non
     def run(module: nn.Module, numbers: range, state: Any = None) -> dict[str, Tensor]:
         iterate = Iteration(module, lambda x: loss_of(module, x), schedule, FULL, device)
         if state:
-            iterate.optimiser.restore(state)
+            iterate.restore(state)
         for i in numbers:
-            iterate.optimiser.set_lr(rates[i])
+            iterate.set_lr(rates[i])
             iterate(inputs(i).to(device))
         assert (iterate._graph is not None) == schedule.capturable
-        return {name: tensor.clone() for name, tensor in iterate.optimiser.state().items()}
+        return {name: tensor.clone() for name, tensor in iterate.state().items()}
 
     with torch.cuda.stream(torch.cuda.Stream()):
         whole, halves, on_cpu = network().to(device), network().to(device), network()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencil import Backbone, BadInput, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting, replay_and_distil
+from opencil.cil.learner import Setting, classify_and_distil
 from opencil.engine.seeding import generator
 from opencil.validation import Positive, ProperFraction
 
@@ -42,7 +42,7 @@ class BiC(Learner):
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train the model with fixed corrections; then the newest correction, on held-out images."""
         share = task.step.old / task.step.seen
-        loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
+        loss = classify_and_distil(task, self.temperature, ce=1 - share, kd=share)
         model = task.model.requires_grad_(True)
         model.corrections.requires_grad_(False)
         if task.first:

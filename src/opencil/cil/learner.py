@@ -265,13 +265,16 @@ def weights_by_share(task: Task, of_memory: float) -> tuple[float, float]:
     return of_memory * all_of_them / max(kept, 1), (1 - of_memory) * all_of_them / (all_of_them - kept)
 
 
-def replay_and_distil(task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0) -> Loss:
-    """Return the loss ce·CE + kd·KD from the teacher, or CE at step 1."""
-    model, teacher = task.model, task.teacher
+def classify_and_distil(
+    task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0, only_new: bool = False
+) -> Loss:
+    """Return the loss ce·CE, of all or only the new classes, + kd·KD from the teacher; no KD at step 1."""
+    model, teacher, old = task.model, task.teacher, task.step.old
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         logits = model(images)
-        classification = F.cross_entropy(logits, labels)
+        among = (logits[:, old:], labels - old) if only_new else (logits, labels)
+        classification = F.cross_entropy(*among)
         if teacher is None:
             return classification
         with torch.no_grad():

@@ -11,9 +11,9 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.batch_norm import average_statistics
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
-from opencil.engine.iteration import Iteration
+from opencil.engine.iteration import Iteration, State
 from opencil.engine.ranks import agree, current
-from opencil.engine.schedule import Schedule, State
+from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
 
 
@@ -171,11 +171,11 @@ def optimise(
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
     if resume:
-        iterate.optimiser.restore(resume.state)
+        iterate.restore(resume.state)
     module.train()
     for epoch in range(resume.epoch if resume else 0, schedule.epochs):
         lr = schedule.lr_at(epoch)
-        iterate.optimiser.set_lr(lr)
+        iterate.set_lr(lr)
         total = torch.zeros((), device=feed.device)
         for i, batch in enumerate(feed.epoch(epoch), start=1):
             value = iterate(*batch)
@@ -189,7 +189,7 @@ def optimise(
                 sums = [tensor.double().sum() for tensor in module.state_dict().values()]
                 agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
             position = name, epoch + 1, schedule.epochs, i, feed.iterations
-            yield Progress(*position, lr, value, total, iterate.optimiser.state)
+            yield Progress(*position, lr, value, total, iterate.state)
     # No loss shows whether the last update diverged.
     if not all(torch.isfinite(p).all() for p in iterate.parameters):
         raise _diverged(f"weights are not finite after stage {name!r}", schedule.epochs - 1, schedule)

@@ -12,9 +12,6 @@ from torch import Tensor
 from opencil.errors import BadInput, nearest, unknown
 from opencil.validation import BelowOne, Bound, Count, Fraction, NonNegative, Positive, Values, Whole
 
-#: State of an optimiser by parameter and key, such as ``00003.exp_avg``.
-State = dict[str, Tensor]
-
 #: Arguments set by a schedule itself, or choosing an implementation.
 _RESERVED = {"params", "lr", "weight_decay", "capturable", "differentiable", "foreach", "fused", "maximize"}
 #: Classes with several losses a step, or for sparse gradients only.
@@ -107,9 +104,16 @@ class Schedule(Values):
         """Return whether a CUDA graph can hold the optimiser's steps."""
         return self.optimiser == "sgd" or "capturable" in self.arguments
 
-    def create(self, parameters: Sequence[Tensor], **options: Any) -> torch.optim.Optimizer:
-        """Return the optimiser of some parameters."""
-        if "weight_decay" in self.arguments:
+    def create_optimiser(self, parameters: Sequence[Tensor], on_gpu: bool = False) -> torch.optim.Optimizer:
+        """Return the optimiser of some parameters.
+
+        On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
+        """
+        arguments, options = self.arguments, dict[str, Any](lr=self.lr)
+        if on_gpu and self.capturable:
+            options = dict.fromkeys(arguments & {"capturable", "fused"}, True)
+            options["lr"] = torch.tensor(self.lr, device=parameters[0].device)
+        if "weight_decay" in arguments:
             options["weight_decay"] = self.weight_decay
         values = {"momentum": 0.9} | self.values if self.optimiser == "sgd" else self.values
         optimiser: torch.optim.Optimizer = self.optimiser_class(parameters, **options, **values)
@@ -125,50 +129,6 @@ class Schedule(Values):
         if self.weight_decay and "weight_decay" not in takes:
             raise BadInput(f"weight_decay = {self.weight_decay} is not allowed: {name} has none; set it to 0")
         try:
-            self.create([torch.zeros(1, 1, requires_grad=True)], lr=0.1)
+            self.create_optimiser([torch.zeros(1, 1, requires_grad=True)])
         except (TypeError, ValueError, IndexError) as error:
             raise BadInput(f"values = {self.values} are not allowed by {name}: {error}") from None
-
-
-class Optimiser:
-    """The schedule's optimiser of some parameters.
-
-    On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
-    """
-
-    def __init__(self, schedule: Schedule, parameters: Sequence[Tensor], on_gpu: bool = False) -> None:
-        options: dict[str, Any] = {"lr": schedule.lr}
-        if on_gpu and schedule.capturable:
-            options = dict.fromkeys(schedule.arguments & {"capturable", "fused"}, True)
-            options["lr"] = torch.tensor(schedule.lr, device=parameters[0].device)
-        try:
-            own = schedule.create(parameters, **options)
-        except ValueError as error:
-            raise BadInput(f"optimiser {schedule.optimiser!r} cannot train this model: {error}") from None
-        self._torch, self.step, self.zero_grad = own, own.step, own.zero_grad
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the next steps, captured ones too."""
-        for group in self._torch.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-
-    def state(self) -> State:
-        """Return the state; a parameter without a gradient so far may have none."""
-        return {
-            f"{number:05d}.{key}": torch.as_tensor(value)
-            for number, values in self._torch.state_dict()["state"].items()
-            for key, value in values.items()
-            if value is not None
-        }
-
-    def restore(self, state: State) -> None:
-        """Load copies of another optimiser's state."""
-        by_parameter: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            number, _, key = name.partition(".")
-            by_parameter.setdefault(int(number), {})[key] = tensor.clone()
-        groups = self._torch.state_dict()["param_groups"]
-        self._torch.load_state_dict({"state": by_parameter, "param_groups": groups})
