@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil import Backbone, Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.engine.arithmetic import FULL
@@ -82,10 +82,8 @@ class AnchoredModel(Model):
 
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__(backbone, classes)
-        self.anchor: Tensor
-        self.importance: Tensor
-        self.register_buffer("anchor", flatten(self.anchored).detach())
-        self.register_buffer("importance", torch.zeros_like(self.anchor))
+        self.anchor: Tensor = nn.Buffer(flatten(self.anchored).detach())
+        self.importance: Tensor = nn.Buffer(torch.zeros_like(self.anchor))
 
     @property
     def anchored(self) -> list[Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil import Backbone, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.trained_once import TrainedOnce
@@ -61,11 +61,9 @@ class FeTrIL(TrainedOnce):
 class ModelWithMeans(Model):
     """A model with the mean feature of every class, [classes, D]."""
 
-    means: Tensor
-
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__(backbone, classes)
-        self.register_buffer("means", torch.zeros(classes, backbone.width))
+        self.means: Tensor = nn.Buffer(torch.zeros(classes, backbone.width))
 
     def grow(self, classes: int) -> None:
         """Widen the head; the means of new classes are 0."""

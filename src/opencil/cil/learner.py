@@ -25,7 +25,6 @@ from opencil.nets.create import Named, create_backbone, without_weights
 from opencil.nets.model import Backbone, Model
 from opencil.validation import Count, Positive, Values
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 #: Work of a forward pass, as a share of one forward and backward.
 FORWARD = 1 / 3
 
@@ -59,10 +58,7 @@ class Setting:
         return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
     def evaluated(self, model: Model) -> Model:
-        """Move a trained model to the memory layout that full float32 is fastest in on a GPU.
-
-        A CPU keeps it too: channels-last would be a little faster there, with other roundings.
-        """
+        """Move a trained model to the layout in which full float32 is fastest on a GPU; a CPU has one."""
         return model.to(device=self.images.device, memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
@@ -76,8 +72,7 @@ class Task:
     model: Any  #: of the method's own subclass of ``Model``
     previous: Any  #: the same, after the step before; None at step 1
     train_plus: Tensor  #: indices of T_t^train+, the images to learn from
-    #: The model's weights after each stage so far.
-    ended: list[dict[str, Tensor]] = field(default_factory=list)
+    ended: list[dict[str, Tensor]] = field(default_factory=list)  #: the model's weights after each stage
     computed: Outputs | None = None  #: of the trained model on ``train_plus``, if computed already
 
     @property
@@ -116,19 +111,13 @@ class Learner(Values, ABC):
     milestones included.
     """
 
-    #: Its group in lists, also a name for all methods of the group: ``--cil expansion``.
-    family: ClassVar[str] = ""
-    #: Whether the method keeps exemplars.
-    remembers: ClassVar[bool] = True
-    #: Whether it sees images of old classes again, as exemplars or otherwise.
-    revisits: ClassVar[bool] = True
-    #: Whether its logits are W f + b; some detectors need W and b.
-    linear: ClassVar[bool] = True
-    #: For its page in the docs: the loss in LaTeX, and differences between paper, code and this.
-    equation: ClassVar[str] = ""
-    differs: ClassVar[str] = ""
-    #: Presets by label: ``create_learner("icarl@label")``.
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    family: ClassVar[str] = ""  #: its group in lists, also a name for all of them: ``--cil expansion``
+    remembers: ClassVar[bool] = True  #: whether it keeps exemplars
+    revisits: ClassVar[bool] = True  #: whether it sees images of old classes again, as exemplars or otherwise
+    linear: ClassVar[bool] = True  #: whether its logits are W f + b; some detectors need W and b
+    equation: ClassVar[str] = ""  #: the loss in LaTeX, for its page in the docs
+    differs: ClassVar[str] = ""  #: differences between paper, code and this, for the same page
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  #: presets: ``create_learner("icarl@label")``
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
     epochs_scale: InitVar[Positive] = field(default=1.0, kw_only=True)
@@ -154,8 +143,8 @@ class Learner(Values, ABC):
     def effort(self, *, first: bool) -> float:
         """Return the expected work of step 1 or of a later one, in passes forward and backward per image.
 
-        It decides which of several runs starts first. By default it is the epochs of the schedule ``first``
-        at step 1; after it those of the longest other schedule, with a teacher's forward pass.
+        The run with most work starts first. By default it is the epochs of the schedule ``first`` at step 1,
+        after it those of the longest other schedule, with a teacher's forward pass.
         """
         schedules = {f.name: getattr(self, f.name) for f in fields(self)}
         epochs = {name: s.epochs for name, s in schedules.items() if isinstance(s, Schedule)}
@@ -196,14 +185,11 @@ class Learner(Values, ABC):
         return Task(setting, step, memory, model.requires_grad_(True).eval(), previous, train_plus)
 
     def learn(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
-        """Train ``task.model`` on a step, or resume from a checkpoint, yielding after each iteration.
-
-        The weights after each finished stage are loaded first, for the method's code between the stages.
-        """
+        """Train ``task.model`` on a step, or resume from a checkpoint, yielding after each iteration."""
         setting, number = task.setting, -1
         for number, stage in enumerate(self.stages(task) or ()):
             resume = None
-            if checkpoint and number <= checkpoint.stage:
+            if checkpoint and number <= checkpoint.stage:  # the method's code between stages needs them too
                 weights = checkpoint.restore(task.model, number)
                 if number < checkpoint.stage:
                     task.ended.append(weights)
@@ -267,7 +253,7 @@ def weights_by_share(task: Task, of_memory: float) -> tuple[float, float]:
 
 def classify_and_distil(
     task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0, only_new: bool = False
-) -> Loss:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the loss ce·CE, of all or only the new classes, + kd·KD from the teacher; no KD at step 1."""
     model, teacher, old = task.model, task.teacher, task.step.old
 

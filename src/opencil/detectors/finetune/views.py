@@ -50,7 +50,7 @@ class _ChunkReader:
         """Return the pixels of the chunk that starts at a row."""
         end = min(first + self._rows, len(self._indices))
         if first != self._next:
-            size = self._rows if self._ranks is None else len(self._ranks.share(self._rows))
+            size = self._rows if self._ranks is None else self._ranks.counts(self._rows)[self._ranks.rank]
             left = torch.split(self._indices[first:], self._rows)
             self._served = self._images.batches(torch.cat([self._own(part) for part in left]), size)
         self._next = -1
@@ -65,8 +65,7 @@ class _ChunkReader:
     def _own(self, part: Tensor) -> Tensor:
         if self._ranks is None:
             return part
-        share = self._ranks.share(len(part))
-        return part[share.start : share.stop]
+        return part[self._ranks.share(len(part)).rows]
 
 
 class ViewSource:
@@ -170,8 +169,7 @@ class ViewSource:
         ranks = current()
         if ranks is None or len(images) < ranks.size:
             return self._features(images)
-        share = ranks.share(len(images))
-        own = self._features(images[share.start : share.stop])
+        own = self._features(images[ranks.share(len(images)).rows])
         return ranks.gather(own, ranks.counts(len(images)))
 
     def _features(self, images: Tensor) -> Tensor:
