@@ -21,7 +21,7 @@ from opencil.engine import ranks as ranks_module
 from opencil.engine.arithmetic import FULL
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.forward import forward
-from opencil.engine.loop import Stage, train
+from opencil.engine.loop import Stage, batches, optimise
 from opencil.engine.ranks import LostRank, Ranks, agree, current, from_first, join, using
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
@@ -231,7 +231,8 @@ def test_local_batch_norm_keeps_the_mean_of_the_shares_statistics(
         stage = Stage(
             "train", model, lambda x, y: F.cross_entropy(model(x), y), Schedule(epochs=2), torch.arange(10)
         )
-        list(train(stage, images, plain, 7, (0,), replace(FULL, batch_norm=batch_norm)))
+        feed, loss = batches(stage, images, plain, 7, (0,), 0)
+        list(optimise(stage, loss, feed, replace(FULL, batch_norm=batch_norm), None))
         return model.state_dict()
 
     def call() -> dict[str, Tensor]:

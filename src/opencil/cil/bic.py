@@ -65,11 +65,10 @@ class BiC(Learner):
             raise BadInput(f"memory = {task.memory.size} is too small: BiC needs 2 images of every class")
         numbers = generator(task.setting.data_seed, "held out", task.step.number)
         order = torch.randperm(len(labels), generator=numbers)
-        rank = torch.empty_like(order)  # of an image within its class
+        held_out = torch.zeros(len(order), dtype=torch.bool)
         for label in range(task.step.seen):
-            of_class = order[labels[order] == label]
-            rank[of_class] = torch.arange(len(of_class))
-        return task.train_plus[rank >= count], task.train_plus[rank < count]
+            held_out[order[labels[order] == label][:count]] = True
+        return task.train_plus[~held_out], task.train_plus[held_out]
 
 
 class Correction(nn.Module):

@@ -17,8 +17,8 @@ from opencil.data.stream import Step
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import BadCheckpoint, Checkpoint, Diverged, Progress, Stage, train
-from opencil.engine.ranks import current
+from opencil.engine.loop import BadCheckpoint, Checkpoint, Diverged, Progress, Stage, batches, optimise
+from opencil.engine.ranks import agree, current
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.nets.create import Named, create_backbone, without_weights
@@ -196,10 +196,11 @@ class Learner(Values, ABC):
                     continue
                 resume = checkpoint
             seed = (setting.data_seed, "step", task.step.number, stage.name)
-            data = setting.images, setting.transform, setting.batch_size
-            training = train(stage, *data, seed, setting.arithmetic, resume, old=task.step.old)
+            batch_size, old = setting.batch_size, task.step.old
+            agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
+            feed, loss = batches(stage, setting.images, setting.transform, batch_size, seed, old)
             try:
-                for progress in training:
+                for progress in optimise(stage, loss, feed, setting.arithmetic, resume):
                     yield replace(progress, stage_number=number)
             except Diverged as error:
                 raise Diverged(f"{type(self).__name__}, step {task.step.number}: {error}") from None

@@ -1,6 +1,6 @@
 """One forward pass of a model over images, for herding, detectors and accuracy together."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
@@ -90,14 +90,12 @@ class Inputs:
 
     def labelled_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the same batches with their labels, or None for images without labels."""
-        whole: Iterable[tuple[Tensor, Tensor | None]]
         if isinstance(self.images, ForeignImages):
             whole = self.images.batches(self.indices, self.batch_size)
         else:
             assert self.transform is not None
-            whole = zip(
-                map(self.transform.test, self.images.batches(self.rows, self.batch_size)), repeat(None)
-            )
+            pixels = self.images.batches(self.rows, self.batch_size)
+            whole = zip(map(self.transform.test, pixels), repeat(None))
         for images, labels in whole:
             most = max(1, len(images))
             if images.device.type == "cpu":

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
-from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.batch_norm import average_statistics
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
 from opencil.engine.iteration import Iteration, State
@@ -119,31 +119,16 @@ class Checkpoint:
         return weights
 
 
-def train(
-    stage: Stage,
-    images: Images,
-    transform: Transform,
-    batch_size: int,
-    seed: tuple[int | str, ...],
-    arithmetic: Arithmetic = FULL,
-    resume: Checkpoint | None = None,
-    old: int = 0,
-) -> Iterator[Progress]:
-    """Train a stage, yielding after each iteration; labels below ``old`` are of earlier steps."""
-    if not len(stage.indices):
-        raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
-    agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
-    feed, loss = batches(stage, images, transform, batch_size, seed, old)
-    return optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
-
-
 def batches(
     stage: Stage, images: Images, transform: Transform, batch_size: int, seed: tuple[int | str, ...], old: int
 ) -> tuple[Feed, Callable[..., Tensor]]:
     """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Ranks share batches of images, but not rows of tensors: they are few.
+    Labels below ``old`` are of earlier steps. Ranks share batches of images, but not rows of tensors: they
+    are few.
     """
+    if not len(stage.indices):
+        raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
     extras, ranks = extras_of(stage.loss, stage.name), current()
@@ -154,19 +139,14 @@ def batches(
 
 
 def optimise(
-    name: str,
-    module: nn.Module,
-    loss: Callable[..., Tensor],
-    schedule: Schedule,
-    feed: Feed,
-    arithmetic: Arithmetic,
-    resume: Checkpoint | None = None,
+    stage: Stage, loss: Callable[..., Tensor], feed: Feed, arithmetic: Arithmetic, resume: Checkpoint | None
 ) -> Iterator[Progress]:
-    """Train a module on a feed, yielding after each iteration: heads can be tuned in turn.
+    """Train a stage's module on a feed, yielding after each iteration: heads can be tuned in turn.
 
     ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to
     refuse a loss that is not finite.
     """
+    name, module, schedule = stage.name, stage.module, stage.schedule
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)

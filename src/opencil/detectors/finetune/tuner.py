@@ -17,7 +17,7 @@ from opencil.engine.arithmetic import FULL
 from opencil.engine.device import SideStream, cpu_threads
 from opencil.engine.feed import Feed
 from opencil.engine.forward import Outputs, evaluating
-from opencil.engine.loop import Checkpoint, Progress, optimise
+from opencil.engine.loop import Checkpoint, Progress, Stage, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
 from opencil.errors import BadInput
@@ -279,7 +279,6 @@ class Tuning(Feed):
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train from the start or from a checkpoint, yielding after each iteration."""
-        schedule = self.tuner.schedule
         if checkpoint:
             checkpoint.restore(self.extra)
 
@@ -290,8 +289,9 @@ class Tuning(Feed):
             return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, self.generator))
 
         # Full float32: energies are squared, and everything except the backbone is small.
-        name = f"tune {self.tuner.registered_name}".strip()
-        yield from optimise(name, self.extra, loss, schedule, self, FULL, checkpoint)
+        name, images = f"tune {self.tuner.registered_name}".strip(), self.source.pools["current"]
+        stage = Stage(name, self.extra, loss, self.tuner.schedule, images)
+        yield from optimise(stage, loss, self, FULL, checkpoint)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield the views' tensors, then the tuner's."""
