@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencil import Learner, Memory, Outputs, Paper, Schedule, Setting, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, distillation, soft_cross_entropy, soften
+from opencil.cil.learner import distillation, soft_cross_entropy, soften
 from opencil.data.memory import quota
 from opencil.engine.forward import forward
 from opencil.nets.growing import SideBySide
@@ -29,6 +29,7 @@ class FOSTER(Learner):
     """A second backbone is boosted beside the frozen first one; both are then compressed into one."""
 
     family = "expansion"
+    beside = 4.8  #: the frozen model; compression beside two is as much work as the others
     equation = (
         r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
         r"+ \text{KD}(z_{1:\text{old}}, z') \\ "
@@ -48,12 +49,6 @@ class FOSTER(Learner):
     compress_beta: BelowOne = 0.97
     temperature: Positive = 2.0
     evaluate: Literal["boosted", "compressed"] = "boosted"
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of boosting beside a frozen backbone and of compression beside two."""
-        if first:
-            return self.first.epochs
-        return self.boost.epochs * (1 + FORWARD) + self.compress.epochs * (1 + 2 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a plain model at step 1, then a boosted one with its student."""

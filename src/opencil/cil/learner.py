@@ -21,12 +21,9 @@ from opencil.engine.loop import BadCheckpoint, Checkpoint, Diverged, Progress, S
 from opencil.engine.ranks import agree, current
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
-from opencil.nets.create import Named, create_backbone, without_weights
+from opencil.nets.create import Named, create_backbone
 from opencil.nets.model import Backbone, Model
 from opencil.validation import Count, Positive, Values
-
-#: Work of a forward pass, as a share of one forward and backward.
-FORWARD = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -47,19 +44,11 @@ class Setting:
         named = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
         return create_backbone(**named)
 
-    def without_weights(self) -> "Setting":
-        """Return the setting without the backbone's file, for models whose weights will be loaded."""
-        return replace(self, backbone=without_weights(self.backbone))
-
-    def move_to_device(self, model: Model) -> Model:
-        """Move a model to the images' device; on a GPU in the memory layout of the fastest convolutions."""
+    def move_to_device(self, model: Model, evaluate: bool = False) -> Model:
+        """Move a model to the images' device, on a GPU in the fastest layout to train or to evaluate."""
         device = self.images.device
-        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        layout = torch.channels_last if device.type == "cuda" and not evaluate else torch.contiguous_format
         return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
-
-    def evaluated(self, model: Model) -> Model:
-        """Move a trained model to the layout in which full float32 is fastest on a GPU; a CPU has one."""
-        return model.to(device=self.images.device, memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass
@@ -115,6 +104,7 @@ class Learner(Values, ABC):
     remembers: ClassVar[bool] = True  #: whether it keeps exemplars
     revisits: ClassVar[bool] = True  #: whether it sees images of old classes again, as exemplars or otherwise
     linear: ClassVar[bool] = True  #: whether its logits are W f + b; some detectors need W and b
+    beside: ClassVar[float] = 1.0  #: forward passes of other networks beside the one trained after step 1
     equation: ClassVar[str] = ""  #: the loss in LaTeX, for its page in the docs
     differs: ClassVar[str] = ""  #: differences between paper, code and this, for the same page
     named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  #: presets: ``create_learner("icarl@label")``
@@ -144,13 +134,13 @@ class Learner(Values, ABC):
         """Return the expected work of step 1 or of a later one, in passes forward and backward per image.
 
         The run with most work starts first. By default it is the epochs of the schedule ``first`` at step 1,
-        after it those of the longest other schedule, with a teacher's forward pass.
+        after it those of the longest other schedule, with the passes ``beside`` it, a third of its work each.
         """
         schedules = {f.name: getattr(self, f.name) for f in fields(self)}
         epochs = {name: s.epochs for name, s in schedules.items() if isinstance(s, Schedule)}
         of_first = epochs.pop("first", None)
         longest = max(epochs.values(), default=0)
-        return (of_first or longest) if first else longest * (1 + FORWARD)
+        return (of_first or longest) if first else longest * (1 + self.beside / 3)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return an untrained model of the shape that is stored after ``step``."""

@@ -74,15 +74,8 @@ class Inputs:
     @property
     def labels(self) -> Tensor | None:
         """Return the labels [N] of an image set; labels of other images come with their batches."""
-        if not isinstance(self.images, Images):
-            return None
-        return self.images.labels[self.rows.to(self.images.device)]
-
-    @property
-    def std(self) -> Tensor:
-        """Return the std of the transform, [channels, 1, 1]; 1 without a transform."""
-        values = (1.0,) if self.transform is None else self.transform.std
-        return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
+        images = self.images
+        return images.labels[self.rows.to(images.device)] if isinstance(images, Images) else None
 
     def batches(self) -> Iterator[Tensor]:
         """Yield the images in order, normalised, float32 [≤ batch_size, channels, H, W]."""
@@ -109,10 +102,9 @@ class Inputs:
 class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
-    ``classify`` is the head h, from features to logits. ``inputs`` are the model and its images, for
-    detectors with more than one forward pass. A model with logits alone has neither, and features without
-    columns. ``tasks`` [classes] is the task of each class, counted from 1, if known; the highest is the new
-    one.
+    ``classify`` is the head h, from features to logits; ``inputs`` are the model and its images. A model with
+    logits alone has neither, and features without columns. ``tasks`` [classes] is the task of each class,
+    counted from 1, if known; the highest is the new one.
     """
 
     features: Tensor

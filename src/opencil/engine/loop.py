@@ -29,11 +29,9 @@ class BadCheckpoint(OpenCILError):
 class Stage:
     """One training of the parameters of ``module`` that require gradients, in training mode.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch: a mean over its images, as ranks share a
-    batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
-    ``EXTRAS`` in feed.py. ``indices`` are the training images.
-
-    With ``tensors`` the loss gets rows of these instead of images, for example of precomputed features.
+    ``loss(images, labels)`` is a scalar on an augmented batch of the training images at ``indices``: a mean
+    over its images, as ranks share a batch. It may take further arguments, the ``EXTRAS`` of feed.py. With
+    ``tensors`` the loss gets rows of these instead, for example of precomputed features.
     """
 
     name: str
@@ -168,8 +166,8 @@ def optimise(
                     average_statistics(module, ranks, feed.share)
                 sums = [tensor.double().sum() for tensor in module.state_dict().values()]
                 agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
-            position = name, epoch + 1, schedule.epochs, i, feed.iterations
-            yield Progress(*position, lr, value, total, iterate.state)
+            position = epoch + 1, schedule.epochs, i, feed.iterations
+            yield Progress(name, *position, lr, value, total, iterate.state)
     # No loss shows whether the last update diverged.
     if not all(torch.isfinite(p).all() for p in iterate.parameters):
         raise _diverged(f"weights are not finite after stage {name!r}", schedule.epochs - 1, schedule)
