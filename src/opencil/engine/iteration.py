@@ -1,7 +1,6 @@
 """One training iteration: eager on the CPU, a captured CUDA graph on a GPU.
 
-ResNet-32 at batch 128 is far too small for a modern GPU: launching its kernels one by one takes longer than
-running them. A graph launches all of them at once; benchmarks/README.md has the speeds.
+Launching the kernels of a small network one by one takes longer than running them; a graph launches all.
 """
 
 from collections.abc import Callable
@@ -27,10 +26,8 @@ class Iteration:
     """Compute the loss of a batch and step the optimiser; a call returns the loss, on the device.
 
     ``loss`` is a scalar of the tensors of a call; their shapes are the same in every call. Its draws from
-    ``generator``, on the device, differ from call to call.
-
-    On several ranks the tensors are a ``share`` of the batch. The loss and the gradients are still those of
-    the whole batch.
+    ``generator``, on the device, differ from call to call. On several ranks the tensors are a ``share`` of
+    the batch, but the loss and the gradients are those of the whole batch.
     """
 
     def __init__(

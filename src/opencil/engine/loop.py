@@ -122,8 +122,7 @@ def batches(
 ) -> tuple[Feed, Callable[..., Tensor]]:
     """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Labels below ``old`` are of earlier steps. Ranks share batches of images, but not rows of tensors: they
-    are few.
+    Labels below ``old`` are of earlier steps. Ranks share batches of images, but not the few of tensors.
     """
     if not len(stage.indices):
         raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")

@@ -37,13 +37,10 @@ class LostRank(BaseException):
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of one rank in every batch.
-
-    Their fraction of the batch is the ``weight`` of their mean in the batch's.
-    """
+    """The rows of one rank in every batch."""
 
     rows: slice
-    weight: float
+    weight: float  #: their fraction of the batch, and so of its mean
 
 
 class Ranks:

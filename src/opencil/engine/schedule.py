@@ -24,11 +24,9 @@ class Schedule(Values):
 
     ``decay``: ``steps`` multiplies the rate by ``factor`` at each of the ``milestones``, ``every`` does so
     every ``every`` epochs, ``cosine`` follows half a cosine to 0, ``constant`` leaves it. During the first
-    ``warmup`` epochs that rate is scaled up linearly.
-
-    ``optimiser`` names a class of ``torch.optim``, and ``values`` are further arguments of it; None stands
-    for its default. SGD has a momentum of 0.9 by default. ``momentum``, ``nesterov``, ``betas`` and ``eps``
-    are shorthands for keys of ``values``.
+    ``warmup`` epochs that rate is scaled up linearly. ``optimiser`` names a class of ``torch.optim``;
+    ``values`` are its further arguments, for which ``momentum``, ``nesterov``, ``betas`` and ``eps`` are
+    shorthands. None stands for a default, which is 0.9 for SGD's momentum.
     """
 
     epochs: Count
