@@ -19,7 +19,7 @@ import opencil
 from opencil.detectors.finetune.tuner import Tuning
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.device import own_stream, resolve_device
+from opencil.engine.device import SideStream, resolve_device
 from opencil.engine.forward import Inputs
 from opencil.engine.seeding import generator
 from opencil.validation import build
@@ -55,7 +55,7 @@ def seconds(names: Sequence[str], flags: argparse.Namespace, device: torch.devic
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    with own_stream(device):
+    with SideStream(device).active():
         for _ in zip_longest(*(Tuning(tuner, views).advance() for tuner in tuners)):
             pass
     if device.type == "cuda":

@@ -16,7 +16,7 @@ from stored_steps import study_steps
 
 import opencil
 from opencil.detectors.finetune.tuner import Tuning
-from opencil.engine.device import own_stream
+from opencil.engine.device import SideStream
 from opencil.engine.seeding import generator
 
 LATER = 5_000  #: images of later classes at most
@@ -44,7 +44,7 @@ def study(run: opencil.Run, step: opencil.Step) -> pd.DataFrame:
     later = later[torch.randperm(len(later), generator=generator(step.number))[:LATER]]
     if not len(later):
         raise opencil.BadInput(f"after step {step.number} of {run.spec} there are no later classes")
-    with own_stream(run.stream.train.device):
+    with SideStream(run.stream.train.device).active():
         model, transform = run.model(step.number), run.data.transform
         inside = opencil.forward(model, run.stream.test, transform, step.test)
         outside = opencil.forward(model, run.stream.train, transform, later)

@@ -13,10 +13,8 @@ The public names, all here::
 Importing the package is fast: torch and other libraries are imported when a name that needs them is used.
 """
 
-import ast
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opencil._version import __version__
@@ -36,7 +34,7 @@ from opencil.registry import (
 )
 
 if TYPE_CHECKING:
-    from opencil.cil.learner import Learner, Task, distillation
+    from opencil.cil.learner import Learner, Setting, Task, distillation
     from opencil.config import Config, list_benchmarks, resolve
     from opencil.data.benchmark import OOD, BenchmarkData
     from opencil.data.images import Access, Dataset, Images, ImageSet
@@ -72,18 +70,44 @@ create_dataset, list_datasets = DATASETS.create, DATASETS.names
 list_backbones = BACKBONES.names
 list_metrics = METRICS.names
 
-#: Where the names above lie that are imported when they are first used, since their modules need torch.
-_MODULES = {
-    alias.name: node.module
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
+#: Names by the module that is imported when they are first used, since it needs torch.
+_LATER = {
+    "cil.learner": "Learner Setting Task distillation",
+    "config": "Config list_benchmarks resolve",
+    "data.benchmark": "BenchmarkData OOD",
+    "data.images": "Access Dataset ImageSet Images",
+    "data.memory": "Memory",
+    "data.stream": "Step Stream",
+    "data.streamed": "StreamedImages",
+    "data.transforms": "Transform",
+    "detectors.detector": "Detector LogitDetector SetUpDetector",
+    "detectors.finetune.tuner": "Tuner",
+    "engine.forward": "Inputs Outputs forward",
+    "engine.loop": "Stage",
+    "engine.schedule": "Schedule",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.metric": "Metric register_metric",
+    "evaluation.metrics": "OODMetrics accuracy joint_metrics ood_metrics",
+    "front": "Results evaluate_steps run",
+    "nets.adapter": "AdaptedBackbone",
+    "nets.create": "create_backbone",
+    "nets.model": "Backbone Model",
+    "nets.wrap": "WrappedModel wrap",
+    "openood": "Evaluator",
+    "published": "published_results",
+    "runs.launch": "execute",
+    "runs.loading": "benchmark",
+    "runs.reading": "read_study",
+    "runs.state": "Run open_run",
+    "runs.store": "read_rows",
+    "study.study": "Study",
 }
+_MODULES = {name: f"opencil.{module}" for module, names in _LATER.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(import_module(str(_MODULES[name])), name)
+        return getattr(import_module(_MODULES[name]), name)
     if not name.startswith("_") and find_spec(f"opencil.{name}"):
         return import_module(f"opencil.{name}")
     raise AttributeError(f"module 'opencil' has no attribute {name!r}")
@@ -96,8 +120,8 @@ def __dir__() -> list[str]:
 __all__ = ["Access", "AdaptedBackbone", "Backbone", "BadInput", "BenchmarkData", "Config", "Dataset"]
 __all__ += ["Detector", "Evaluator", "ImageSet", "Images", "Inputs", "Learner", "LogitDetector", "Memory"]
 __all__ += ["OOD", "Metric", "Model", "OODMetrics", "OpenCILError", "Outputs", "Paper", "Results", "Run"]
-__all__ += ["Schedule", "SetUpDetector", "Stage", "Step", "Stream", "StreamedImages", "Study", "Task"]
-__all__ += ["Transform", "Tuner", "WrappedModel"]
+__all__ += ["Schedule", "SetUpDetector", "Setting", "Stage", "Step", "Stream", "StreamedImages", "Study"]
+__all__ += ["Task", "Transform", "Tuner", "WrappedModel"]
 __all__ += ["create_backbone", "create_dataset", "create_detector", "create_learner"]
 __all__ += ["list_backbones", "list_benchmarks", "list_datasets", "list_detectors", "list_learners"]
 __all__ += ["list_metrics"]

@@ -38,10 +38,9 @@ def test_a_device_computes_in_the_precision_that_it_has(
     monkeypatch: pytest.MonkeyPatch, precision: Any, has: set[str], expected: str
 ) -> None:
     monkeypatch.setattr(arithmetic, "has_bfloat16", lambda device: "bf16" in has)
-    monkeypatch.setattr(arithmetic, "has_tf32", lambda device: "tf32" in has)
-    device = torch.device("cpu")  # which stands for a GPU here
-    assert Arithmetic(precision).on(device) == expected
-    with Arithmetic(precision).autocast(device):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8 if "tf32" in has else 7, 0))
+    assert Arithmetic(precision).on(torch.device("cuda")) == expected
+    with Arithmetic(precision).autocast(torch.device("cpu")):
         assert torch.is_autocast_enabled("cpu") == (expected == "bf16")
 
 

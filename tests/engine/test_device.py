@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from opencil.engine import device as devices
 from opencil.engine.device import cpu_threads, present_devices, resolve_device
 from opencil.errors import BadInput
 
@@ -12,7 +11,8 @@ from opencil.errors import BadInput
 def test_gpu_is_the_accelerator_and_auto_where_it_has_float64(
     accelerator: str, automatic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_accelerator", lambda: torch.device(accelerator))
+    found = torch.device(accelerator)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
     assert resolve_device("gpu").type == accelerator
     assert resolve_device("auto").type == automatic
     assert present_devices()[:3] == ["auto", "cpu", "gpu"]

@@ -175,7 +175,7 @@ def test_reading_what_outputs_lack_is_refused() -> None:
     features = torch.rand(2, 4)
     bare = Outputs(features, features)
     with pytest.raises(BadInput, match="images"):
-        bare.layers()
+        next(bare.layers())
     with pytest.raises(BadInput, match="classify"):
         bare.linear()
     with pytest.raises(BadInput, match="not linear"):

@@ -91,7 +91,7 @@ def test_captured_and_eager_steps_agree(name: str, precision: Precision, toleran
                 stage.module.train()
                 feed, loss = batches(stage, stream.train, TRANSFORM, 32, (stage.name,), stream[1].old)
                 iterate = Iteration(stage.module, loss, stage.schedule, arithmetic, device, capture=capture)
-                iterate.optimiser.set_lr(0.01)
+                iterate.set_lr(0.01)
                 for batch in islice(chain.from_iterable(map(feed.epoch, count())), WARM_UP + 3):
                     iterate(*batch)
                 stage.module.eval()

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
 from opencil.data.transforms import Transform
-from opencil.engine.checkpoint import Checkpoint
+from opencil.engine.arithmetic import FULL
 from opencil.engine.feed import epoch_order
-from opencil.engine.loop import Diverged, Progress, Stage, train
+from opencil.engine.loop import Checkpoint, Diverged, Progress, Stage, batches, optimise
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import Model
@@ -23,17 +24,25 @@ Batch = tuple[Tensor, Tensor]
 SEED = (3, "step", 1)
 
 
+def train(
+    stage: Stage, images: ImageSet, transform: Transform, resume: Checkpoint | None = None
+) -> Iterator[Progress]:
+    """Train a stage on batches of four images."""
+    feed, loss = batches(stage, images, transform, 4, SEED, 0)
+    return optimise(stage, loss, feed, FULL, resume)
+
+
 def run(
-    module: nn.Module, images: ImageSet, transform: Transform, schedule: Schedule, batches: list[Batch]
+    module: nn.Module, images: ImageSet, transform: Transform, schedule: Schedule, seen: list[Batch]
 ) -> list[Progress]:
     """Train to the end, and note the batches of the loss."""
 
     def loss(pixels: Tensor, labels: Tensor) -> Tensor:
         assert module.training
-        batches.append((pixels.clone(), labels.clone()))
+        seen.append((pixels.clone(), labels.clone()))
         return F.cross_entropy(module(pixels), labels)
 
-    return list(train(Stage("train", module, loss, schedule, torch.arange(10)), images, transform, 4, SEED))
+    return list(train(Stage("train", module, loss, schedule, torch.arange(10)), images, transform))
 
 
 def naive_sgd(module: nn.Module, batches: list[Batch], rates: list[float], decay: float) -> None:
@@ -80,7 +89,7 @@ def test_only_the_modules_trainable_parameters_change(
         Schedule(epochs=2, weight_decay=0.1),
         torch.arange(10),
     )
-    list(train(stage, images, plain, 4, SEED))
+    list(train(stage, images, plain))
     assert all(torch.equal(p, frozen[name]) for name, p in model.backbone.named_parameters())
     assert all(torch.equal(tensor, outside[name]) for name, tensor in other.state_dict().items())
     assert not torch.equal(model.head.weight, head)
@@ -101,7 +110,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
         return F.cross_entropy(model(pixels), labels) + (bad if calls == 4 else 0)
 
     schedule = Schedule(epochs=5, lr=0.25, milestones=(1,))
-    training = train(Stage("boost", model, loss, schedule, torch.arange(10)), images, plain, 4, SEED)
+    training = train(Stage("boost", model, loss, schedule, torch.arange(10)), images, plain)
     with pytest.raises(Diverged, match=f"{bad} in stage 'boost', epoch 2 of 5, at learning rate 0.025"):
         list(training)
     assert calls == 6
@@ -115,7 +124,7 @@ def test_weights_that_the_last_update_spoils_are_found_out(
         model.head.bias.fill_(math.nan)
     stage = Stage("train", model, lambda x, y: model(x).sum(), Schedule(epochs=2), torch.arange(10))
     with pytest.raises(Diverged, match="weights are not finite after stage 'train'"):
-        list(train(stage, images, plain, 4, SEED, resume=Checkpoint(0, 2, {}, {})))
+        list(train(stage, images, plain, Checkpoint(0, 2, {}, {})))
 
 
 @settings(max_examples=60)

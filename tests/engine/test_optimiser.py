@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from opencil.engine.arithmetic import FULL
 from opencil.engine.iteration import WARM_UP, Iteration
-from opencil.engine.optimiser import fits, is_capturable
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.validation import build
@@ -61,9 +60,9 @@ def trained(
     """One iteration at each rate, on inputs that follow from its number."""
     iterate = Iteration(module, lambda x: loss_of(module, x), schedule, FULL, CPU)
     if state is not None:
-        iterate.optimiser.restore(state)
+        iterate.restore(state)
     for i, rate in enumerate(rates, start=first):
-        iterate.optimiser.set_lr(rate)
+        iterate.set_lr(rate)
         iterate(inputs(i))
     return iterate
 
@@ -92,19 +91,15 @@ def test_steps_are_torchs_own_bit_for_bit(schedule: Schedule) -> None:
 @every_schedule
 def test_a_restored_state_resumes_with_the_same_bits(schedule: Schedule) -> None:
     whole, first, second = network(), network(), network()
-    end = trained(whole, schedule, RATES).optimiser.state()
-    state = {
-        name: tensor.clone() for name, tensor in trained(first, schedule, RATES[:3]).optimiser.state().items()
-    }
+    end = trained(whole, schedule, RATES).state()
+    state = {name: tensor.clone() for name, tensor in trained(first, schedule, RATES[:3]).state().items()}
     before = {name: tensor.clone() for name, tensor in state.items()}
     second.load_state_dict(first.state_dict())
-    assert fits(schedule, list(second.parameters()), state)
-    resumed = trained(second, schedule, RATES[3:], first=3, state=state).optimiser.state()
+    resumed = trained(second, schedule, RATES[3:], first=3, state=state).state()
     assert same(whole, second)
     assert resumed.keys() == end.keys()
     assert all(torch.equal(tensor, end[name]) for name, tensor in resumed.items())
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.items()), "a copy is restored"
-    assert not fits(schedule, list(second.parameters())[:1], end or {"00000.exp_avg": torch.ones(1)})
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adagrad"])
@@ -120,10 +115,9 @@ def test_a_parameter_without_a_gradient_so_far_may_have_no_state(name: str) -> N
         iterate = Iteration(module, loss, schedule, FULL, CPU)
         iterate(inputs(0))
         if resumed:
-            state = iterate.optimiser.state()
-            assert fits(schedule, list(module.parameters()), state)
+            state = iterate.state()
             iterate = Iteration(module, loss, schedule, FULL, CPU)
-            iterate.optimiser.restore(state)
+            iterate.restore(state)
         reached.append(module[1])
         for i in (1, 2):
             iterate(inputs(i))
@@ -172,12 +166,12 @@ def test_captured_steps_follow_the_rate_and_the_state(schedule: Schedule) -> Non
     def run(module: nn.Module, numbers: range, state: Any = None) -> dict[str, Tensor]:
         iterate = Iteration(module, lambda x: loss_of(module, x), schedule, FULL, device)
         if state:
-            iterate.optimiser.restore(state)
+            iterate.restore(state)
         for i in numbers:
-            iterate.optimiser.set_lr(rates[i])
+            iterate.set_lr(rates[i])
             iterate(inputs(i).to(device))
-        assert (iterate._graph is not None) == is_capturable(schedule)
-        return {name: tensor.clone() for name, tensor in iterate.optimiser.state().items()}
+        assert (iterate._graph is not None) == schedule.capturable
+        return {name: tensor.clone() for name, tensor in iterate.state().items()}
 
     with torch.cuda.stream(torch.cuda.Stream()):
         whole, halves, on_cpu = network().to(device), network().to(device), network()

@@ -21,7 +21,7 @@ from opencil.engine import ranks as ranks_module
 from opencil.engine.arithmetic import FULL
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.forward import forward
-from opencil.engine.loop import Stage, train
+from opencil.engine.loop import Stage, batches, optimise
 from opencil.engine.ranks import LostRank, Ranks, agree, current, from_first, join, using
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
@@ -50,9 +50,10 @@ def joined(seconds: float = 30.0) -> Ranks:
 def test_shares_are_the_rows_in_order(size: int, more: int) -> None:
     rows = list(range(size + more))
     shares = [unconnected(rank, size).share(len(rows)) for rank in range(size)]
-    assert [row for share in shares for row in rows[share.start : share.stop]] == rows
-    assert [len(share) for share in shares] == unconnected(0, size).counts(len(rows))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [row for share in shares for row in rows[share.rows]] == rows
+    counts = unconnected(0, size).counts(len(rows))
+    assert [len(rows[share.rows]) for share in shares] == counts
+    assert max(counts) - min(counts) <= 1
     assert sum(share.weight for share in shares) == pytest.approx(1)
     with pytest.raises(BadInput, match="ranks"):
         unconnected(0, size).share(size - 1)
@@ -86,7 +87,7 @@ def test_ranks_have_sums_rows_of_all_and_decisions_of_the_first(on_ranks: OnRank
         assert current() is None
         ranks.same_fate(None)
         summed = ranks.sum_(torch.tensor([ranks.rank + 1.0]))
-        gathered = ranks.gather(rows[share.start : share.stop], ranks.counts(7))
+        gathered = ranks.gather(rows[share.rows], ranks.counts(7))
         return [ranks.first, summed, gathered, decided]
 
     for rank, (first, summed, gathered, decided) in enumerate(on_ranks(call, size=3)):
@@ -205,8 +206,7 @@ def test_batch_norm_of_shares_is_that_of_the_whole_batch(
 
     def call() -> list[Tensor]:
         ranks = joined()
-        share = ranks.share(len(batch))
-        return normalise(slice(share.start, share.stop), ranks)
+        return normalise(ranks.share(len(batch)).rows, ranks)
 
     whole, of_ranks = normalise(slice(None), None), on_ranks(call, size=3)
     assert len(whole) == (6 if affine else 4)
@@ -231,7 +231,8 @@ def test_local_batch_norm_keeps_the_mean_of_the_shares_statistics(
         stage = Stage(
             "train", model, lambda x, y: F.cross_entropy(model(x), y), Schedule(epochs=2), torch.arange(10)
         )
-        list(train(stage, images, plain, 7, (0,), replace(FULL, batch_norm=batch_norm)))
+        feed, loss = batches(stage, images, plain, 7, (0,), 0)
+        list(optimise(stage, loss, feed, replace(FULL, batch_norm=batch_norm), None))
         return model.state_dict()
 
     def call() -> dict[str, Tensor]:

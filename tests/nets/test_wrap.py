@@ -104,8 +104,7 @@ def test_the_model_stays_as_it_is() -> None:
     network.fc.eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     model = opencil.wrap(network, head="fc", stages=["layer1"])
-    opencil.forward(model, IMAGES)
-    list(opencil.Inputs(model, IMAGES).maps())
+    list(opencil.forward(model, IMAGES).layers())
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
     assert network.training
     assert not network.fc.training

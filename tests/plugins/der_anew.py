@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import opencil
-from opencil import Model, Step
+from opencil import Model, Setting, Step
 from opencil.cil.der import DER
-from opencil.cil.learner import Setting
 from opencil.nets.growing import GrownModel
 
 

@@ -94,7 +94,7 @@ def plain_loop(config: Config) -> pd.DataFrame:
         task = learner.begin(setting, step, memory, model)
         for _ in learner.learn(task):
             pass
-        model = setting.evaluated(task.model.eval())
+        model = setting.move_to_device(task.model.eval(), evaluate=True)
 
         def outputs(images: opencil.Images, indices: Tensor, model: opencil.Model = model) -> Outputs:
             return forward(model, images, data.transform, indices)

@@ -1,15 +1,12 @@
 """Base of RanPAC and ACIL: ridge regression on random features, exact over all images seen."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Model, Stage, Step, Task
-from opencil.cil.learner import Setting
+from opencil import Model, Setting, Step, Task
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.precision import as_float64, copy_to_device, widest
 from opencil.engine.seeding import generator
@@ -29,6 +26,7 @@ class Analytic(TrainedOnce):
     """Ridge regression from random features to one-hot labels, by float64 sums over all images seen."""
 
     linear = False
+    trained_head = "first_head"  #: not used after step 1
 
     width: Count = 2000  #: random features
     drawn: Drawn = "uniform"
@@ -39,13 +37,8 @@ class Analytic(TrainedOnce):
         exact = widest(setting.images.device)
         return RidgeModel(setting.new_backbone(), step.sizes, self.width, self.drawn, exact)
 
-    def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """Return the logits of a linear head, which is not used after step 1."""
-        logits: Tensor = model.first_head(model.features(images))
-        return logits
-
     @torch.no_grad()
-    def fit(self, task: Task) -> Iterable[Stage] | None:
+    def fit(self, task: Task) -> None:
         """Add the new images to the sums and solve for the head."""
         model, outputs = task.model, task.outputs(task.step.train)
         assert outputs.labels is not None
@@ -66,7 +59,6 @@ class Analytic(TrainedOnce):
         sums = (model.gram, gram), (model.products, products)  # copies, on a device without float64
         for tensor, found in (*sums, (model.head.last.weight, weights.T)):
             tensor.copy_(copy_to_device(found, tensor.device))
-        return None
 
 
 def best_ridge(h: Tensor, targets: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencil import Backbone, BadInput, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting, replay_and_distil
+from opencil.cil.learner import Setting, classify_and_distil
 from opencil.engine.seeding import generator
 from opencil.validation import Positive, ProperFraction
 
@@ -35,10 +35,6 @@ class BiC(Learner):
     held_out: ProperFraction = 0.1
     temperature: Positive = 2.0
 
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of the model's training: the correction has few images."""
-        return self.train.epochs * (1 if first else 1 + FORWARD)
-
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a correction for each step so far."""
         return CorrectedModel(setting.new_backbone(), [len(labels) for labels in step.tasks])
@@ -46,7 +42,7 @@ class BiC(Learner):
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train the model with fixed corrections; then the newest correction, on held-out images."""
         share = task.step.old / task.step.seen
-        loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
+        loss = classify_and_distil(task, self.temperature, ce=1 - share, kd=share)
         model = task.model.requires_grad_(True)
         model.corrections.requires_grad_(False)
         if task.first:
@@ -69,11 +65,10 @@ class BiC(Learner):
             raise BadInput(f"memory = {task.memory.size} is too small: BiC needs 2 images of every class")
         numbers = generator(task.setting.data_seed, "held out", task.step.number)
         order = torch.randperm(len(labels), generator=numbers)
-        rank = torch.empty_like(order)  # of an image within its class
+        held_out = torch.zeros(len(order), dtype=torch.bool)
         for label in range(task.step.seen):
-            of_class = order[labels[order] == label]
-            rank[of_class] = torch.arange(len(of_class))
-        return task.train_plus[rank >= count], task.train_plus[rank < count]
+            held_out[order[labels[order] == label][:count]] = True
+        return task.train_plus[~held_out], task.train_plus[held_out]
 
 
 class Correction(nn.Module):

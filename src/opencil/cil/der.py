@@ -8,8 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting
+from opencil import Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.wa import align
 from opencil.nets.growing import GrownModel
 
@@ -22,6 +21,7 @@ class DER(Learner):
     """A new backbone a step beside the older ones, which are frozen; then the head's new rows are scaled."""
 
     family = "expansion"
+    beside = 4.5  #: older backbones, in the mean of ten steps
     equation = (
         r"L = \text{CE}(z, y) + \text{CE}(z_{\text{aux}}, \max(0, y - \text{old} + 1)) \\ "
         r"w_{\text{new}} \leftarrow w_{\text{new}} "
@@ -34,10 +34,6 @@ class DER(Learner):
 
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120, 150), weight_decay=2e-4)
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort with 4.5 older backbones, the mean of ten steps."""
-        return self.first.epochs if first else self.later.epochs * (1 + 4.5 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a backbone for each step so far."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from opencil import Backbone, Learner, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Backbone, Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.engine.arithmetic import FULL
 from opencil.engine.feed import ImageFeed, augmented_loss
 from opencil.validation import NonNegative, Positive
@@ -83,10 +82,8 @@ class AnchoredModel(Model):
 
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__(backbone, classes)
-        self.anchor: Tensor
-        self.importance: Tensor
-        self.register_buffer("anchor", flatten(self.anchored).detach())
-        self.register_buffer("importance", torch.zeros_like(self.anchor))
+        self.anchor: Tensor = nn.Buffer(flatten(self.anchored).detach())
+        self.importance: Tensor = nn.Buffer(torch.zeros_like(self.anchor))
 
     @property
     def anchored(self) -> list[Tensor]:

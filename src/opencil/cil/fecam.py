@@ -1,14 +1,10 @@
 """FeCAM: a covariance for each class."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Model, Paper, Schedule, Setting, Step, Task, register_learner
 from opencil.cil.simplecil import SimpleCIL
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.nets.cosine import CosineModel
@@ -41,6 +37,8 @@ class FeCAM(SimpleCIL):
         "$`\\varphi^{\\beta}`$ keeps the sign, for backbones whose features may be negative."
     )
 
+    trained_head = "head.cosine_logits"
+
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
     power: Positive = 0.5
     shrink_diagonal: NonNegative = 1.0
@@ -52,12 +50,7 @@ class FeCAM(SimpleCIL):
         model.head = DistanceHead(model.backbone.width, step.sizes, self.power)
         return model
 
-    def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """Return the logits of the head as a cosine head."""
-        logits: Tensor = model.head.cosine_logits(model.features(images))
-        return logits
-
-    def fit(self, task: Task) -> Iterable[Stage] | None:
+    def fit(self, task: Task) -> None:
         """Set SimpleCIL's means, and the pseudo-inverse of each new class's correlation matrix."""
         super().fit(task)
         for label, features in enumerate(task.new_features(), start=task.step.old):
@@ -66,4 +59,3 @@ class FeCAM(SimpleCIL):
                 spread = shrink(spread, self.shrink_diagonal, self.shrink_rest)
             inverse = torch.linalg.pinv(correlation(spread), hermitian=True)
             task.model.head.inverses[label] = copy_to_device(inverse, features.device)
-        return None

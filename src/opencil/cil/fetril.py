@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from opencil import Backbone, Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting
+from opencil import Backbone, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.trained_once import TrainedOnce
 
 
@@ -32,10 +31,6 @@ class FeTrIL(TrainedOnce):
     )
 
     later: Schedule = Schedule(epochs=50, lr=0.05, decay="cosine", weight_decay=5e-4)
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of step 1; later steps train only a head on features."""
-        return self.first.epochs if first else FORWARD
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with the mean feature of every class."""
@@ -66,11 +61,9 @@ class FeTrIL(TrainedOnce):
 class ModelWithMeans(Model):
     """A model with the mean feature of every class, [classes, D]."""
 
-    means: Tensor
-
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__(backbone, classes)
-        self.register_buffer("means", torch.zeros(classes, backbone.width))
+        self.means: Tensor = nn.Buffer(torch.zeros(classes, backbone.width))
 
     def grow(self, classes: int) -> None:
         """Widen the head; the means of new classes are 0."""

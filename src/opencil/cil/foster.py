@@ -3,14 +3,14 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import FORWARD, Setting, distillation, soft_cross_entropy, soften
+from opencil import Learner, Memory, Outputs, Paper, Schedule, Setting, Stage, Step, Task, register_learner
+from opencil.cil.learner import distillation, soft_cross_entropy, soften
 from opencil.data.memory import quota
 from opencil.engine.forward import forward
 from opencil.nets.growing import SideBySide
@@ -29,6 +29,7 @@ class FOSTER(Learner):
     """A second backbone is boosted beside the frozen first one; both are then compressed into one."""
 
     family = "expansion"
+    beside = 4.8  #: the frozen model; compression beside two is as much work as the others
     equation = (
         r"L_{\text{boost}} = \text{CE}(z / w, y) + \text{CE}(z_{\text{aux}}, y) "
         r"+ \text{KD}(z_{1:\text{old}}, z') \\ "
@@ -48,12 +49,6 @@ class FOSTER(Learner):
     compress_beta: BelowOne = 0.97
     temperature: Positive = 2.0
     evaluate: Literal["boosted", "compressed"] = "boosted"
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of boosting beside a frozen backbone and of compression beside two."""
-        if first:
-            return self.first.epochs
-        return self.boost.epochs * (1 + FORWARD) + self.compress.epochs * (1 + 2 * FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a plain model at step 1, then a boosted one with its student."""
@@ -129,22 +124,12 @@ class BoostedModel(SideBySide):
         self.auxiliary = Head(base.backbone.width, classes)
         self.student = copy.deepcopy(base)
         self.student.grow(classes)
+        base.backbone.freeze()
 
     def backbones(self) -> list[Backbone]:
-        """Return the backbone of the frozen model, and the second."""
-        return [self.base.backbone, self.backbone]
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return features of both backbones side by side, or of the student."""
-        return self.student.features(images) if self.evaluate == "compressed" else super().features(images)
-
-    def maps(self, images: Tensor) -> list[Tensor]:
-        """Return maps of both backbones side by side, stage by stage, or of the student."""
-        return self.student.maps(images) if self.evaluate == "compressed" else super().maps(images)
-
-    def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features of the last stages of both backbones, or of the student's."""
-        return self.student.last_stage(maps) if self.evaluate == "compressed" else super().last_stage(maps)
+        """Return the backbones of the frozen model and the second, or the student's."""
+        pair = [self.base.backbone, self.backbone]
+        return [self.student.backbone] if self.evaluate == "compressed" else pair
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits of the head over both backbones, or of the student."""
@@ -156,13 +141,7 @@ class BoostedModel(SideBySide):
 
     def boosted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the pair, of the second backbone's auxiliary head, and of the frozen model."""
-        old, new = self.parts(images)
+        old, new = self.base.backbone(images), self.backbone(images)
         with torch.no_grad():
             before = self.base.classify(old)
         return self.head(torch.cat([old, new], dim=1)), self.auxiliary(new), before
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training mode for all but the frozen model."""
-        super().train(mode)
-        self.base.eval()
-        return self

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Learner, Memory, Outputs, Paper, Schedule, Stage, Task, register_learner
-from opencil.cil.learner import replay_and_distil
+from opencil.cil.learner import classify_and_distil
 from opencil.validation import Positive
 
 
@@ -34,8 +34,8 @@ class ICaRL(Learner):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train by CE at step 1, by CE + KD after it."""
-        schedule = self.first if task.first else self.later
-        yield Stage("train", task.model, replay_and_distil(task, self.temperature), schedule, task.train_plus)
+        loss = classify_and_distil(task, self.temperature)
+        yield Stage("train", task.model, loss, self.first if task.first else self.later, task.train_plus)
 
     def other_predictions(self, task: Task, memory: Memory, test: Outputs) -> dict[str, Tensor]:
         """Return the class with the nearest mean feature of exemplars, iCaRL's own classifier."""

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opencil import Memory, Model, Schedule, Step, register_learner
-from opencil.cil.learner import Setting
+from opencil import Memory, Model, Schedule, Setting, Step, register_learner
 from opencil.cil.replay import Replay
 
 

@@ -16,19 +16,14 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Step
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
-from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
 from opencil.engine.forward import Outputs, forward
-from opencil.engine.loop import Diverged, Progress, Stage, train
-from opencil.engine.ranks import current
+from opencil.engine.loop import BadCheckpoint, Checkpoint, Diverged, Progress, Stage, batches, optimise
+from opencil.engine.ranks import agree, current
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
-from opencil.nets.create import Named, create_backbone, without_weights
+from opencil.nets.create import Named, create_backbone
 from opencil.nets.model import Backbone, Model
 from opencil.validation import Count, Positive, Values
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-#: Work of a forward pass, as a share of one forward and backward.
-FORWARD = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -49,22 +44,11 @@ class Setting:
         named = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
         return create_backbone(**named)
 
-    def without_weights(self) -> "Setting":
-        """Return the setting without the backbone's file, for models whose weights will be loaded."""
-        return replace(self, backbone=without_weights(self.backbone))
-
-    def move_to_device(self, model: Model) -> Model:
-        """Move a model to the images' device; on a GPU in the memory layout of the fastest convolutions."""
+    def move_to_device(self, model: Model, evaluate: bool = False) -> Model:
+        """Move a model to the images' device, on a GPU in the fastest layout to train or to evaluate."""
         device = self.images.device
-        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        layout = torch.channels_last if device.type == "cuda" and not evaluate else torch.contiguous_format
         return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
-
-    def evaluated(self, model: Model) -> Model:
-        """Move a trained model to the memory layout that full float32 is fastest in on a GPU.
-
-        A CPU keeps it too: channels-last would be a little faster there, with other roundings.
-        """
-        return model.to(device=self.images.device, memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass
@@ -77,8 +61,7 @@ class Task:
     model: Any  #: of the method's own subclass of ``Model``
     previous: Any  #: the same, after the step before; None at step 1
     train_plus: Tensor  #: indices of T_t^train+, the images to learn from
-    #: The model's weights after each stage so far.
-    ended: list[dict[str, Tensor]] = field(default_factory=list)
+    ended: list[dict[str, Tensor]] = field(default_factory=list)  #: the model's weights after each stage
     computed: Outputs | None = None  #: of the trained model on ``train_plus``, if computed already
 
     @property
@@ -117,19 +100,14 @@ class Learner(Values, ABC):
     milestones included.
     """
 
-    #: Its group in lists, also a name for all methods of the group: ``--cil expansion``.
-    family: ClassVar[str] = ""
-    #: Whether the method keeps exemplars.
-    remembers: ClassVar[bool] = True
-    #: Whether it sees images of old classes again, as exemplars or otherwise.
-    revisits: ClassVar[bool] = True
-    #: Whether its logits are W f + b; some detectors need W and b.
-    linear: ClassVar[bool] = True
-    #: For its page in the docs: the loss in LaTeX, and differences between paper, code and this.
-    equation: ClassVar[str] = ""
-    differs: ClassVar[str] = ""
-    #: Presets by label: ``create_learner("icarl@label")``.
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    family: ClassVar[str] = ""  #: its group in lists, also a name for all of them: ``--cil expansion``
+    remembers: ClassVar[bool] = True  #: whether it keeps exemplars
+    revisits: ClassVar[bool] = True  #: whether it sees images of old classes again, as exemplars or otherwise
+    linear: ClassVar[bool] = True  #: whether its logits are W f + b; some detectors need W and b
+    beside: ClassVar[float] = 1.0  #: forward passes of other networks beside the one trained after step 1
+    equation: ClassVar[str] = ""  #: the loss in LaTeX, for its page in the docs
+    differs: ClassVar[str] = ""  #: differences between paper, code and this, for the same page
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  #: presets: ``create_learner("icarl@label")``
 
     epochs: InitVar[Count | None] = field(default=None, kw_only=True)
     epochs_scale: InitVar[Positive] = field(default=1.0, kw_only=True)
@@ -155,14 +133,14 @@ class Learner(Values, ABC):
     def effort(self, *, first: bool) -> float:
         """Return the expected work of step 1 or of a later one, in passes forward and backward per image.
 
-        It decides which of several runs starts first. By default it is the epochs of the schedule ``first``
-        at step 1; after it the epochs of all other schedules, with a teacher's forward pass.
+        The run with most work starts first. By default it is the epochs of the schedule ``first`` at step 1,
+        after it those of the longest other schedule, with the passes ``beside`` it, a third of its work each.
         """
         schedules = {f.name: getattr(self, f.name) for f in fields(self)}
         epochs = {name: s.epochs for name, s in schedules.items() if isinstance(s, Schedule)}
-        if first and "first" in epochs:
-            return epochs["first"]
-        return (1 if first else 1 + FORWARD) * sum(n for name, n in epochs.items() if name != "first")
+        of_first = epochs.pop("first", None)
+        longest = max(epochs.values(), default=0)
+        return (of_first or longest) if first else longest * (1 + self.beside / 3)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return an untrained model of the shape that is stored after ``step``."""
@@ -197,24 +175,22 @@ class Learner(Values, ABC):
         return Task(setting, step, memory, model.requires_grad_(True).eval(), previous, train_plus)
 
     def learn(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
-        """Train ``task.model`` on a step, or resume from a checkpoint, yielding after each iteration.
-
-        The weights after each finished stage are loaded first, for the method's code between the stages.
-        """
+        """Train ``task.model`` on a step, or resume from a checkpoint, yielding after each iteration."""
         setting, number = task.setting, -1
         for number, stage in enumerate(self.stages(task) or ()):
-            if checkpoint and number < checkpoint.stage:
-                checkpoint.restore_end(task.model, number)
-                task.ended.append(checkpoint.ended[number])
-                continue
             resume = None
-            if checkpoint and number == checkpoint.stage:
-                resume = checkpoint.restore(task.model, stage.module, stage.schedule)
+            if checkpoint and number <= checkpoint.stage:  # the method's code between stages needs them too
+                weights = checkpoint.restore(task.model, number)
+                if number < checkpoint.stage:
+                    task.ended.append(weights)
+                    continue
+                resume = checkpoint
             seed = (setting.data_seed, "step", task.step.number, stage.name)
-            data = setting.images, setting.transform, setting.batch_size
-            training = train(stage, *data, seed, setting.arithmetic, resume, old=task.step.old)
+            batch_size, old = setting.batch_size, task.step.old
+            agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
+            feed, loss = batches(stage, setting.images, setting.transform, batch_size, seed, old)
             try:
-                for progress in training:
+                for progress in optimise(stage, loss, feed, setting.arithmetic, resume):
                     yield replace(progress, stage_number=number)
             except Diverged as error:
                 raise Diverged(f"{type(self).__name__}, step {task.step.number}: {error}") from None
@@ -266,13 +242,16 @@ def weights_by_share(task: Task, of_memory: float) -> tuple[float, float]:
     return of_memory * all_of_them / max(kept, 1), (1 - of_memory) * all_of_them / (all_of_them - kept)
 
 
-def replay_and_distil(task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0) -> Loss:
-    """Return the loss ce·CE + kd·KD from the teacher, or CE at step 1."""
-    model, teacher = task.model, task.teacher
+def classify_and_distil(
+    task: Task, temperature: float, ce: float = 1.0, kd: float = 1.0, only_new: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss ce·CE, of all or only the new classes, + kd·KD from the teacher; no KD at step 1."""
+    model, teacher, old = task.model, task.teacher, task.step.old
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         logits = model(images)
-        classification = F.cross_entropy(logits, labels)
+        among = (logits[:, old:], labels - old) if only_new else (logits, labels)
+        classification = F.cross_entropy(*among)
         if teacher is None:
             return classification
         with torch.no_grad():

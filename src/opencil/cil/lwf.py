@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from opencil import Learner, Paper, Schedule, Stage, Task, distillation, register_learner
+from opencil import Learner, Paper, Schedule, Stage, Task, register_learner
+from opencil.cil.learner import classify_and_distil
 from opencil.validation import NonNegative, Positive
 
 
@@ -35,15 +32,5 @@ class LwF(Learner):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train by CE at step 1, by CE of the new logits + λ·KD of the old ones after it."""
-        model, old, teacher = task.model, task.step.old, task.teacher
-
-        def loss(images: Tensor, labels: Tensor) -> Tensor:
-            logits = model(images)
-            total: Tensor = F.cross_entropy(logits[:, old:], labels - old)
-            if teacher is None:
-                return total
-            with torch.no_grad():
-                before = teacher(images)
-            return total + self.weight * distillation(logits, before, self.temperature)
-
-        yield Stage("train", model, loss, self.first if task.first else self.later, task.train_plus)
+        loss = classify_and_distil(task, self.temperature, kd=self.weight, only_new=True)
+        yield Stage("train", task.model, loss, self.first if task.first else self.later, task.train_plus)

@@ -3,9 +3,8 @@
 import copy
 from dataclasses import dataclass
 
-from opencil import Model, Paper, Step, register_learner
+from opencil import Model, Paper, Setting, Step, register_learner
 from opencil.cil.der import DER
-from opencil.cil.learner import Setting
 from opencil.nets.growing import GrownModel
 
 PAPER = Paper(

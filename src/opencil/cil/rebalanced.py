@@ -8,8 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Learner, Model, Schedule, Stage, Step, Task
-from opencil.cil.learner import FORWARD, Setting
+from opencil import Learner, Model, Schedule, Setting, Stage, Step, Task
 from opencil.nets.cosine import CosineModel
 from opencil.validation import Count
 
@@ -37,10 +36,6 @@ class Rebalanced(Learner):
     @abstractmethod
     def retention(self, task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features of images and the cost of their difference to the teacher's, at a step ≥ 2."""
-
-    def effort(self, *, first: bool) -> float:
-        """Return the effort of the training: the balanced images are few."""
-        return self.train.epochs * (1 if first else 1 + FORWARD)
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a cosine head."""

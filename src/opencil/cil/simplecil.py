@@ -1,12 +1,10 @@
 """SimpleCIL: class means under a cosine head."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from opencil import Model, Paper, Schedule, Stage, Step, Task, register_learner
-from opencil.cil.learner import Setting
+from opencil import Model, Paper, Schedule, Setting, Step, Task, register_learner
 from opencil.cil.trained_once import TrainedOnce
 from opencil.nets.cosine import CosineModel
 
@@ -43,7 +41,6 @@ class SimpleCIL(TrainedOnce):
         return CosineModel(setting.new_backbone(), step.sizes)
 
     @torch.no_grad()
-    def fit(self, task: Task) -> Iterable[Stage] | None:
+    def fit(self, task: Task) -> None:
         """Set the new classes' rows to their mean features."""
         task.model.head.rows[-1].copy_(torch.stack([f.mean(dim=0) for f in task.new_features()]))
-        return None

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +22,8 @@ class TrainedOnce(Learner):
     family = "trained-once"
     remembers = False
     revisits = False
+    #: The attribute of the model that maps features to logits in the training at step 1.
+    trained_head: ClassVar[str] = "head"
 
     first: Schedule = Schedule(epochs=200, lr=0.1, decay="cosine", weight_decay=5e-4)
 
@@ -28,17 +31,13 @@ class TrainedOnce(Learner):
     def fit(self, task: Task) -> Iterable[Stage] | None:
         """Fit ``task.model``'s head to features of the new images; yield stages if it has to be trained."""
 
-    def first_logits(self, model: Any, images: Tensor) -> Tensor:
-        """Return the logits for the training at step 1."""
-        logits: Tensor = model(images)
-        return logits
-
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train the backbone by CE at step 1, then fit the head."""
-        if task.first and not task.model.backbone.frozen:
+        model, head = task.model, attrgetter(self.trained_head)(task.model)
+        if task.first and not model.backbone.frozen:
 
             def loss(images: Tensor, labels: Tensor) -> Tensor:
-                return F.cross_entropy(self.first_logits(task.model, images), labels)
+                return F.cross_entropy(head(model.features(images)), labels)
 
-            yield Stage("train", task.model, loss, self.first, task.train_plus)
+            yield Stage("train", model, loss, self.first, task.train_plus)
         yield from self.fit(task) or ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from opencil import Learner, Paper, Schedule, Stage, Task, register_learner
-from opencil.cil.learner import replay_and_distil
+from opencil.cil.learner import classify_and_distil
 from opencil.nets.model import Head
 from opencil.validation import Positive
 
@@ -32,12 +32,11 @@ class WA(Learner):
 
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train by CE at step 1, then by (1−λ)CE + λKD with λ = old/seen, and align the head."""
-        step, share = task.step, task.step.old / task.step.seen
-        schedule = self.first if task.first else self.later
-        loss = replay_and_distil(task, self.temperature, ce=1 - share, kd=share)
-        yield Stage("train", task.model, loss, schedule, task.train_plus)
+        share = task.step.old / task.step.seen
+        loss = classify_and_distil(task, self.temperature, ce=1 - share, kd=share)
+        yield Stage("train", task.model, loss, self.first if task.first else self.later, task.train_plus)
         if not task.first:
-            align(task.model.head, step.old)
+            align(task.model.head, task.step.old)
 
 
 @torch.no_grad()

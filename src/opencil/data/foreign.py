@@ -86,7 +86,7 @@ class ForeignImages:
 
 
 def _serve_array(array: "np.ndarray[Any, Any] | Tensor", name: str, *values: Any) -> ForeignImages:
-    """Serve an array or a tensor [N, C, H, W] on another device than the model, such as a memory map."""
+    """Serve an array, such as a memory map, or a tensor [N, C, H, W], of any device."""
     floating = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
     _check_images(array, floating and len(array) > 0, f"images of {name}")
 
@@ -122,8 +122,8 @@ def _serve_loader(loader: "DataLoader[Any]", name: str, *values: Any) -> Foreign
 
 def serve_images(
     images: Any, name: str, device: torch.device | None, batch_size: int = 512, *, labelled: bool = True
-) -> "Images | Tensor | ForeignImages":
-    """Return an image set or a tensor as it is, and anything else as ``ForeignImages``.
+) -> Images | ForeignImages:
+    """Return an image set as it is, and anything else as ``ForeignImages``.
 
     ``device`` is the model's device, None if it is unknown. ``labelled``: read labels with the images.
     """
@@ -132,7 +132,7 @@ def serve_images(
         return images
     if isinstance(images, Tensor):
         images = dense(images, f"images of {name}")
-        return images if device in (None, images.device) else _serve_array(images, *values)
+        return _serve_array(images, name, device or images.device, labelled)
     if isinstance(images, np.ndarray):
         return _serve_array(images, *values)
     if isinstance(images, IterableDataset):

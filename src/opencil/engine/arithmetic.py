@@ -60,7 +60,8 @@ class Arithmetic(Values):
         """Return the precision of computations on a device."""
         if self.precision == "bf16" and has_bfloat16(device):
             return "bf16"
-        return "tf32" if self.precision != "fp32" and has_tf32(device) else "fp32"
+        tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "tf32" if self.precision != "fp32" and tf32 else "fp32"
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -69,11 +70,6 @@ def has_bfloat16(device: torch.device) -> bool:
         return False
     with torch.cuda.device(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def has_tf32(device: torch.device) -> bool:
-    """Return whether the device is a GPU with TF32."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 _OPERATION = re.compile(r"(\S+) does not have a deterministic implementation")

@@ -1,7 +1,7 @@
 """Devices: choose one by name, and streams, threads and memory of it."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def resolve_device(name: str) -> torch.device:
     ``gpu`` is torch's accelerator of any kind. ``auto`` is the accelerator if it has float64, as CUDA's do,
     else the CPU; nothing has been measured on Apple's MPS.
     """
-    accelerator = _accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto" and (accelerator is None or widest(accelerator) is not torch.float64):
         return torch.device("cpu")
     if accelerator and name in ("auto", "gpu"):
@@ -28,22 +28,16 @@ def resolve_device(name: str) -> torch.device:
         # torch's own text is short for a kind of device of this machine, such as "invalid device ordinal".
         known = accelerator and name.startswith(accelerator.type)
         reason = str(error).split("\n")[0] if known else "torch has no such device here"
-        present, kinds = present_devices(), ("cuda", "mps", "xpu")
-        hint = "" if name.startswith(("gpu", *kinds)) else nearest(name, [*present, *kinds])
-        raise BadInput(
-            f"device {name!r} cannot be used ({reason}; see 'opencil doctor'): allowed here are "
-            f"{', '.join(present)}{hint}"
-        ) from None
+        present, kinds = present_devices(), ("gpu", "cuda", "mps", "xpu")
+        hint = "" if name.startswith(kinds) else nearest(name, [*present, *kinds])
+        problem = f"device {name!r} cannot be used ({reason}; see 'opencil doctor')"
+        raise BadInput(f"{problem}: allowed here are {', '.join(present)}{hint}") from None
     return device
-
-
-def _accelerator() -> torch.device | None:
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def present_devices() -> list[str]:
     """Return the names of devices for ``resolve_device`` on this machine."""
-    accelerator = _accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return ["auto", "cpu"]
     numbered = [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
@@ -51,9 +45,9 @@ def present_devices() -> list[str]:
 
 
 class SideStream:
-    """A stream beside the current one on a GPU; it begins after the current one's work so far.
+    """A stream beside the current one on a GPU, where a captured step must not run on the default one.
 
-    On other devices it does nothing.
+    It begins after the current one's work so far. On other devices it does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,11 +76,6 @@ class SideStream:
         current.wait_stream(self._stream)
         for tensor in tensors:
             tensor.record_stream(current)
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[None]:
-    """Use a new stream inside the block on a GPU: a captured step must not run on the default one."""
-    return SideStream(device).active()
 
 
 @contextmanager

@@ -40,9 +40,8 @@ class Feed(ABC):
 class ImageFeed(Feed):
     """Training images in random order with their random augmentation, for an ``augmented_loss``.
 
-    Every batch has the same size: the last one of an epoch is filled from the next permutation. ``extras``
-    are the further arguments of the loss. With a ``share``, only its rows of every batch are served, with the
-    same random numbers as without.
+    The last batch of an epoch is filled from the next permutation. ``extras`` are further arguments of the
+    loss. Of every batch only the rows of a ``share`` are served, with the same random numbers.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ImageFeed(Feed):
             tensors += self._draw(length, "second view", number)
         if "index" in self._extras:
             tensors.append(order)
-        rows = slice(None) if self.share is None else slice(self.share.start, self.share.stop)
+        rows = slice(None) if self.share is None else self.share.rows
         # Indices on the host: images decoded there do not wait for the device.
         own, *batches = (tensor.view(-1, self._batch)[:, rows] for tensor in (drawn, *tensors))
         pixels = self._images.batches(own.flatten(), own.shape[1])
@@ -103,22 +102,18 @@ def extras_of(loss: Callable[..., Tensor], stage: str) -> frozenset[str]:
     """Return the extras among the arguments of a stage's loss after (images, labels)."""
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     named = [a for a in inspect.signature(loss).parameters.values() if a.kind not in variadic][2:]
-    for argument in named:
-        if argument.name not in EXTRAS and argument.default is Parameter.empty:
-            raise BadInput(
-                f"the loss of stage {stage!r} has an argument {argument.name!r}: allowed after (images, "
-                f"labels) are {', '.join(EXTRAS)}{nearest(argument.name, EXTRAS)}"
-            )
-    return frozenset(argument.name for argument in named) & set(EXTRAS)
+    names = [a.name for a in named if a.name in EXTRAS or a.default is Parameter.empty]
+    for name in names:
+        if name not in EXTRAS:
+            allowed = f"allowed after (images, labels) are {', '.join(EXTRAS)}{nearest(name, EXTRAS)}"
+            raise BadInput(f"the loss of stage {stage!r} has an argument {name!r}: {allowed}")
+    return frozenset(names)
 
 
 def augmented_loss(
-    loss: Callable[..., Tensor],
-    transform: Transform,
-    extras: frozenset[str] = frozenset(),
-    old: int = 0,
+    loss: Callable[..., Tensor], transform: Transform, extras: frozenset[str] = frozenset(), old: int = 0
 ) -> Callable[..., Tensor]:
-    """Return a loss of the tensors of an ``ImageFeed``, for one of (images, labels, its extras).
+    """Return a loss of an ``ImageFeed``'s tensors, for a loss of (images, labels, extras).
 
     Labels below ``old`` are of classes of earlier steps.
     """
@@ -149,8 +144,5 @@ def epoch_order(count: int, length: int, epoch: int, seed: tuple[int | str, ...]
     """Return an epoch's part, int64 [length], of an endless sequence of permutations of ``count`` items."""
     first, skip = divmod(epoch * length, count)
     last = (epoch * length + length - 1) // count
-    permutations = [
-        torch.randperm(count, generator=generator(*seed, "order", number))
-        for number in range(first, last + 1)
-    ]
-    return torch.cat(permutations)[skip : skip + length]
+    generators = (generator(*seed, "order", number) for number in range(first, last + 1))
+    return torch.cat([torch.randperm(count, generator=g) for g in generators])[skip : skip + length]

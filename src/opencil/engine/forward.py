@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 #: Pixels of a batch on a CPU, and its images however large they are. The activations of larger batches do not
 #: fit into the cache.
 _CPU_PIXELS, _CPU_IMAGES = 2**17, 128
+Classify = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Inputs:
     """
 
     model: Classifier
-    images: Images | Tensor | ForeignImages
+    images: Any  #: of any of these kinds; kept as Images or ForeignImages
     transform: Transform | None = None
     indices: Tensor | None = None
     batch_size: int = 512
@@ -50,35 +51,31 @@ class Inputs:
         object.__setattr__(self, "images", images)
         if isinstance(images, Images) and self.transform is None:
             raise BadInput(f"images of {images.name!r} are bytes: a transform is needed with them")
-        if isinstance(images, Tensor):
-            _check_normalised(images)
-        if self.indices is not None:
-            object.__setattr__(self, "indices", dense(self.indices, "indices"))
-            self._check_indices(self.indices)
-
-    def _check_indices(self, indices: Tensor) -> None:
-        """Refuse indices outside of the images; an iterable has no count before it is read."""
+        if self.indices is None:
+            return
+        indices = dense(self.indices, "indices")
+        object.__setattr__(self, "indices", indices)
         if indices.ndim != 1 or indices.dtype != torch.int64:
             raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
-        if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
-            return
-        low, high = (int(end) for end in indices.aminmax())
-        if not 0 <= low <= high < len(self.images):
-            raise BadInput(f"indices go from {low} to {high}: there are images 0 to {len(self.images) - 1}")
+        # An iterable has no count before it is read.
+        if len(indices) and (isinstance(images, Images) or images.by_index):
+            low, high = (int(end) for end in indices.aminmax())
+            if not 0 <= low <= high < len(images):
+                raise BadInput(f"indices go from {low} to {high}: there are images 0 to {len(images) - 1}")
 
     def __len__(self) -> int:
         return len(self.images) if self.indices is None else len(self.indices)
 
     @property
-    def labels(self) -> Tensor | None:
-        """Return the labels [N] of an image set; labels of other images come with their batches."""
-        return self.images.labels[self._device_indices] if isinstance(self.images, Images) else None
+    def rows(self) -> Tensor:
+        """Return the indices; images decoded on the host need them on their own device."""
+        return torch.arange(len(self.images)) if self.indices is None else self.indices
 
     @property
-    def std(self) -> Tensor:
-        """Return the std of the transform, [channels, 1, 1]; 1 without a transform."""
-        values = (1.0,) if self.transform is None else self.transform.std
-        return torch.tensor(values, device=self.images.device).view(-1, 1, 1)
+    def labels(self) -> Tensor | None:
+        """Return the labels [N] of an image set; labels of other images come with their batches."""
+        images = self.images
+        return images.labels[self.rows.to(images.device)] if isinstance(images, Images) else None
 
     def batches(self) -> Iterator[Tensor]:
         """Yield the images in order, normalised, float32 [≤ batch_size, channels, H, W]."""
@@ -86,7 +83,13 @@ class Inputs:
 
     def labelled_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the same batches with their labels, or None for images without labels."""
-        for images, labels in self._whole_batches():
+        if isinstance(self.images, ForeignImages):
+            whole = self.images.batches(self.indices, self.batch_size)
+        else:
+            assert self.transform is not None
+            pixels = self.images.batches(self.rows, self.batch_size)
+            whole = zip(map(self.transform.test, pixels), repeat(None))
+        for images, labels in whole:
             most = max(1, len(images))
             if images.device.type == "cpu":
                 most = max(_CPU_IMAGES, _CPU_PIXELS // max(1, images.shape[-2] * images.shape[-1]))
@@ -94,67 +97,20 @@ class Inputs:
                 rows = slice(start, start + most)
                 yield images[rows], None if labels is None else labels[rows]
 
-    def _whole_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        if isinstance(self.images, ForeignImages):
-            yield from self.images.batches(self.indices, self.batch_size)
-        elif isinstance(self.images, Tensor):
-            for rows in torch.split(self._device_indices, self.batch_size):
-                yield self.images[rows].float(), None
-        else:
-            assert self.transform is not None
-            for pixels in self.images.batches(self._host_indices, self.batch_size):
-                yield self.transform.test(pixels), None
-
-    def maps(self) -> Iterator[list[Tensor]]:
-        """Yield the model's maps after each stage, float32 [≤ batch_size, C, H, W] each, batch by batch.
-
-        The model is in eval mode and full float32. Maps of all images together would take gigabytes.
-        """
-        maps = self._method("maps")
-        for batch in self.batches():
-            with torch.no_grad(), FULL.active(), evaluating(self.model):
-                stages = maps(batch)
-            if not isinstance(stages, (list, tuple)) or any(stage.ndim != 4 for stage in stages):
-                name = type(self.model).__name__
-                raise BadInput(f"maps of {name} should be a list of tensors [B, C, H, W]")
-            yield [stage.float() for stage in stages]
-
-    def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] of the last stage for given maps before it."""
-        last_stage = self._method("last_stage")
-        with torch.no_grad(), FULL.active(), evaluating(self.model):
-            return _check_rows(self.model, "last_stage", last_stage(maps), len(maps)).float()
-
-    def _method(self, name: str) -> Callable[[Tensor], Any]:
-        method: Callable[[Tensor], Any] | None = getattr(self.model, name, None)
-        if method is None:
-            raise BadInput(f"{type(self.model).__name__} has no method {name}(), which the detector needs")
-        return method
-
-    @property
-    def _host_indices(self) -> Tensor:
-        """Return the indices on their own device; images decoded on the host need them there."""
-        return torch.arange(len(self.images)) if self.indices is None else self.indices
-
-    @property
-    def _device_indices(self) -> Tensor:
-        return self._host_indices.to(self.images.device)
-
 
 @dataclass(frozen=True)
 class Outputs:
     """Features f [N, D], logits z [N, classes] and, where there are any, labels [N].
 
-    ``classify`` is the head h, from features to logits. ``inputs`` are the model and its images, for
-    detectors with more than one forward pass. A model with logits alone has neither, and features without
-    columns. ``tasks`` [classes] is the task of each class, counted from 1, if known; the highest is the new
-    one.
+    ``classify`` is the head h, from features to logits; ``inputs`` are the model and its images. A model with
+    logits alone has neither, and features without columns. ``tasks`` [classes] is the task of each class,
+    counted from 1, if known; the highest is the new one.
     """
 
     features: Tensor
     logits: Tensor
     labels: Tensor | None = None
-    classify: Callable[[Tensor], Tensor] | None = None
+    classify: Classify | None = None
     inputs: Inputs | None = None
     tasks: Tensor | None = None
 
@@ -182,17 +138,33 @@ class Outputs:
         )
 
     def layers(self) -> Iterator[list[Tensor]]:
-        """Return the maps after each stage of the backbone, batch by batch in the samples' order."""
-        return self._inputs().maps()
+        """Yield the backbone's maps after each stage, float32 [≤ batch_size, C, H, W] each, batch by batch.
+
+        The model is in eval mode and full float32. Maps of all images together would take gigabytes.
+        """
+        inputs, maps = self._method_of_model("maps")
+        for batch in inputs.batches():
+            with torch.no_grad(), FULL.active(), evaluating(inputs.model):
+                stages = maps(batch)
+            if not isinstance(stages, (list, tuple)) or any(stage.ndim != 4 for stage in stages):
+                name = type(inputs.model).__name__
+                raise BadInput(f"maps of {name} should be a list of tensors [B, C, H, W]")
+            yield [stage.float() for stage in stages]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features [B, D] of the backbone's last stage for other maps."""
-        return self._inputs().last_stage(maps)
+        """Return features [B, D] of the backbone's last stage for given maps before it."""
+        inputs, last_stage = self._method_of_model("last_stage")
+        with torch.no_grad(), FULL.active(), evaluating(inputs.model):
+            return _check_rows(inputs.model, "last_stage", last_stage(maps), len(maps)).float()
 
-    def _inputs(self) -> Inputs:
+    def _method_of_model(self, name: str) -> tuple[Inputs, Callable[[Tensor], Any]]:
         if self.inputs is None:
             raise BadInput("a network's stages are computed from its images, which are missing here")
-        return self.inputs
+        method = getattr(self.inputs.model, name, None)
+        if method is None:
+            model = type(self.inputs.model).__name__
+            raise BadInput(f"{model} has no method {name}(), which the detector needs")
+        return self.inputs, method
 
     def linear(self) -> tuple[Tensor, Tensor]:
         """Return the head as W [classes, D] and b [classes], where z = W f + b; raise if it is not linear."""
@@ -225,22 +197,10 @@ def forward(
     return Outputs(features, logits, known, inputs.model.classify, inputs)
 
 
-def _check_normalised(images: Tensor) -> None:
-    if images.ndim != 4 or not images.is_floating_point() or not len(images):
-        needed = "floating-point [N, channels, H, W], N > 0, is needed, or an ImageSet"
-        raise BadInput(f"images are {describe(images)}: {needed}")
-    if not torch.isfinite(images).all():
-        bad = int((~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()[0])
-        raise BadInput(f"image {bad} is not finite: a model cannot read it")
-
-
 def device_of(model: Classifier) -> torch.device | None:
     """Return the device of a model; None where it has no parameters."""
     tensors = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
     return next((tensor.device for tensor in tensors), None)
-
-
-Classify = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
@@ -270,20 +230,15 @@ def same_logits(one: Classify, other: Classify, width: int, device: torch.device
 def evaluating(model: Classifier) -> Iterator[None]:
     """Put a model into eval mode, without gradients of its parameters, inside the block."""
     network = model if isinstance(model, nn.Module) else nn.Module()
-    training = [module for module in network.modules() if module.training]
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-
-    def switch(on: bool) -> None:
-        for module in training:
-            module.training = on
-        for parameter in trained:
-            parameter.requires_grad = on
-
-    switch(False)
+    on: list[tuple[object, str]] = [(m, "training") for m in network.modules() if m.training]
+    on += [(p, "requires_grad") for p in network.parameters() if p.requires_grad]
+    for part, name in on:
+        setattr(part, name, False)
     try:
         yield
     finally:
-        switch(True)
+        for part, name in on:
+            setattr(part, name, True)
 
 
 def compute_by_ranks(
@@ -300,7 +255,7 @@ def compute_by_ranks(
     batches = ranks.counts(-(-len(inputs) // size))
     ends = [min(size * sum(batches[:rank]), len(inputs)) for rank in range(ranks.size + 1)]
     rows, counts = slice(*ends[ranks.rank : ranks.rank + 2]), [b - a for a, b in pairwise(ends)]
-    tensors = compute(replace(inputs, indices=inputs._host_indices[rows]), rows)
+    tensors = compute(replace(inputs, indices=inputs.rows[rows]), rows)
     return tuple(ranks.gather(tensor, counts) for tensor in tensors)
 
 

@@ -1,7 +1,6 @@
 """One training iteration: eager on the CPU, a captured CUDA graph on a GPU.
 
-ResNet-32 at batch 128 is far too small for a modern GPU: launching its kernels one by one takes longer than
-running them. A graph launches all of them at once; benchmarks/README.md has the speeds.
+Launching the kernels of a small network one by one takes longer than running them; a graph launches all.
 """
 
 from collections.abc import Callable
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.batch_norm import synchronised
 from opencil.engine.device import free_unused
-from opencil.engine.optimiser import Optimiser, is_capturable
 from opencil.engine.ranks import Share, current
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput
 from opencil.nets.model import fused_backbones
 
+#: State of an optimiser by parameter and key, such as ``00003.exp_avg``.
+State = dict[str, Tensor]
 #: Iterations that run eagerly before a capture, in which cuDNN chooses and the optimiser creates its buffers.
 WARM_UP = 3
 
@@ -26,10 +26,8 @@ class Iteration:
     """Compute the loss of a batch and step the optimiser; a call returns the loss, on the device.
 
     ``loss`` is a scalar of the tensors of a call; their shapes are the same in every call. Its draws from
-    ``generator``, on the device, differ from call to call.
-
-    On several ranks the tensors are a ``share`` of the batch. The loss and the gradients are still those of
-    the whole batch.
+    ``generator``, on the device, differ from call to call. On several ranks the tensors are a ``share`` of
+    the batch, but the loss and the gradients are those of the whole batch.
     """
 
     def __init__(
@@ -47,10 +45,13 @@ class Iteration:
         self._on_gpu = device.type == "cuda"
         self._share, self._ranks = share, current() if share is not None else None
         alone = self._ranks is None or self._ranks.capturable
-        self._captures = capture and self._on_gpu and alone and is_capturable(schedule)
+        self._captures = capture and self._on_gpu and alone and schedule.capturable
         self._norm_ranks = self._ranks if arithmetic.batch_norm == "synchronised" else None
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.optimiser = Optimiser(schedule, self.parameters, self._on_gpu)
+        try:
+            self._optimiser = schedule.create_optimiser(self.parameters, self._on_gpu)
+        except ValueError as error:
+            raise BadInput(f"optimiser {schedule.optimiser!r} cannot train this model: {error}") from None
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -76,11 +77,8 @@ class Iteration:
             with autocast, fused_backbones(fuse), synchronised(self._norm_ranks):
                 loss = self._loss(*inputs)
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                raise BadInput(
-                    f"a loss returns {loss}: a tensor of one number is needed, with gradients of the trained "
-                    "parameters"
-                )
-            self.optimiser.zero_grad()
+                raise BadInput(f"a loss returns {loss}: a tensor of one number is needed, with gradients")
+            self._optimiser.zero_grad()
             if self._share is not None:
                 # Its part of the batch's loss: the gradients of all parts add up to those of the batch.
                 loss = loss * self._share.weight
@@ -90,12 +88,38 @@ class Iteration:
                 # After the backward pass, for growing heads and stages that train other parameters. A
                 # parameter without a gradient has none on any rank.
                 self._ranks.sum_all_([loss, *(p.grad for p in self.parameters if p.grad is not None)])
-        self.optimiser.step()
+        self._optimiser.step()
         return loss
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next steps, captured ones too."""
+        for group in self._optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def state(self) -> State:
+        """Return the optimiser's state; a parameter without a gradient so far may have none."""
+        return {
+            f"{number:05d}.{key}": torch.as_tensor(value)
+            for number, values in self._optimiser.state_dict()["state"].items()
+            for key, value in values.items()
+            if value is not None
+        }
+
+    def restore(self, state: State) -> None:
+        """Load copies of another optimiser's state."""
+        by_parameter: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            number, _, key = name.partition(".")
+            by_parameter.setdefault(int(number), {})[key] = tensor.clone()
+        groups = self._optimiser.state_dict()["param_groups"]
+        self._optimiser.load_state_dict({"state": by_parameter, "param_groups": groups})
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(tensor.clone() for tensor in inputs)
-        self.optimiser.zero_grad()
+        self._optimiser.zero_grad()
         self._graph = torch.cuda.CUDAGraph()
         if self._generator is not None:
             self._graph.register_generator_state(self._generator)

@@ -1,6 +1,6 @@
-"""The one training loop of learners and fine-tuning detectors."""
+"""The one training loop of learners and fine-tuning detectors, and its checkpoints."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
-from opencil.engine.arithmetic import FULL, Arithmetic
+from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.batch_norm import average_statistics
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.feed import Feed, ImageFeed, TensorFeed, augmented_loss, extras_of
-from opencil.engine.iteration import Iteration
-from opencil.engine.optimiser import State
+from opencil.engine.iteration import Iteration, State
 from opencil.engine.ranks import agree, current
 from opencil.engine.schedule import Schedule
 from opencil.errors import BadInput, OpenCILError
@@ -23,15 +21,17 @@ class Diverged(OpenCILError):
     """A loss became infinite or not a number."""
 
 
+class BadCheckpoint(OpenCILError):
+    """The stored tensors are no checkpoint of this training."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One training of the parameters of ``module`` that require gradients, in training mode.
 
-    ``loss(images, labels)`` is a scalar on an augmented batch: a mean over its images, as ranks share a
-    batch. It may have further arguments: ``index``, ``from_memory`` and ``second_view``, described by
-    ``EXTRAS`` in feed.py. ``indices`` are the training images.
-
-    With ``tensors`` the loss gets rows of these instead of images, for example of precomputed features.
+    ``loss(images, labels)`` is a scalar on an augmented batch of the training images at ``indices``: a mean
+    over its images, as ranks share a batch. It may take further arguments, the ``EXTRAS`` of feed.py. With
+    ``tensors`` the loss gets rows of these instead, for example of precomputed features.
     """
 
     name: str
@@ -72,22 +72,49 @@ class Progress:
         return float(self.total) / self.iteration
 
 
-def train(
-    stage: Stage,
-    images: Images,
-    transform: Transform,
-    batch_size: int,
-    seed: tuple[int | str, ...],
-    arithmetic: Arithmetic = FULL,
-    resume: Checkpoint | None = None,
-    old: int = 0,
-) -> Iterator[Progress]:
-    """Train a stage, yielding after each iteration; labels below ``old`` are of earlier steps."""
-    if not len(stage.indices):
-        raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
-    agree(f"the data of stage {stage.name!r}", stage.indices, *stage.tensors, batch_size, seed)
-    feed, loss = batches(stage, images, transform, batch_size, seed, old)
-    return optimise(stage.name, stage.module, loss, stage.schedule, feed, arithmetic, resume)
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights of a module and state of its optimiser, after some epochs of one of a training's stages."""
+
+    stage: int
+    epoch: int
+    weights: dict[str, Tensor]
+    state: State  #: of the optimiser
+    ended: Sequence[dict[str, Tensor]] = ()  #: weights after each stage before this one
+
+    @classmethod
+    def take(
+        cls, module: nn.Module, progress: Progress, ended: Sequence[dict[str, Tensor]] = ()
+    ) -> "Checkpoint":
+        """Return the checkpoint of a module at the end of an epoch."""
+        return cls(progress.stage_number, progress.epoch, module.state_dict(), progress.state(), ended)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """Return the checkpoint made of stored tensors."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in sorted(tensors.items()) if n.startswith(prefix)}
+
+        stage, epoch = tensors["position"].tolist()
+        ended = [under(f"ended.{i}.") for i in range(stage)]
+        return cls(stage, epoch, under("model."), under("optimiser."), ended)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, to be stored."""
+        groups = {"model": self.weights, "optimiser": self.state}
+        groups |= {f"ended.{i}": weights for i, weights in enumerate(self.ended)}
+        named = {f"{group}.{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
+        return {"position": torch.tensor([self.stage, self.epoch])} | named
+
+    def restore(self, module: nn.Module, stage: int = -1) -> dict[str, Tensor]:
+        """Load the weights after an earlier stage, by default the newest, into the module; return them."""
+        weights = [*self.ended, self.weights][stage]
+        try:
+            module.load_state_dict(weights, strict=True)
+        except RuntimeError:
+            raise BadCheckpoint("its weights are of another model") from None
+        return weights
 
 
 def batches(
@@ -95,8 +122,10 @@ def batches(
 ) -> tuple[Feed, Callable[..., Tensor]]:
     """Return the feed of a stage, and its loss as a function of the feed's tensors.
 
-    Ranks share batches of images, but not rows of tensors: they are few.
+    Labels below ``old`` are of earlier steps. Ranks share batches of images, but not the few of tensors.
     """
+    if not len(stage.indices):
+        raise BadInput(f"stage {stage.name!r} has no images to train on: at least one is needed")
     if stage.tensors:
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
     extras, ranks = extras_of(stage.loss, stage.name), current()
@@ -107,28 +136,23 @@ def batches(
 
 
 def optimise(
-    name: str,
-    module: nn.Module,
-    loss: Callable[..., Tensor],
-    schedule: Schedule,
-    feed: Feed,
-    arithmetic: Arithmetic,
-    resume: Checkpoint | None = None,
+    stage: Stage, loss: Callable[..., Tensor], feed: Feed, arithmetic: Arithmetic, resume: Checkpoint | None
 ) -> Iterator[Progress]:
-    """Train a module on a feed, yielding after each iteration: heads can be tuned in turn.
+    """Train a stage's module on a feed, yielding after each iteration: heads can be tuned in turn.
 
     ``loss`` is a scalar function of the feed's tensors. The host waits for the device once an epoch, to
     refuse a loss that is not finite.
     """
+    name, module, schedule = stage.name, stage.module, stage.schedule
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
     if resume:
-        iterate.optimiser.restore(resume.state)
+        iterate.restore(resume.state)
     module.train()
     for epoch in range(resume.epoch if resume else 0, schedule.epochs):
         lr = schedule.lr_at(epoch)
-        iterate.optimiser.set_lr(lr)
+        iterate.set_lr(lr)
         total = torch.zeros((), device=feed.device)
         for i, batch in enumerate(feed.epoch(epoch), start=1):
             value = iterate(*batch)
@@ -141,8 +165,8 @@ def optimise(
                     average_statistics(module, ranks, feed.share)
                 sums = [tensor.double().sum() for tensor in module.state_dict().values()]
                 agree(f"the model after epoch {epoch + 1} of stage {name!r}", torch.stack(sums))
-            position = name, epoch + 1, schedule.epochs, i, feed.iterations
-            yield Progress(*position, lr, value, total, iterate.optimiser.state)
+            position = epoch + 1, schedule.epochs, i, feed.iterations
+            yield Progress(name, *position, lr, value, total, iterate.state)
     # No loss shows whether the last update diverged.
     if not all(torch.isfinite(p).all() for p in iterate.parameters):
         raise _diverged(f"weights are not finite after stage {name!r}", schedule.epochs - 1, schedule)

@@ -39,17 +39,8 @@ class LostRank(BaseException):
 class Share:
     """The rows of one rank in every batch."""
 
-    start: int
-    stop: int
-    whole: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def weight(self) -> float:
-        """Return the fraction of the batch: its mean is the sum of the shares' means times their weights."""
-        return len(self) / self.whole
+    rows: slice
+    weight: float  #: their fraction of the batch, and so of its mean
 
 
 class Ranks:
@@ -78,7 +69,7 @@ class Ranks:
             raise BadInput(f"{what} has {rows} images for {self.size} ranks: use at most {rows} of these")
         counts = self.counts(rows)
         start = sum(counts[: self.rank])
-        return Share(start, start + counts[self.rank], rows)
+        return Share(slice(start, start + counts[self.rank]), counts[self.rank] / rows)
 
     def counts(self, rows: int) -> list[int]:
         """Return how many rows each rank takes; the first ranks take one more where they do not divide."""

@@ -1,11 +1,21 @@
-"""Schedules: how long a stage trains, by which optimiser and at which learning rate."""
+"""Schedules: how long a stage trains, by which class of ``torch.optim`` and at which learning rate."""
 
+import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from opencil.engine.optimiser import check_optimiser
+import torch
+from torch import Tensor
+
+from opencil.errors import BadInput, nearest, unknown
 from opencil.validation import BelowOne, Bound, Count, Fraction, NonNegative, Positive, Values, Whole
+
+#: Arguments set by a schedule itself, or choosing an implementation.
+_RESERVED = {"params", "lr", "weight_decay", "capturable", "differentiable", "foreach", "fused", "maximize"}
+#: Classes with several losses a step, or for sparse gradients only.
+_UNSUPPORTED = {"optimizer", "lbfgs", "sparseadam"}
 
 
 @dataclass(frozen=True)
@@ -14,11 +24,9 @@ class Schedule(Values):
 
     ``decay``: ``steps`` multiplies the rate by ``factor`` at each of the ``milestones``, ``every`` does so
     every ``every`` epochs, ``cosine`` follows half a cosine to 0, ``constant`` leaves it. During the first
-    ``warmup`` epochs that rate is scaled up linearly.
-
-    ``optimiser`` names a class of ``torch.optim``, and ``values`` are further arguments of it; None stands
-    for its default. SGD has a momentum of 0.9 by default. ``momentum``, ``nesterov``, ``betas`` and ``eps``
-    are shorthands for keys of ``values``.
+    ``warmup`` epochs that rate is scaled up linearly. ``optimiser`` names a class of ``torch.optim``;
+    ``values`` are its further arguments, for which ``momentum``, ``nesterov``, ``betas`` and ``eps`` are
+    shorthands. None stands for a default, which is 0.9 for SGD's momentum.
     """
 
     epochs: Count
@@ -38,25 +46,21 @@ class Schedule(Values):
     eps: InitVar[Positive | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, *shorthands: Any) -> None:
+        milestones = f"milestones = {list(self.milestones)} are not allowed: they should"
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"milestones = {list(self.milestones)} are not allowed: they should increase")
+            raise ValueError(f"{milestones} increase")
         if self.milestones and self.milestones[-1] >= self.epochs:
-            raise ValueError(
-                f"milestones = {list(self.milestones)} are not allowed: they should lie below epochs = "
-                f"{self.epochs}; set both, or the method's own epochs, which scales the milestones along"
-            )
+            raise ValueError(f"{milestones} lie below epochs = {self.epochs}; the method's epochs scale them")
         if self.warmup >= self.epochs:
             raise ValueError(f"warmup = {self.warmup} is not allowed: {self.epochs} epochs are more")
         if (self.every is None) == (self.decay == "every"):
-            raise ValueError(
-                f"every = {self.every} is not allowed with decay = {self.decay!r}: 'every' alone needs it"
-            )
+            raise ValueError(f"every = {self.every} is not allowed: decay = 'every' alone needs it")
         given = zip(("momentum", "nesterov", "betas", "eps"), shorthands, strict=True)
         values = self.values | {key: value for key, value in given if value is not None}
         object.__setattr__(self, "values", {k: v for k, v in values.items() if v is not None})
         object.__setattr__(self, "optimiser", self.optimiser.lower())
         if self.values or self.optimiser != "sgd":  # the default needs no check
-            check_optimiser(self)
+            self._check_optimiser()
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""
@@ -79,3 +83,50 @@ class Schedule(Values):
             every=self.every and max(1, round(self.every * share)),
             warmup=min(round(self.warmup * share), epochs - 1),
         )
+
+    @property
+    def optimiser_class(self) -> Any:
+        """Return the class of ``torch.optim`` with the optimiser's name in lower case."""
+        classes = {name.lower(): value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
+        if self.optimiser not in classes or self.optimiser in _UNSUPPORTED:
+            raise unknown("optimiser", self.optimiser, classes.keys() - _UNSUPPORTED)
+        return classes[self.optimiser]
+
+    @property
+    def arguments(self) -> set[str]:
+        """Return the names of the arguments of the optimiser's class."""
+        return set(inspect.signature(self.optimiser_class).parameters)
+
+    @property
+    def capturable(self) -> bool:
+        """Return whether a CUDA graph can hold the optimiser's steps."""
+        return self.optimiser == "sgd" or "capturable" in self.arguments
+
+    def create_optimiser(self, parameters: Sequence[Tensor], on_gpu: bool = False) -> torch.optim.Optimizer:
+        """Return the optimiser of some parameters.
+
+        On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
+        """
+        arguments, options = self.arguments, dict[str, Any](lr=self.lr)
+        if on_gpu and self.capturable:
+            options = dict.fromkeys(arguments & {"capturable", "fused"}, True)
+            options["lr"] = torch.tensor(self.lr, device=parameters[0].device)
+        if "weight_decay" in arguments:
+            options["weight_decay"] = self.weight_decay
+        values = {"momentum": 0.9} | self.values if self.optimiser == "sgd" else self.values
+        optimiser: torch.optim.Optimizer = self.optimiser_class(parameters, **options, **values)
+        return optimiser
+
+    def _check_optimiser(self) -> None:
+        """Raise if there is no such optimiser, or if it does not take the values."""
+        name, takes = self.optimiser_class.__name__, self.arguments
+        allowed = sorted(takes - _RESERVED)
+        for key in self.values.keys() - set(allowed):
+            hint = nearest(key, allowed)
+            raise BadInput(f"values.{key} is unknown: {name} takes {', '.join(allowed)}{hint}")
+        if self.weight_decay and "weight_decay" not in takes:
+            raise BadInput(f"weight_decay = {self.weight_decay} is not allowed: {name} has none; set it to 0")
+        try:
+            self.create_optimiser([torch.zeros(1, 1, requires_grad=True)])
+        except (TypeError, ValueError, IndexError) as error:
+            raise BadInput(f"values = {self.values} are not allowed by {name}: {error}") from None

@@ -24,9 +24,6 @@ def generator(*parts: int | str) -> torch.Generator:
 @contextmanager
 def seeded(*parts: int | str) -> Iterator[None]:
     """Seed torch's global CPU generator inside the block, to initialise layers, and restore it after."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(derive(*parts))  # torch.manual_seed would seed accelerators as well
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(*parts))  # torch.manual_seed seeds accelerators too
         yield
-    finally:
-        torch.default_generator.set_state(before)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Images as ``evaluate`` takes them: image sets of ours, tensors and arrays, Datasets, DataLoaders and other
 #: iterables of batches.
 AnyImages = Images | Tensor | ForeignImages | Array | TorchDataset[Any] | Iterable[Any]
-Pictures = Images | Tensor | ForeignImages
+Pictures = Images | ForeignImages
 AnyLabels = Tensor | Array | Sequence[int]
 AnyDetector = str | Detector
 

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
-from opencil.engine.loop import Progress
+from opencil.engine.loop import BadCheckpoint, Checkpoint, Progress
 from opencil.engine.ranks import from_first
 from opencil.errors import OpenCILError
 from opencil.files import Damaged
@@ -74,9 +73,8 @@ class Checkpoints:
         self._copied_at = time.monotonic()
 
     def _store(self, taken: Checkpoint, notes: dict[str, Any]) -> None:
-        if taken.finite:  # else the last good checkpoint stays
-            notes = notes | {"made_of": self._made_of}
-            self._stored.save_checkpoint(taken.tensors(), notes, self._head)
+        notes = notes | {"made_of": self._made_of}
+        self._stored.save_checkpoint(taken.tensors(), notes, self._head)
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.engine.checkpoint import BadCheckpoint
+from opencil.engine.loop import BadCheckpoint
 from opencil.engine.ranks import agree, from_first
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged

@@ -22,6 +22,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import damaged
+from opencil.nets.create import without_weights
 from opencil.nets.model import Model
 from opencil.plugins import require
 from opencil.registry import DETECTORS, LEARNERS
@@ -134,7 +135,7 @@ class Run:
 
     def model(self, number: int) -> Model:
         """Return a copy of a stored step's model θ."""
-        return self.setting.evaluated(copy.deepcopy(self.latest_model(number)))
+        return self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
 
     def memory(self, number: int) -> Memory:
         """Return the memory after a stored step; it is empty before the first."""
@@ -160,14 +161,15 @@ class Run:
 
     def load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
         """Return the model of a step with some weights."""
-        model = self.learner.load(self.setting.without_weights(), step)
+        setting = replace(self.setting, backbone=without_weights(self.setting.backbone))
+        model = self.learner.load(setting, step)
         model.load_state_dict(weights, strict=True)
         return model
 
     def keep_model(self, step: Step, model: Model) -> Model:
         """Keep a newly trained model, as it will be when it is read again, and return it."""
         try:
-            loaded = self.setting.evaluated(self.load_model(step, model.state_dict()))
+            loaded = self.setting.move_to_device(self.load_model(step, model.state_dict()), evaluate=True)
         except RuntimeError as error:
             place = f"{self.spec.cil}, step {step.number}"
             why = " ".join(str(error).split())
@@ -247,7 +249,7 @@ class StepOutputs:
         for computed in self._computed:
             if (found := computed.of(images, indices)) is not None:
                 return found
-        model = self.run.setting.evaluated(self.model)
+        model = self.run.setting.move_to_device(self.model, evaluate=True)
         self._computed.append(forward(model, images, self.run.data.transform, indices))
         return self._computed[-1]
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
-from opencil.engine.checkpoint import BadCheckpoint
 from opencil.engine.device import SideStream
-from opencil.engine.loop import Progress
+from opencil.engine.loop import BadCheckpoint, Progress
 from opencil.errors import BadInput
 from opencil.files import Damaged, damaged
 from opencil.runs.checkpoints import Checkpoints

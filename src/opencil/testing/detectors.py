@@ -90,7 +90,7 @@ def _fit(detector: AnyDetector, setup: Outputs | None = None) -> tuple[Detector,
 
 
 def _images(outputs: Outputs) -> Any:
-    return None if outputs.inputs is None else outputs.inputs.images
+    return None if outputs.inputs is None else torch.cat(list(outputs.inputs.batches()))
 
 
 def _select(outputs: Any, rows: Tensor) -> Outputs:

@@ -15,9 +15,8 @@ from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.checkpoint import Checkpoint
 from opencil.engine.forward import Outputs, forward, linear_head
-from opencil.engine.loop import Diverged, Progress, Stage, batches
+from opencil.engine.loop import Checkpoint, Diverged, Progress, Stage, batches
 from opencil.engine.ranks import Ranks, using
 from opencil.evaluation.metrics import accuracy
 from opencil.nets.model import Model

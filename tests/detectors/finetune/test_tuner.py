@@ -27,10 +27,10 @@ from opencil.detectors.finetune.vos import VOS
 from opencil.detectors.posthoc.energy import Energy
 from opencil.engine import loop
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.checkpoint import Checkpoint
-from opencil.engine.device import own_stream
+from opencil.engine.device import SideStream
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.engine.iteration import Iteration
+from opencil.engine.loop import Checkpoint
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import seeded
 from opencil.errors import BadInput
@@ -322,7 +322,7 @@ def test_captured_and_eager_tuning_agree(
 
     def trained() -> dict[str, Tensor]:
         source = source_of(digits, memory=memory, device="cuda")
-        with own_stream(torch.device("cuda")):
+        with SideStream(torch.device("cuda")).active():
             head = {n: t.cpu() for n, t in state(tuned(SEVEN[name](), source)).items()}
         if "queue.slots" in head:
             head["queue.slots"] = head["queue.slots"][:-1]  # the last holds what has no place

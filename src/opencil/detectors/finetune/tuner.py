@@ -14,11 +14,10 @@ from opencil.detectors.detector import Detector, Reads, Setup
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
-from opencil.engine.checkpoint import Checkpoint
-from opencil.engine.device import cpu_threads, own_stream
+from opencil.engine.device import SideStream, cpu_threads
 from opencil.engine.feed import Feed
 from opencil.engine.forward import Outputs, evaluating
-from opencil.engine.loop import Progress, optimise
+from opencil.engine.loop import Checkpoint, Progress, Stage, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
 from opencil.errors import BadInput
@@ -193,7 +192,7 @@ class Tuner(Detector):
         assert inputs is not None
         assert labels is not None
         old = None if tasks is None else (tasks < tasks.max())[check_labels(labels, len(tasks))]
-        with torch.enable_grad(), evaluating(inputs.model), own_stream(inputs.images.device):
+        with torch.enable_grad(), evaluating(inputs.model), SideStream(inputs.images.device).active():
             tuning = Tuning(self, ViewSource(inputs, labels, old, tasks=tasks))
             for _ in tuning.advance():
                 pass
@@ -280,8 +279,8 @@ class Tuning(Feed):
 
     def advance(self, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train from the start or from a checkpoint, yielding after each iteration."""
-        schedule = self.tuner.schedule
-        resume = checkpoint.restore(self.extra, self.extra, schedule) if checkpoint else None
+        if checkpoint:
+            checkpoint.restore(self.extra)
 
         def loss(*tensors: Tensor) -> Tensor:
             views = [Views(*tensors[3 * i : 3 * i + 3]) for i in range(len(self.source.pools))]
@@ -290,8 +289,9 @@ class Tuning(Feed):
             return self.tuner.loss(self.extra, Batch(views[0], memory, drawn, self.source, self.generator))
 
         # Full float32: energies are squared, and everything except the backbone is small.
-        name = f"tune {self.tuner.registered_name}".strip()
-        yield from optimise(name, self.extra, loss, schedule, self, FULL, resume)
+        name, images = f"tune {self.tuner.registered_name}".strip(), self.source.pools["current"]
+        stage = Stage(name, self.extra, loss, self.tuner.schedule, images)
+        yield from optimise(stage, loss, self, FULL, checkpoint)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield the views' tensors, then the tuner's."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from opencil.data.foreign import ForeignImages
 from opencil.data.images import Images, move_to
 from opencil.data.transforms import Draw, Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
@@ -51,7 +50,7 @@ class _ChunkReader:
         """Return the pixels of the chunk that starts at a row."""
         end = min(first + self._rows, len(self._indices))
         if first != self._next:
-            size = self._rows if self._ranks is None else len(self._ranks.share(self._rows))
+            size = self._rows if self._ranks is None else self._ranks.counts(self._rows)[self._ranks.rank]
             left = torch.split(self._indices[first:], self._rows)
             self._served = self._images.batches(torch.cat([self._own(part) for part in left]), size)
         self._next = -1
@@ -66,8 +65,7 @@ class _ChunkReader:
     def _own(self, part: Tensor) -> Tensor:
         if self._ranks is None:
             return part
-        share = self._ranks.share(len(part))
-        return part[share.start : share.stop]
+        return part[self._ranks.share(len(part)).rows]
 
 
 class ViewSource:
@@ -171,8 +169,7 @@ class ViewSource:
         ranks = current()
         if ranks is None or len(images) < ranks.size:
             return self._features(images)
-        share = ranks.share(len(images))
-        own = self._features(images[share.start : share.stop])
+        own = self._features(images[ranks.share(len(images)).rows])
         return ranks.gather(own, ranks.counts(len(images)))
 
     def _features(self, images: Tensor) -> Tensor:
@@ -207,9 +204,7 @@ class ViewSource:
 
     def _open_readers(self, epoch: int, batch: int) -> list[_ChunkReader]:
         """Return a reader of each pool's images of an epoch."""
-        images, indices = self.inputs.images, self.inputs.indices
-        assert isinstance(images, Images)
-        indices = torch.arange(len(images)) if indices is None else indices.cpu()
+        images, indices = self.inputs.images, self.inputs.rows.cpu()
         rows = self._together(batch) * batch
         return [_ChunkReader(images, indices[order], rows) for order, _ in self._choices(epoch, batch)]
 
@@ -230,11 +225,8 @@ class ViewSource:
     def _normalise(self, positions: Tensor, batch: int) -> Tensor:
         """Return normalised images, which are not augmented."""
         images, indices = self.inputs.images, self.inputs.indices
-        assert not isinstance(images, Images)
         rows = positions if indices is None else indices.to(self.device)[positions]
-        if isinstance(images, ForeignImages):
-            return torch.cat([part for part, _ in images.batches(rows, batch)])
-        return images[rows].float()
+        return torch.cat([part for part, _ in images.batches(rows, batch)])
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:

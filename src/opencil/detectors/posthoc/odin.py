@@ -39,7 +39,9 @@ class ODIN(Detector):
         """Return max softmax(z' / T) of the perturbed images x', [N]."""
         inputs = outputs.inputs
         assert inputs is not None
-        step = self.epsilon / inputs.std  # ε is for pixels in [0, 1], the images are normalised
+        # ε is for pixels in [0, 1], the images are normalised.
+        std = (1.0,) if inputs.transform is None else inputs.transform.std
+        step = self.epsilon / torch.tensor(std, device=inputs.images.device).view(-1, 1, 1)
         parts = (part for images in inputs.batches() for part in torch.split(images, self.batch_size))
         with evaluating(inputs.model):
             return torch.cat([self._score(inputs.model, part, step) for part in parts])
