@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from opencil.detectors import chunks
+from opencil.detectors import moments
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.tuner import Batch
@@ -74,7 +74,7 @@ def test_vos_keeps_the_least_likely_sample_of_each_class(
     monkeypatch: pytest.MonkeyPatch, ridge: float, budget: int
 ) -> None:
     """Against the density itself, on the same noise, in float64."""
-    monkeypatch.setattr(chunks, "BUDGET", budget)
+    monkeypatch.setattr(moments, "BUDGET", budget)
     features = gaussian_features()
     found = VOS(samples=200, ridge=ridge).outliers(features, batch(5))
     together = numbers(5)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from opencil import BadInput, Outputs, Paper, Tuner, register_detector
-from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import ViewSource, head_size
+from opencil.detectors.moments import compute_by_parts
 from opencil.engine.seeding import seeded
 
 

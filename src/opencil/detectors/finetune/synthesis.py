@@ -60,7 +60,10 @@ class Synthesiser(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if queue.may_be_full:
             outliers = self.outliers(queue.contents, batch)
-            logits = extra.linear(outliers) if self.outliers_by == "linear" else None
+            logits = None
+            if self.outliers_by == "linear":
+                layers = (part for part in extra.head.modules() if isinstance(part, nn.Linear))
+                logits = next(layers, extra.head)(outliers)
             terms = self.hinge_in(extra, x.features, z) + self.hinge_out(extra, outliers, logits)
             # Selected, not branched on: a captured step cannot depend on the host.
             total = total + self.alpha * terms.where(queue.full, 0.0)

@@ -1,7 +1,8 @@
 """Define fine-tuning detectors: a loss trains an extra head f on frozen features to score samples."""
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -22,7 +23,6 @@ from opencil.engine.loop import Progress, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
 from opencil.errors import BadInput
-from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
 from opencil.validation import Count, Positive, plain
 
@@ -117,8 +117,7 @@ class Tuner(Detector):
     @property
     def training_values(self) -> dict[str, Any]:
         """Return the values that determine f, as plain data."""
-        used = ("by_task", "scored_by", "head_of")
-        return {name: value for name, value in plain(self).items() if name not in used}
+        return {k: v for k, v in plain(self).items() if k not in ("by_task", "scored_by", "head_of")}
 
     @property
     def reads_to_score(self) -> frozenset[Reads]:
@@ -202,16 +201,12 @@ class Tuner(Detector):
     def use(self, head: nn.Module) -> None:
         """Use a tuned head to score."""
         self._extra = Extra(head).eval().requires_grad_(False)
-        self._widths = self.widths()
+        self._widths = {"features": head_size(head)[1]}
 
-    def widths(self, outputs: Outputs | None = None) -> dict[str, int]:
-        """Return the columns that the head reads."""
-        return {"features": head_size(self._extra.head)[1]}
-
-    def _fit_standards(self, outputs: Outputs, memory: Outputs | None) -> None:
+    def _finish(self, outputs: Outputs, memory: Outputs | None) -> None:
         if self.post_hoc is not None:
             self.post_hoc.fit(self.by_head(outputs))
-        super()._fit_standards(outputs, memory)
+        super()._finish(outputs, memory)
 
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         if self.post_hoc is None:
@@ -224,7 +219,9 @@ class Tuner(Detector):
             raise BadInput(f"{type(self).__name__} has no head yet: call fit on training samples first")
         head, inputs = partial(self.logits, self._extra), outputs.inputs
         if inputs is not None:
-            inputs = replace(inputs, model=_WithHead(inputs.model, head))
+            model = copy.copy(inputs.model)
+            vars(model)["classify"] = head  # setattr refuses a function where classify is a layer
+            inputs = replace(inputs, model=model)
         with FULL.active():
             logits = head(outputs.features)
         return replace(outputs, logits=logits, classify=head, inputs=inputs)
@@ -235,17 +232,6 @@ class Tuner(Detector):
         return self.temperature * torch.logsumexp(z / self.temperature, dim=1)
 
 
-class _WithHead(nn.Module):
-    """A model with another head."""
-
-    def __init__(self, model: Classifier, head: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.model, self.features, self.classify = model, model.features, head
-        for name in ("maps", "last_stage"):
-            if method := getattr(model, name, None):
-                setattr(self, name, method)
-
-
 class Extra(nn.Module):
     """The extra head f, with a method's additional state, so that a checkpoint includes it."""
 
@@ -254,11 +240,6 @@ class Extra(nn.Module):
         self.head = head
         self.queue: nn.Module | None = None  #: of features
         self.model_head: nn.Module | None = None  #: the model's own, frozen
-
-    @property
-    def linear(self) -> nn.Module:
-        """Return the head's linear layer, without corrections after it such as BiC's."""
-        return next((part for part in self.head.modules() if isinstance(part, nn.Linear)), self.head)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return f's logits [B, classes]."""

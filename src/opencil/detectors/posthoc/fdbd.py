@@ -8,8 +8,7 @@ from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.moments import mean_of
+from opencil.detectors.moments import compute_by_parts, mean_of
 
 _TINY = 1e-12
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.chunks import rows_at_a_time
+from opencil.detectors.moments import rows_at_a_time
 
 _TINY = torch.finfo(torch.float32).tiny
 
