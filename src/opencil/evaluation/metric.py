@@ -130,23 +130,19 @@ def metrics() -> dict[str, Metric]:
     return {name: record for name, record in _records.items() if name in known}
 
 
-def standard_metrics() -> tuple[str, ...]:
-    """Return the names of the metrics measured by default."""
-    return tuple(name for name, metric in metrics().items() if metric.standard)
-
-
 def table_metrics(*tables: Tables) -> list[str]:
     """Return the metrics shown in some tables of reports, in the order of their definition."""
     return [name for name, metric in metrics().items() if metric.tables in tables]
 
 
 def chosen_metrics(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the standard metrics with more by name."""
+    """Return the names of the metrics measured by default, and of more."""
     chosen, known = [more] if isinstance(more, str) else listed(more, "names of metrics"), metrics()
     for name in chosen:
         if name not in known:
             raise unknown("metric", name, known)
-    return tuple(dict.fromkeys([*standard_metrics(), *chosen]))
+    standard = [name for name, metric in known.items() if metric.standard]
+    return tuple(dict.fromkeys([*standard, *chosen]))
 
 
 def metric_of(name: str) -> Metric:

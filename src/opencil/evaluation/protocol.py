@@ -12,7 +12,7 @@ from opencil.data.precision import to_float64_device
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, compute_by_ranks
 from opencil.errors import BadInput
-from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
+from opencil.evaluation.metric import Metric, Subject, chosen_metrics, metrics
 from opencil.evaluation.metrics import numbers
 from opencil.evaluation.reading import Reading, Samples, concatenate
 
@@ -72,7 +72,7 @@ def _measure_sets(
     detector: Detector | None = None,
 ) -> list[Measurement]:
     """Measure the metrics of a detector, or those of the model itself, on all sets."""
-    wanted = set(standard_metrics() if names is None else names)
+    wanted = set(chosen_metrics() if names is None else names)
     chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
 
     def read(outputs: Outputs) -> Samples:
@@ -83,7 +83,7 @@ def _measure_sets(
         return Samples(to_float64_device(outputs.logits), *others)
 
     of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in shifted.items()}
-    together = concatenate(list(of_shifted.values())) if ood else None
+    together = concatenate(list(of_shifted.values()))
     measurements = _measure("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
         measurements += _measure(name, Reading(of_test, read(outputs), together), chosen, "ood")

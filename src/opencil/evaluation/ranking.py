@@ -58,7 +58,6 @@ class Ranking:
 
     def count_accepted(self, chosen: Tensor) -> Tensor:
         """Return the number of accepted samples among the chosen ID samples, bool [ids]."""
-        chosen = self.check_choice(chosen)
         return self._count(F.pad(chosen, (0, self.oods))[self._order])
 
     def count_wins(self, accepted: Tensor) -> Tensor:
