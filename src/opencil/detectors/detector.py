@@ -101,7 +101,7 @@ class Detector(Values, ABC):
     @property
     def set_up_on(self) -> Setup:
         """Return which images of a run the set-up uses: the value ``setup`` where there is one."""
-        setup: Setup = getattr(self, "setup", "train+" if self.needs_setup else "memory")
+        setup: Setup = getattr(self.scorer, "setup", "train+" if self.scorer.needs_setup else "memory")
         return setup
 
     @property
@@ -112,7 +112,7 @@ class Detector(Values, ABC):
     @property
     def ready(self) -> bool:
         """Return whether it can score: its set-up is done and, by task, its standards are computed."""
-        return self.learned and (not self.by_task or hasattr(self, "_standards"))
+        return self.learned and self.scorer.learned and (not self.by_task or hasattr(self, "_standards"))
 
     @torch.no_grad()
     def fit(

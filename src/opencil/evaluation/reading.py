@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,12 +109,12 @@ class Reading:
         return Ranking(torch.cat([self.id_scores, self.shifted_scores]), self.ood_scores)
 
     @property
-    def scores(self) -> Tensor | None:
+    def scores(self) -> Any:
         """Scores of the OOD set or, without one, of the ID test images."""
         return self.id_scores if self.ood_scores is None else self.ood_scores
 
     @property
-    def sample_tasks(self) -> Tensor | None:
+    def sample_tasks(self) -> Any:
         """The tasks of these images; for OOD images the tasks of their predicted classes."""
         return self.id_tasks if self.ood_tasks is None else self.ood_tasks
 

@@ -57,9 +57,7 @@ class AugMixDraw(NamedTuple):
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """Move weights and strengths to a device; the host reads operations and levels."""
-        return AugMixDraw(
-            self.operation, self.level, move_to(self.weights, device), move_to(self.strength, device)
-        )
+        return self._replace(weights=move_to(self.weights, device), strength=move_to(self.strength, device))
 
 
 def draw(

@@ -51,7 +51,8 @@ class BER(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if self.nter:
             mixed, possible = mix_classes(batch)
-            outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
+            features = batch.source.features(mixed)
+            outside = self.hinge_out(extra, features, extra(features)) * possible
             total = total + self.alpha * (self.hinge_in(extra, x.features, z) + outside)
         if m is None:
             return total

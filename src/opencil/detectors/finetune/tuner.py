@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Detector, Reads, Setup
+from opencil.detectors.detector import Detector, Reads
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
@@ -109,10 +109,8 @@ class Tuner(Detector):
         With another scoring than the default the label is left out, so that tuners with equal training and
         different scoring share one f.
         """
-        if self.head_of is not None:
-            return self.head_of
-        scored_otherwise = self.by_task or self.scored_by is not None
-        return self.registered_name.partition("@")[0] if scored_otherwise else self.registered_name
+        own = self.registered_name
+        return self.head_of or (own.partition("@")[0] if self.by_task or self.scored_by else own)
 
     @property
     def training_values(self) -> dict[str, Any]:
@@ -129,16 +127,6 @@ class Tuner(Detector):
     def reads_to_set_up(self) -> frozenset[Reads]:
         """Return what the training of f and the set-up of the post-hoc detector read."""
         return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.post_hoc else ())})
-
-    @property
-    def set_up_on(self) -> Setup:
-        """Return the images for the set-up of the post-hoc detector; f is tuned on train+."""
-        return super().set_up_on if self.post_hoc is None else self.post_hoc.set_up_on
-
-    @property
-    def ready(self) -> bool:
-        """Return whether f is tuned, and the post-hoc detector ready."""
-        return super().ready and (self.post_hoc is None or self.post_hoc.ready)
 
     @property
     def fewest(self) -> int:

@@ -16,7 +16,7 @@ from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, to_fast_layout
 from opencil.engine.forward import Inputs, linear_head, same_logits
 from opencil.engine.ranks import current
-from opencil.engine.seeding import generator, seeded
+from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 
 #: Views in one pass through the backbone, and the number of cached passes.
@@ -40,34 +40,29 @@ class _ChunkReader:
     """
 
     def __init__(self, images: Images, indices: Tensor, rows: int) -> None:
-        self._images, self._indices, self._rows = images, indices, rows
-        self._next = -1
-        self._served: Iterator[Tensor] = iter(())
-        last = len(indices) % rows or rows
-        ranks = current() if images.decodes else None
-        self._ranks = ranks if ranks is not None and last >= ranks.size else None
+        self._images, self._chunks, ranks = images, torch.split(indices, rows), current()
+        shared = images.decodes and ranks is not None and len(self._chunks[-1]) >= ranks.size
+        self._ranks = ranks if shared else None
+        self._next, self._served = -1, iter(list[Tensor]())
 
-    def read(self, first: int) -> Tensor:
-        """Return the pixels of the chunk that starts at a row."""
-        end = min(first + self._rows, len(self._indices))
-        if first != self._next:
-            size = self._rows if self._ranks is None else len(self._ranks.share(self._rows))
-            left = torch.split(self._indices[first:], self._rows)
-            self._served = self._images.batches(torch.cat([self._own(part) for part in left]), size)
-        self._next = -1
+    def read(self, number: int) -> Tensor:
+        """Return the pixels of a chunk."""
+        if number != self._next:
+            own = [self._own(chunk) for chunk in self._chunks[number:]]
+            self._served = self._images.batches(torch.cat(own), len(own[0]))
+        self._next = number + 1
         pixels = next(self._served)
-        if end == len(self._indices):  # end the reader's threads
+        if self._next == len(self._chunks):  # end the reader's threads
             next(self._served, None)
-        self._next = end
         if self._ranks is None:
             return pixels
-        return self._ranks.gather(pixels, self._ranks.counts(end - first))
+        return self._ranks.gather(pixels, self._ranks.counts(len(self._chunks[number])))
 
-    def _own(self, part: Tensor) -> Tensor:
+    def _own(self, chunk: Tensor) -> Tensor:
         if self._ranks is None:
-            return part
-        share = self._ranks.share(len(part))
-        return part[share.start : share.stop]
+            return chunk
+        share = self._ranks.share(len(chunk))
+        return chunk[share.start : share.stop]
 
 
 class ViewSource:
@@ -117,8 +112,8 @@ class ViewSource:
         It is the model's own ``extra_head()`` if there is one, else its ``classify`` if that is linear.
         """
         model = self.inputs.model
-        make: Callable[[], nn.Module] | None = getattr(model, "extra_head", None)
-        head = make() if make else self._probed_head()
+        make: Callable[[], nn.Module | None] = getattr(model, "extra_head", None) or self._probe_head
+        head = make()
         if head is None or not same_logits(head, model.classify, head_size(head)[1], self.device):
             raise BadInput(
                 f"{type(model).__name__} needs a method extra_head() for fine-tuning detectors: it returns a "
@@ -128,16 +123,14 @@ class ViewSource:
         return head if any(p.requires_grad for p in head.parameters()) else head.requires_grad_(True)
 
     @torch.no_grad()
-    def _probed_head(self) -> nn.Linear | None:
+    def _probe_head(self) -> nn.Linear | None:
         """Return the model's ``classify`` as a linear layer, or None if it is not linear."""
         width = self.features(next(iter(replace(self.inputs, batch_size=1).batches()))).shape[1]
         found = linear_head(self.inputs.model.classify, width, self.device)
         if found is None:
             return None
-        with seeded(0):  # the initial values are replaced; the user's random state is preserved
-            head = nn.Linear(width, len(found[1])).to(self.device)
-        head.weight.copy_(found[0])
-        head.bias.copy_(found[1])
+        head = nn.Linear(width, len(found[1]), device="meta")  # draws nothing
+        head.weight, head.bias = map(nn.Parameter, found)
         return head
 
     @cached_property
@@ -168,28 +161,19 @@ class ViewSource:
 
         Each rank computes its share of them and gathers the others'.
         """
-        ranks = current()
-        if ranks is None or len(images) < ranks.size:
-            return self._features(images)
-        share = ranks.share(len(images))
-        own = self._features(images[share.start : share.stop])
-        return ranks.gather(own, ranks.counts(len(images)))
-
-    def _features(self, images: Tensor) -> Tensor:
+        count, ranks = len(images), current()
+        if ranks is not None and count >= ranks.size:
+            share = ranks.share(count)
+            images = images[share.start : share.stop]
         with self.arithmetic.active(), self.arithmetic.autocast(self.device):
-            return self.inputs.model.features(to_fast_layout(images)).float()
+            found = self.inputs.model.features(to_fast_layout(images)).float()
+        return ranks.gather(found, ranks.counts(count)) if ranks and len(found) < count else found
 
     def _together(self, batch: int) -> int:
-        """Return the number of iterations in a chunk."""
-        return max(1, self._chunk_size // (batch * len(self.pools)))
-
-    @property
-    def _chunk_size(self) -> int:
-        """Return the number of views in a chunk, constant on a CPU, where it may change the rounding."""
+        """Return the number of iterations in a chunk; constant on a CPU, where it may change the rounding."""
         transform = self.inputs.transform
-        if self.device.type != "cuda" or transform is None:
-            return CHUNK
-        return PIXELS // transform.crop**2
+        size = PIXELS // transform.crop**2 if transform and self.device.type == "cuda" else CHUNK
+        return max(1, size // (batch * len(self.pools)))
 
     def _compute_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
         rows, found = slice(first * batch, last * batch), []
@@ -200,7 +184,7 @@ class ViewSource:
                     views = self._normalise(positions, batch)
                 else:
                     assert self.inputs.transform is not None
-                    pixels = self._readers(epoch, batch)[i].read(rows.start)
+                    pixels = self._readers(epoch, batch)[i].read(first // self._together(batch))
                     views = self.inputs.transform.train(pixels, draw[rows])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from opencil import Paper, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.finetune.synthesis import Synthesiser
+from opencil.detectors.finetune.energy_margins import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
 from opencil.detectors.moments import rows_at_a_time
 from opencil.validation import Count, Positive
