@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -132,20 +132,18 @@ class Detector(Values, ABC):
         [C] gives the task of each class, counted from 1. By task, scores are standardised by those of
         ``memory``, by default by those of the same samples.
         """
+        given = _gather(features, logits, labels, classify, inputs, tasks)
         if not self.needs_setup and not self.by_task:
-            self._store_head((features.classify if isinstance(features, Outputs) else None) or classify)
+            self._store_head(given.classify)
             return self
-        outputs = self._check(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
+        outputs, name = self._check(self.reads_to_set_up, given), type(self).__name__
         if len(outputs) < self.fewest:
-            raise BadInput(
-                f"{type(self).__name__} needs {self.fewest} set-up samples, and has {len(outputs)}"
-            )
+            raise BadInput(f"{name} needs {self.fewest} set-up samples, and has {len(outputs)}")
         try:
             self._reset()
             if self.needs_setup:
                 with FULL.active():
                     self.set_up(outputs)
-            vars(self).setdefault("_widths", _widths(outputs))
             self._finish(outputs, memory)
         except BaseException:  # an incomplete set-up would mix two models or two sets of classes
             self._reset()
@@ -167,15 +165,17 @@ class Detector(Values, ABC):
     def _finish(self, outputs: Outputs, memory: Outputs | None) -> None:
         """Store the head and, by task, the scores' mean and spread for the images of each task."""
         self._store_head(outputs.classify)
+        self._widths: dict[str, int] = getattr(self, "_widths", _widths(outputs))
         if not self.by_task:
             return
         if memory is not None:
-            outputs = self._check(self.reads_to_score | {"labels"}, memory, classify=self._classify)
+            memory = replace(memory, classify=memory.classify or self._classify)
+            outputs = self._check(self.reads_to_score | {"labels"}, memory)
         if outputs.tasks is None:
             raise BadInput(f"{type(self).__name__} scores by task: give tasks=[1, 1, 2, …], for each class")
         assert outputs.labels is not None
         self._standards = TaskStandards.of(self._compute_scores(outputs), outputs.labels, outputs.tasks)
-        self._widths = {**getattr(self, "_widths", {}), "logits": len(outputs.tasks)}
+        self._widths["logits"] = len(outputs.tasks)
 
     def _store_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
         """Store the head if it is read to score: it may be a whole network."""
@@ -198,7 +198,7 @@ class Detector(Values, ABC):
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
         plain = isinstance(features, np.ndarray) or isinstance(logits, np.ndarray)
-        outputs = self._check(self.reads_to_score, features, logits, None, classify, inputs)
+        outputs = self._check(self.reads_to_score, _gather(features, logits, None, classify, inputs, None))
         known: dict[str, int] = getattr(self, "_widths", {})
         for name, width in _widths(outputs).items():
             if name in self.reads_to_score and width != known.get(name, width):
@@ -219,26 +219,14 @@ class Detector(Values, ABC):
             raise BadInput(f"{type(self).__name__} has no finite score for sample {int(bad[0])}")
         return scores
 
-    def _check(
-        self,
-        reads: frozenset[Reads],
-        features: Any,
-        logits: Any = None,
-        labels: Any = None,
-        classify: Callable[[Tensor], Tensor] | None = None,
-        inputs: Inputs | None = None,
-        tasks: Any = None,
-    ) -> Outputs:
-        """Return a user's arguments as ``Outputs``, with all that is read present, finite and of one size."""
-        name = type(self).__name__
-        if isinstance(features, Outputs):
-            given = features
-            features = given.features if given.features.shape[-1:] != (0,) else None  # of logits alone
-            logits, labels, inputs = given.logits, given.labels, given.inputs
-            classify, tasks = given.classify or classify, given.tasks if tasks is None else tasks
-        arrays = {"features": features, "logits": logits}
-        arrays = {key: None if value is None else dense(value, key) for key, value in arrays.items()}
-        arrays["labels"] = None if labels is None else whole_numbers(labels, "labels", least=0)
+    def _check(self, reads: frozenset[Reads], given: Outputs) -> Outputs:
+        """Return outputs with all that is read present, finite and of one size."""
+        name, classify, inputs = type(self).__name__, given.classify, given.inputs
+        arrays: dict[str, Any] = {"features": given.features, "logits": given.logits}
+        for key, value in arrays.items():  # without columns: not there
+            missing = value is None or getattr(value, "shape", ())[-1:] == (0,)
+            arrays[key] = None if missing else dense(value, key)
+        arrays["labels"] = None if given.labels is None else whole_numbers(given.labels, "labels", least=0)
         on_one_device(arrays)
         present = {**arrays, "head": classify, "linear": classify, "images": inputs, "layers": inputs}
         for read in sorted(reads):
@@ -260,8 +248,14 @@ class Detector(Values, ABC):
         features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
         if features.numel() and classify is not None and reads & {"head", "linear"}:
             _check_head(classify, features, logits if "logits" in reads else None)
-        tasks = None if tasks is None else check_tasks(tasks, logits.shape[1])
+        tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1])
         return Outputs(features, logits, arrays["labels"], classify, inputs, tasks)
+
+
+def _gather(features: Any, logits: Any, labels: Any, classify: Any, inputs: Any, tasks: Any) -> Outputs:
+    """Return a user's arguments as ``Outputs``, unchecked; of ``Outputs``, their own head comes first."""
+    given = features if isinstance(features, Outputs) else Outputs(features, logits, labels, None, inputs)
+    return replace(given, classify=given.classify or classify, tasks=given.tasks if tasks is None else tasks)
 
 
 def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: Tensor | None) -> None:

@@ -124,8 +124,6 @@ def _number(metric: str, task: object, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not math.isfinite(number) or not isinstance(task, int):
-        raise BadInput(
-            f"metric {metric!r} gives {reprlib.repr(value)}{f' for {task!r}' if task != 0 else ''}: a finite "
-            "number is needed, None for no value, or numbers by task, counted from 1"
-        )
+        given = reprlib.repr(value if task == 0 else {task: value})
+        raise BadInput(f"metric {metric!r} gives {given}: finite numbers, by task or not, or None are needed")
     return number

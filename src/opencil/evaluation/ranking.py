@@ -50,10 +50,8 @@ class Ranking:
         """Return a user's choice of ID samples as bool [ids], on the scores' device."""
         chosen = dense(given, "samples to choose")
         if chosen.shape != (self.ids,) or chosen.dtype != torch.bool:
-            raise BadInput(
-                f"samples are chosen by {chosen.dtype} {list(chosen.shape)}: bool [{self.ids}] is needed"
-            )
-        on_one_device({"samples are chosen": chosen, "they are sorted": self._order})
+            shape = list(chosen.shape)
+            raise BadInput(f"samples are chosen by {chosen.dtype} {shape}: bool [{self.ids}] is needed")
         return chosen
 
     def count_accepted(self, chosen: Tensor) -> Tensor:

@@ -115,10 +115,8 @@ class ViewSource:
         make: Callable[[], nn.Module | None] = getattr(model, "extra_head", None) or self._probe_head
         head = make()
         if head is None or not same_logits(head, model.classify, head_size(head)[1], self.device):
-            raise BadInput(
-                f"{type(model).__name__} needs a method extra_head() for fine-tuning detectors: it returns a "
-                "module from features to the logits of classify"
-            )
+            name = type(model).__name__
+            raise BadInput(f"{name} needs extra_head(): a module from features to the logits of classify")
         # A copy from a model in evaluation has no parameter that requires gradients.
         return head if any(p.requires_grad for p in head.parameters()) else head.requires_grad_(True)
 

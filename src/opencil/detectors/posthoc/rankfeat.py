@@ -50,10 +50,7 @@ class RankFeat(Detector):
             last = maps[-1]
             features = outputs.features[start : start + len(last)]
             if not _equal_features(last.mean(dim=(2, 3)), features):
-                raise BadInput(
-                    "RankFeat needs features that are the mean over pixels of the last maps: this model "
-                    "computes them in another way"
-                )
+                raise BadInput("RankFeat needs features that are the mean over pixels of the last maps")
             if self.maps == "both" and not start:
                 _check_last_stage(outputs, maps)
             u = first_direction(last)

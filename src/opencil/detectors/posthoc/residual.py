@@ -41,10 +41,7 @@ class Residual(SetUpDetector):
         width = outputs.features.shape[1]
         first = self.dimensions or (1000 if width >= 2048 else 512 if width >= 768 else width // 2)
         if first >= width:
-            raise BadInput(
-                f"dimensions = {first} of {type(self).__name__} is not allowed: it should be below {width}, "
-                "the number of features"
-            )
+            raise BadInput(f"dimensions = {first} is not allowed: it should be below the {width} features")
         self._origin = -torch.linalg.pinv(weight) @ bias
         values, vectors = torch.linalg.eigh(products_of(outputs.features, self._origin[None]))
         first = min(first, int((values > _ROUNDING * values[-1]).sum()))
