@@ -86,6 +86,7 @@ class ViewSource:
         self.inputs, self.seed, self.arithmetic, self.tasks = inputs, seed, arithmetic, tasks
         self.device = inputs.images.device
         self.labels = labels.long().to(self.device)
+        self._indices = torch.arange(len(labels)) if inputs.indices is None else inputs.indices.cpu()
         old = torch.zeros(len(labels), dtype=torch.bool) if old is None else old.cpu()
         #: Positions in the inputs of the current images and, if there are any, of the memory.
         self.pools = {"current": (~old).nonzero().flatten()}
@@ -94,9 +95,8 @@ class ViewSource:
         if not len(self.pools["current"]):
             raise BadInput("there are no images of new classes: a head needs at least one to be tuned on")
         # Cached, since tuners can differ in their batch size or in their progress.
-        self._choices = lru_cache(maxsize=CACHED)(self._draw_epoch)
+        self._epochs = lru_cache(maxsize=CACHED)(self._draw_epoch)
         self._chunks = lru_cache(maxsize=CACHED)(self._compute_chunk)
-        self._readers = lru_cache(maxsize=CACHED)(self._open_readers)
         # Tuners can advance on other CUDA streams.
         self._side = SideStream(self.device)
 
@@ -174,49 +174,36 @@ class ViewSource:
         return max(1, size // (batch * len(self.pools)))
 
     def _compute_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
-        rows, found = slice(first * batch, last * batch), []
+        place, found = slice(first * batch, last * batch), []
+        images, transform = self.inputs.images, self.inputs.transform
         with self._side.active():
-            for i, (order, draw) in enumerate(self._choices(epoch, batch)):
-                positions = move_to(order[rows], self.device)
-                if draw is None:
-                    views = self._normalise(positions, batch)
+            for order, draw, reader in self._epochs(epoch, batch):
+                positions = move_to(order[place], self.device)
+                if draw is not None and reader is not None and transform is not None:
+                    views = transform.train(reader.read(first // self._together(batch)), draw[place])
+                elif isinstance(images, Tensor):
+                    views = images[self._indices.to(self.device)[positions]].float()
                 else:
-                    assert self.inputs.transform is not None
-                    pixels = self._readers(epoch, batch)[i].read(first // self._together(batch))
-                    views = self.inputs.transform.train(pixels, draw[rows])
+                    assert isinstance(images, ForeignImages)
+                    rows = self._indices[order[place]]
+                    views = torch.cat([part for part, _ in images.batches(rows, batch)])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found
 
-    def _open_readers(self, epoch: int, batch: int) -> list[_ChunkReader]:
-        """Return a reader of each pool's images of an epoch."""
-        images, indices = self.inputs.images, self.inputs.indices
-        assert isinstance(images, Images)
-        indices = torch.arange(len(images)) if indices is None else indices.cpu()
-        rows = self._together(batch) * batch
-        return [_ChunkReader(images, indices[order], rows) for order, _ in self._choices(epoch, batch)]
-
-    def _draw_epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
+    def _draw_epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None, _ChunkReader | None]]:
         """Draw each pool's order and augmentations of an epoch on the CPU; the order stays there."""
-        length, found = self.iterations(batch) * batch, list[tuple[Tensor, Draw | None]]()
+        length, found = self.iterations(batch) * batch, []
+        images, transform = self.inputs.images, self.inputs.transform
         for name, positions in self.pools.items():
-            seed = (*self.seed, name)
+            seed, draw, reader = (*self.seed, name), None, None
             order = positions[epoch_order(len(positions), length, number, seed)]
-            draw = None
-            if isinstance(self.inputs.images, Images):
-                assert self.inputs.transform is not None
-                numbers = generator(*seed, "augment", number)
-                draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
-            found.append((order, draw))
+            if isinstance(images, Images) and transform is not None:
+                draw = transform.draw(length, images.side, generator(*seed, "augment", number)).to(
+                    self.device
+                )
+                reader = _ChunkReader(images, self._indices[order], self._together(batch) * batch)
+            found.append((order, draw, reader))
         return found
-
-    def _normalise(self, positions: Tensor, batch: int) -> Tensor:
-        """Return normalised images, which are not augmented."""
-        images, indices = self.inputs.images, self.inputs.indices
-        assert not isinstance(images, Images)
-        rows = positions if indices is None else indices.to(self.device)[positions]
-        if isinstance(images, ForeignImages):
-            return torch.cat([part for part, _ in images.batches(rows, batch)])
-        return images[rows].float()
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:
