@@ -31,7 +31,7 @@ class Measurement:
 
 
 def measure(
-    detector: Detector,
+    detector: Detector | None,
     setup: Outputs | None,
     test: Outputs,
     ood: Mapping[str, Outputs],
@@ -45,33 +45,12 @@ def measure(
     ``tasks`` [C] gives the task of each class, counted from 1; the highest is the new one. With tasks and
     labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are ID
     images under a shift. ``names`` are the metrics, by default the standard ones. A detector that scores by
-    task is standardised by the scores of ``memory``, by default of ``setup``.
+    task is standardised by the scores of ``memory``, by default of ``setup``. Without a detector the metrics
+    of the model itself are measured.
     """
-    if setup is not None and not detector.ready:
+    if detector is not None and setup is not None and not detector.ready:
         known = [o if o is None or tasks is None else replace(o, tasks=tasks) for o in (setup, memory)]
         detector.complete(*known)  # type: ignore[arg-type]
-    return _measure_sets(test, ood, shifted or {}, tasks, names, detector)
-
-
-def measure_model(
-    test: Outputs,
-    shifted: Mapping[str, Outputs] | None = None,
-    tasks: Tensor | None = None,
-    names: Iterable[str] | None = None,
-) -> list[Measurement]:
-    """Measure the metrics of the model itself, on the test images and on each shifted set."""
-    return _measure_sets(test, {}, shifted or {}, tasks, names)
-
-
-def _measure_sets(
-    test: Outputs,
-    ood: Mapping[str, Outputs],
-    shifted: Mapping[str, Outputs],
-    tasks: Tensor | None,
-    names: Iterable[str] | None,
-    detector: Detector | None = None,
-) -> list[Measurement]:
-    """Measure the metrics of a detector, or those of the model itself, on all sets."""
     wanted = set(chosen_metrics() if names is None else names)
     chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
 
@@ -82,7 +61,7 @@ def _measure_sets(
         others = (None if tensor is None else to_float64_device(tensor) for tensor in known)
         return Samples(to_float64_device(outputs.logits), *others)
 
-    of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in shifted.items()}
+    of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in (shifted or {}).items()}
     together = concatenate(list(of_shifted.values()))
     measurements = _measure("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
@@ -90,6 +69,16 @@ def _measure_sets(
     for name, samples in of_shifted.items():
         measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
     return measurements
+
+
+def measure_model(
+    test: Outputs,
+    shifted: Mapping[str, Outputs] | None = None,
+    tasks: Tensor | None = None,
+    names: Iterable[str] | None = None,
+) -> list[Measurement]:
+    """Measure the metrics of the model itself, on the test images and on each shifted set."""
+    return measure(None, None, test, {}, tasks, shifted, names)
 
 
 def _score(detector: Detector, outputs: Outputs) -> Tensor:
