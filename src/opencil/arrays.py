@@ -63,11 +63,3 @@ def listed(value: Any, what: str) -> list[Any]:
     if isinstance(value, Tensor) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1:
         raise BadInput(f"a {type(value).__name__} is given for {what}: a list of them is needed")
     return list(value)
-
-
-def on_one_device(tensors: dict[str, Tensor | None]) -> None:
-    """Refuse tensors on several devices; they are given by name."""
-    devices = {name: str(tensor.device) for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        each = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise BadInput(f"{each}: one device is needed for all")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.arrays import dense, on_one_device, whole_numbers
+from opencil.arrays import dense, whole_numbers
 from opencil.detectors.moments import TaskStandards
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
@@ -36,13 +36,11 @@ class Detector(Values, ABC):
     - ``logits`` [N, C] and ``features`` [N, D]: one forward pass serves every detector;
     - ``head``: ``outputs.classify``, the function from features to logits. Users of plain tensors give it
       once, to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
-    - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, given likewise and with the
-      features; a head that is not linear is refused;
+    - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, if it is linear;
     - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
       again. Users of plain tensors give ``score(inputs=Inputs(model, images, transform))``;
     - ``layers``: ``for maps in outputs.layers()``, the maps [B, C, H, W] after each stage of the backbone,
-      batch by batch in the samples' order, since the maps of all samples would take gigabytes. They are
-      computed from ``inputs``. ``outputs.last_stage(maps)`` computes features from changed maps;
+      batch by batch, from ``inputs``. ``outputs.last_stage(maps)`` computes features from changed maps;
     - ``labels`` [N], in a set-up alone.
 
     A set-up reads the same, or ``setup_reads``. ``family`` is the block of the tables that it belongs to.
@@ -227,7 +225,6 @@ class Detector(Values, ABC):
             missing = value is None or getattr(value, "shape", ())[-1:] == (0,)
             arrays[key] = None if missing else dense(value, key)
         arrays["labels"] = None if given.labels is None else whole_numbers(given.labels, "labels", least=0)
-        on_one_device(arrays)
         present = {**arrays, "head": classify, "linear": classify, "images": inputs, "layers": inputs}
         for read in sorted(reads):
             if present[read] is None:
@@ -246,8 +243,6 @@ class Detector(Values, ABC):
             raise BadInput(f"features, logits, labels and images have {rows} rows: give one for each sample")
         nothing = torch.empty(rows.pop(), 0)
         features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
-        if features.numel() and classify is not None and reads & {"head", "linear"}:
-            _check_head(classify, features, logits if "logits" in reads else None)
         tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1])
         return Outputs(features, logits, arrays["labels"], classify, inputs, tasks)
 
@@ -256,17 +251,6 @@ def _gather(features: Any, logits: Any, labels: Any, classify: Any, inputs: Any,
     """Return a user's arguments as ``Outputs``, unchecked; of ``Outputs``, their own head comes first."""
     given = features if isinstance(features, Outputs) else Outputs(features, logits, labels, None, inputs)
     return replace(given, classify=given.classify or classify, tasks=given.tasks if tasks is None else tasks)
-
-
-def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: Tensor | None) -> None:
-    """Refuse a head that does not give logits for the features of one sample."""
-    try:
-        found = dense(classify(features[:1]), "its results")
-    except (RuntimeError, TypeError, ValueError) as error:  # a layer of another width, a function of two
-        why = str(error).strip().partition("\n")[0]
-        raise BadInput(f"classify fails on features {list(features.shape)}: {why}") from error
-    if found.ndim != 2 or found.shape != (1, (found if logits is None else logits).shape[1]):
-        raise BadInput(f"classify gives {list(found.shape)} for one sample: [1, classes] is needed")
 
 
 def check_tasks(given: Any, classes: int) -> Tensor:

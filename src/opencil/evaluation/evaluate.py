@@ -85,13 +85,9 @@ def evaluate(
         raise BadInput("shifted should map names, none of them empty or an OOD set's, to image sets")
     read = partial(compute_outputs, classifier, transform=transform, batch_size=batch_size)
     of_test = read(test, "test", given=labels)
-    task_of = None
-    if tasks is not None:
-        task_of = check_tasks(tasks, of_test.logits.shape[1]).to(of_test.logits.device)
+    device, classes = of_test.logits.device, of_test.logits.shape[1]
+    task_of = None if tasks is None else check_tasks(tasks, classes).to(device)
     of_setup = read(setup, "setup", given=setup_labels) if needing else None
-    learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
-    if of_setup is not None and of_setup.labels is None and learning:
-        raise BadInput(f"{', '.join(learning)} need labels of the set-up images: give setup_labels=...")
     of_ood = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
     of_shifted = {name: read(images, f"shifted {name!r}") for name, images in (shifted or {}).items()}
     wanted = chosen_metrics(metrics or ())

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.arrays import dense, on_one_device
+from opencil.arrays import dense
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Function, register_metric
 from opencil.evaluation.ranking import Array, Ranking, count_for, shift
@@ -253,7 +253,6 @@ def joint_metrics(
 def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
     """Return the share of samples [N] with the correct prediction; tensors or numpy arrays."""
     of_model, own = dense(predicted, "predictions"), dense(labels, "labels")
-    on_one_device({"predictions": of_model, "labels": own})
     if of_model.shape != own.shape or not own.ndim or not own.numel():
         raise BadInput(f"predictions {list(of_model.shape)} do not fit labels {list(own.shape)}")
     return float(of_model.eq(own).double().mean())

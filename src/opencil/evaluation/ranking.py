@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.arrays import dense, on_one_device
+from opencil.arrays import dense
 from opencil.data.precision import to_float64_device
 from opencil.errors import BadInput
 
@@ -26,7 +26,6 @@ class Ranking:
     def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
         given = {"ID scores": id_scores, "OOD scores": ood_scores}
         sets = {name: dense(scores, name) for name, scores in given.items()}
-        on_one_device({**sets})
         for name, scores in sets.items():
             if scores.ndim != 1 or not len(scores) or scores.dtype == torch.bool:
                 shape = list(scores.shape)
