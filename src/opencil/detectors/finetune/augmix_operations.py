@@ -1,7 +1,6 @@
 """AugMix's image operations (Hendrycks et al. 2020, arXiv 1912.02781), batched on the images' device.
 
-The reference implementation calls Pillow for one image after another. Here each image of a batch has its own
-operation: the host groups images by operation, and each operation computes its group. Rounding is Pillow's:
+The host groups a batch's images by operation, and each operation computes its group. Rounding is Pillow's:
 values are integers between operations, and fractions are truncated. There are no matrix products or
 convolutions, which autocast would round to bfloat16. Many steps work in place: on a CPU, allocating memory
 for every intermediate result takes longer than the computation.
@@ -14,7 +13,7 @@ AugMix: at its lowest severity only four operations change an image.
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from opencil.data.images import move_to
 from opencil.data.precision import widest
 from opencil.detectors.finetune.mixing import beta, dirichlet
+from opencil.validation import Bound
 
 #: The reference's operations with its additional ones; the last one pads shorter chains, and is never drawn.
 Operation = IntEnum(
@@ -35,10 +35,9 @@ Operation = IntEnum(
 
 #: The longest chain of a random depth.
 LONGEST = 3
-
-#: The highest severity, and the lowest level of the rule ``original``.
-FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
-
+#: The lowest level of the rule ``original``, and the severities, which are levels at most.
+LOWEST_LEVEL = 0.1
+Severity = Annotated[float, Bound(ge=LOWEST_LEVEL, le=10)]
 Rule = Literal["torchvision", "original"]
 
 
@@ -76,11 +75,9 @@ def draw(
         lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
         operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)
-    level = (
-        LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
-        if rule == "original"
-        else (severity * uniform).floor()
-    )
+    level = (severity * uniform).floor()
+    if rule == "original":
+        level = LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
     negative = torch.rand(places, generator=generator) < 0.5
     weights, strength = dirichlet(alpha, chains, generator), beta(alpha, (count,), generator)
     return AugMixDraw(operation, torch.where(negative, -level, level), weights, strength)

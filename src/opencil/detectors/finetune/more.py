@@ -10,7 +10,6 @@ from opencil import Outputs, Paper, Tuner, register_detector
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import ViewSource, head_size
 from opencil.detectors.moments import compute_by_parts
-from opencil.engine.seeding import seeded
 
 
 @register_detector(
@@ -83,8 +82,7 @@ class TaskHead(nn.Module):
         tasks = torch.ones(classes) if tasks is None else tasks.cpu()
         self.classes = head
         member = tasks[:, None] == torch.unique(tasks)
-        with seeded(0):  # the initial values are replaced; the user's random state is preserved
-            self.other = nn.Linear(width, member.shape[1])
+        self.other = nn.Linear(width, member.shape[1], device="meta").to_empty(device="cpu")  # draws nothing
         nn.init.zeros_(self.other.weight)
         nn.init.zeros_(self.other.bias)
         self.register_buffer("member", member, persistent=False)
