@@ -85,16 +85,17 @@ class Detector(Values, ABC):
 
     @property
     def reads_to_score(self) -> frozenset[Reads]:
-        """Return what ``score`` reads under the detector's values: by task, the logits predict the task."""
-        return frozenset({*self.reads, "logits"}) if self.by_task else self.reads
+        """Return what ``score`` reads: also the logits by task, and images where its scorer reads them."""
+        reads = self.reads | (self.scorer.reads & {"images", "layers"})
+        return frozenset({*reads, "logits"}) if self.by_task else reads
 
     @property
     def reads_to_set_up(self) -> frozenset[Reads]:
-        """Return what ``fit`` reads: the head is read to score alone."""
+        """Return what ``fit`` reads, also to score by task or to fit its scorer; the head only scores."""
         reads = self.reads - {"head"} if self.setup_reads is None else self.setup_reads
-        if not self.by_task:
-            return reads
-        return frozenset({*self.reads_to_score, "labels", *(reads if self.needs_setup else ())})
+        if self.by_task:
+            reads = frozenset({*self.reads_to_score, "labels", *(reads if self.needs_setup else ())})
+        return reads if self.scorer is self else reads | self.reads_to_score
 
     @property
     def set_up_on(self) -> Setup:

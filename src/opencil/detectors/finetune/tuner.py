@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Detector, Reads
+from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
@@ -116,17 +116,6 @@ class Tuner(Detector):
     def training_values(self) -> dict[str, Any]:
         """Return the values that determine f, as plain data."""
         return {k: v for k, v in plain(self).items() if k not in ("by_task", "scored_by", "head_of")}
-
-    @property
-    def reads_to_score(self) -> frozenset[Reads]:
-        """Return the features, and the images that the post-hoc detector reads."""
-        images = frozenset() if self.post_hoc is None else self.post_hoc.reads & {"images", "layers"}
-        return frozenset({*super().reads_to_score, *images})
-
-    @property
-    def reads_to_set_up(self) -> frozenset[Reads]:
-        """Return what the training of f and the set-up of the post-hoc detector read."""
-        return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.post_hoc else ())})
 
     @property
     def fewest(self) -> int:

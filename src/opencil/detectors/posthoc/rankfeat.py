@@ -12,8 +12,6 @@ from opencil.validation import Positive
 
 #: Squarings of M Mᵀ, after which only the first singular direction remains.
 _SQUARINGS = 10
-#: Images for a comparison of a model's last stage with its features.
-_COMPARED = 8
 
 
 @register_detector(
@@ -64,7 +62,7 @@ class RankFeat(Detector):
 
 def _check_last_stage(outputs: Outputs, maps: list[Tensor]) -> None:
     """Refuse a model whose last stage does not compute the features from the maps before it."""
-    few = [stage[:_COMPARED] for stage in maps]
+    few = [stage[:8] for stage in maps]
     try:
         if len(few) < 2 or not _equal_features(outputs.last_stage(few[-2]), outputs.features[: len(few[0])]):
             raise BadInput("RankFeat needs a last stage that computes the features from the maps before it")
