@@ -15,8 +15,7 @@ from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, device_of
 from opencil.errors import BadInput, unknown
 from opencil.evaluation.evaluate import check_reads, compute_outputs, have_names
-from opencil.evaluation.metric import metrics
-from opencil.evaluation.reading import Reading, Samples
+from opencil.evaluation.metric import Reading, Samples, metrics
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import as_classifier, wrap
 from opencil.registry import DETECTORS

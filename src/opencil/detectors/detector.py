@@ -45,8 +45,7 @@ class Detector(Values, ABC):
 
     A set-up reads the same, or ``setup_reads``. ``family`` is the block of the tables that it belongs to.
     With the value ``by_task`` of every detector, scores are standardised by the mean and the spread that
-    the memory's images of the predicted task have, so that scores are comparable across tasks. A detector
-    changes nothing that it reads: the model's parameters are the same before and after.
+    the memory's images of the predicted task have. A detector changes nothing that it reads.
     """
 
     by_task: bool = field(default=False, kw_only=True)
@@ -280,8 +279,7 @@ class SetUpDetector(Detector):
     """A detector with a set-up on training samples that reads, by default, features and logits.
 
     In a run, the value ``setup`` chooses these samples. The default is the memory: it has equally many
-    samples of every class, as the scored samples have, while most of train+ is new. It is also available
-    later, when a step's training images are not. A subclass may have another default.
+    samples of every class, as the scored samples have, and is also available after a step.
     """
 
     differs: ClassVar[str] = (

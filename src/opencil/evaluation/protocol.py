@@ -12,17 +12,13 @@ from opencil.data.precision import to_float64_device
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, compute_by_ranks
 from opencil.errors import BadInput
-from opencil.evaluation.metric import Metric, Subject, chosen_metrics, metrics
+from opencil.evaluation.metric import Metric, Reading, Samples, Subject, chosen_metrics, concatenate, metrics
 from opencil.evaluation.metrics import numbers
-from opencil.evaluation.reading import Reading, Samples, concatenate
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The value of a metric; ``ood`` is the name of the OOD or shifted set, or empty.
-
-    ``task`` counts from 1, and 0 stands for all tasks.
-    """
+    """The value of a metric for an OOD or shifted set, or none, and a task from 1 on, or 0 for all."""
 
     ood: str
     metric: str

@@ -24,8 +24,7 @@ class Ranking:
     """
 
     def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
-        given = {"ID scores": id_scores, "OOD scores": ood_scores}
-        sets = {name: dense(scores, name) for name, scores in given.items()}
+        sets = {name: dense(s, name) for name, s in (("ID scores", id_scores), ("OOD scores", ood_scores))}
         for name, scores in sets.items():
             if scores.ndim != 1 or not len(scores) or scores.dtype == torch.bool:
                 shape = list(scores.shape)

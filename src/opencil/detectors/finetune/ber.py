@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Paper, register_detector
 from opencil.detectors.finetune.energy_margins import EnergyTuner
-from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
+from opencil.detectors.finetune.mixing import Concentration, Mixer, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Fraction
 
@@ -22,7 +21,7 @@ from opencil.validation import Fraction
     ),
 )
 @dataclass
-class BER(EnergyTuner):
+class BER(Mixer, EnergyTuner):
     """Energies pushed up for mixtures of new images (NTER), and down for a slightly mixed memory (OTER)."""
 
     equation = (
@@ -39,10 +38,6 @@ class BER(EnergyTuner):
     oter: bool = True
     concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
     share: Fraction = 0.002  #: λ, the weight of a new image in a memory image
-
-    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the weights and partners of mixtures of two new images."""
-        return draw_mixtures(self.concentration, iterations, batch, numbers)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """Return CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""

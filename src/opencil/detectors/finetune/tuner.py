@@ -106,8 +106,7 @@ class Tuner(Detector):
     def trained_as(self) -> str:
         """Return the name that random numbers follow from: ``head_of``, or its own name with its label.
 
-        With another scoring than the default the label is left out, so that tuners with equal training and
-        different scoring share one f.
+        Scored otherwise than by default, it has no label: tuners with equal training share one f.
         """
         own = self.registered_name
         return self.head_of or (own.partition("@")[0] if self.by_task or self.scored_by else own)
@@ -136,10 +135,9 @@ class Tuner(Detector):
     def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return further inputs of some iterations on the device: tensors with a row for each iteration.
+        """Return further inputs of some iterations on the device, by default their rows of ``draw``.
 
-        ``parts`` are their views and ``drawn`` their rows of ``draw``, the default result. On a GPU this is
-        not captured, so the host can read the drawn values.
+        ``parts`` are their views. On a GPU this is not captured, so the host can read the drawn values.
         """
         return tuple(copy_to_device(tensor, source.device) for tensor in drawn)
 
@@ -192,8 +190,6 @@ class Tuner(Detector):
 
     def by_head(self, outputs: Outputs) -> Outputs:
         """Return the outputs of the model with f as its head, for a post-hoc detector."""
-        if not self.learned:
-            raise BadInput(f"{type(self).__name__} has no head yet: call fit on training samples first")
         head, inputs = partial(self.logits, self._extra), outputs.inputs
         if inputs is not None:
             model = copy.copy(inputs.model)

@@ -48,7 +48,10 @@ class _ChunkReader:
     def read(self, number: int) -> Tensor:
         """Return the pixels of a chunk."""
         if number != self._next:
-            own = [self._own(chunk) for chunk in self._chunks[number:]]
+            own = self._chunks[number:]
+            if self._ranks is not None:
+                shares = [self._ranks.share(len(chunk)) for chunk in own]
+                own = tuple(chunk[s.start : s.stop] for chunk, s in zip(own, shares, strict=True))
             self._served = self._images.batches(torch.cat(own), len(own[0]))
         self._next = number + 1
         pixels = next(self._served)
@@ -57,12 +60,6 @@ class _ChunkReader:
         if self._ranks is None:
             return pixels
         return self._ranks.gather(pixels, self._ranks.counts(len(self._chunks[number])))
-
-    def _own(self, chunk: Tensor) -> Tensor:
-        if self._ranks is None:
-            return chunk
-        share = self._ranks.share(len(chunk))
-        return chunk[share.start : share.stop]
 
 
 class ViewSource:
@@ -107,10 +104,7 @@ class ViewSource:
         return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
     def extra_head(self) -> nn.Module:
-        """Return a trainable copy of the model's head, from features to logits.
-
-        It is the model's own ``extra_head()`` if there is one, else its ``classify`` if that is linear.
-        """
+        """Return a trainable copy of the model's head: its ``extra_head()``, or its linear ``classify``."""
         model = self.inputs.model
         make: Callable[[], nn.Module | None] = getattr(model, "extra_head", None) or self._probe_head
         head = make()
@@ -155,10 +149,7 @@ class ViewSource:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return features of normalised images, float32 [B, D], in training's arithmetic.
-
-        Each rank computes its share of them and gathers the others'.
-        """
+        """Return features of normalised images, float32 [B, D], in training's arithmetic, shared by ranks."""
         count, ranks = len(images), current()
         if ranks is not None and count >= ranks.size:
             share = ranks.share(count)

@@ -32,7 +32,6 @@ class FDBD(SetUpDetector):
     divided_by: Literal["distance", "norm"] = "distance"
 
     named = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
-
     reads = frozenset({"features", "logits"})
     setup_reads = frozenset({"features", "linear"})
 

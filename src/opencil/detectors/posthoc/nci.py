@@ -30,7 +30,6 @@ class NCI(SetUpDetector):
     alpha: NonNegative = 1e-4
 
     named = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
-
     reads = frozenset({"features", "logits"})
     setup_reads = frozenset({"features", "linear"})
 
