@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opencil.cli import app
-from opencil.evaluation.metric import metrics
-from opencil.evaluation.reading import READABLE
+from opencil.evaluation.metric import READABLE, metrics
 from opencil.registry import DETECTORS
 
 DOCS = Path(__file__).parent.parent / "docs"

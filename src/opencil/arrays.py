@@ -32,6 +32,20 @@ def dense(value: Any, what: str) -> Tensor:
     return tensor.long() if tensor.dtype in _UNSIGNED else tensor
 
 
+def whole_numbers(values: Any, what: str, least: int | None = None) -> Tensor:
+    """Return a user's whole numbers as int64 [N]; ``what`` is their name in errors."""
+    try:
+        found = dense(torch.as_tensor(tensor_of(values)), what)
+        whole = found.ndim == 1 and not found.is_floating_point() and found.dtype != torch.bool
+        if whole and (least is None or not (found < least).any()):
+            return found.long()
+        wrong = f"{found.dtype} {list(found.shape)}"
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        wrong = "no numbers"
+    bound = "" if least is None else f" from {least} on"
+    raise BadInput(f"{what} are {wrong}: whole numbers [N]{bound} are needed")
+
+
 def listed(value: Any, what: str) -> list[Any]:
     """Return the items of a list or another iterable; ``what`` is their name in errors."""
     if isinstance(value, Tensor) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1:

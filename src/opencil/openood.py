@@ -10,15 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from opencil.data.foreign import serve_images
 from opencil.data.roles import OOD_ROLES
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, device_of
 from opencil.errors import BadInput, unknown
-from opencil.evaluation.evaluate import check_reads, have_names, outputs_named, with_labels
-from opencil.evaluation.metric import metrics
-from opencil.evaluation.reading import Reading, Samples
+from opencil.evaluation.evaluate import check_reads, compute_outputs, have_names
+from opencil.evaluation.metric import Reading, Samples, metrics
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import as_classifier, wrap
 from opencil.registry import DETECTORS
@@ -125,11 +123,10 @@ class Evaluator:
 
     def _forward(self, place: tuple[str, ...]) -> Outputs:
         """Return the outputs of a set."""
-        images = reduce(getitem, place, self.dataloader_dict)
-        name, labelled = " ".join(place), place[0] != "ood"
-        read = serve_images(images, name, device_of(self.net), self.batch_size, labelled=labelled)
-        outputs = outputs_named(self.net, read, name, self.preprocessor, self.batch_size)
-        return with_labels(outputs, name) if labelled else outputs
+        images, labelled = reduce(getitem, place, self.dataloader_dict), place[0] != "ood"
+        return compute_outputs(
+            self.net, images, " ".join(place), self.preprocessor, self.batch_size, labelled
+        )
 
     def _load(self, data_root: str | None) -> dict[str, Any]:
         """Return a benchmark's images under OpenOOD's keys, and set its transform by default."""

@@ -35,6 +35,7 @@ class Bound:
 Positive = Annotated[float, Bound(gt=0)]
 NonNegative = Annotated[float, Bound(ge=0)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
+PositiveFraction = Annotated[float, Bound(gt=0, le=1)]
 BelowOne = Annotated[float, Bound(ge=0, lt=1)]
 ProperFraction = Annotated[float, Bound(gt=0, lt=1)]
 Count = Annotated[int, Bound(ge=1, lt=2**63)]  # what a tensor can hold

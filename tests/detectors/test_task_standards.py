@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opencil import BadInput, Outputs, create_detector
-from opencil.detectors.task_standards import TaskStandards
+from opencil.detectors.moments import TaskStandards
 
 TASKS = [1, 1, 2, 2, 2, 3]
 

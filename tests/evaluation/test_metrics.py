@@ -161,10 +161,3 @@ def test_tasks_that_are_not_learned_yet_do_not_count(metric: Any) -> None:
     marked = ACCURACIES.clone()
     marked[0, 1:] = marked[1, 2] = 7.0
     assert metric(marked) == metric(ACCURACIES)
-
-
-@pytest.mark.parametrize("metric", [forgetting, backward_transfer])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (2,)])
-def test_forgetting_needs_two_steps(metric: Any, shape: tuple[int, ...]) -> None:
-    with pytest.raises(BadInput, match="accuracies"):
-        metric(torch.zeros(shape))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from opencil.arrays import dense, tensor_of
+from opencil.arrays import dense, whole_numbers
 from opencil.data.images import Images
 from opencil.data.precision import as_float64
 from opencil.errors import BadInput
@@ -184,16 +184,4 @@ def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
             "the model wants it; a dataset's transform makes it (torchvision: ToTensor, then Normalize)"
         )
     found = dense(images, f"images of {name}")
-    return found, read_labels(labels, name) if labelled and labels is not None else None
-
-
-def read_labels(labels: Any, name: str) -> Tensor:
-    """Return labels of images as int64 [N]."""
-    try:
-        found = dense(torch.as_tensor(tensor_of(labels)), f"labels of {name}")
-        if found.ndim == 1 and not found.is_floating_point() and found.dtype != torch.bool:
-            return found.long()
-        wrong = f"{found.dtype} {list(found.shape)}"
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        wrong = "no numbers"
-    raise BadInput(f"{name} has labels that are {wrong}: whole numbers [B] are needed, one for each image")
+    return found, whole_numbers(labels, f"labels of {name}") if labelled and labels is not None else None

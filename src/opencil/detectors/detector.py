@@ -1,17 +1,16 @@
 """Define detectors: an optional set-up on training outputs, then a score for each sample."""
 
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from opencil.arrays import dense, tensor_of
-from opencil.detectors.task_standards import TaskStandards
+from opencil.arrays import dense, whole_numbers
+from opencil.detectors.moments import TaskStandards
 from opencil.engine.arithmetic import FULL
 from opencil.engine.forward import Inputs, Outputs
 from opencil.errors import BadInput
@@ -37,19 +36,16 @@ class Detector(Values, ABC):
     - ``logits`` [N, C] and ``features`` [N, D]: one forward pass serves every detector;
     - ``head``: ``outputs.classify``, the function from features to logits. Users of plain tensors give it
       once, to ``fit`` or to ``score``: ``fit(features, classify=model.classify)``;
-    - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, given likewise and with the
-      features; a head that is not linear is refused;
+    - ``linear``: ``W, b = outputs.linear()``, the head as a matrix and a vector, if it is linear;
     - ``images``: ``outputs.inputs``, the model and its normalised images, for detectors that run the network
       again. Users of plain tensors give ``score(inputs=Inputs(model, images, transform))``;
     - ``layers``: ``for maps in outputs.layers()``, the maps [B, C, H, W] after each stage of the backbone,
-      batch by batch in the samples' order, since the maps of all samples would take gigabytes. They are
-      computed from ``inputs``. ``outputs.last_stage(maps)`` computes features from changed maps;
+      batch by batch, from ``inputs``. ``outputs.last_stage(maps)`` computes features from changed maps;
     - ``labels`` [N], in a set-up alone.
 
     A set-up reads the same, or ``setup_reads``. ``family`` is the block of the tables that it belongs to.
     With the value ``by_task`` of every detector, scores are standardised by the mean and the spread that
-    the memory's images of the predicted task have, so that scores are comparable across tasks. A detector
-    changes nothing that it reads: the model's parameters are the same before and after.
+    the memory's images of the predicted task have. A detector changes nothing that it reads.
     """
 
     by_task: bool = field(default=False, kw_only=True)
@@ -88,21 +84,22 @@ class Detector(Values, ABC):
 
     @property
     def reads_to_score(self) -> frozenset[Reads]:
-        """Return what ``score`` reads under the detector's values: by task, the logits predict the task."""
-        return frozenset({*self.reads, "logits"}) if self.by_task else self.reads
+        """Return what ``score`` reads: also the logits by task, and images where its scorer reads them."""
+        reads = self.reads | (self.scorer.reads & {"images", "layers"})
+        return frozenset({*reads, "logits"}) if self.by_task else reads
 
     @property
     def reads_to_set_up(self) -> frozenset[Reads]:
-        """Return what ``fit`` reads: the head is read to score alone."""
+        """Return what ``fit`` reads, also to score by task or to fit its scorer; the head only scores."""
         reads = self.reads - {"head"} if self.setup_reads is None else self.setup_reads
-        if not self.by_task:
-            return reads
-        return frozenset({*self.reads_to_score, "labels", *(reads if self.needs_setup else ())})
+        if self.by_task:
+            reads = frozenset({*self.reads_to_score, "labels", *(reads if self.needs_setup else ())})
+        return reads if self.scorer is self else reads | self.reads_to_score
 
     @property
     def set_up_on(self) -> Setup:
         """Return which images of a run the set-up uses: the value ``setup`` where there is one."""
-        setup: Setup = getattr(self, "setup", "train+" if self.needs_setup else "memory")
+        setup: Setup = getattr(self.scorer, "setup", "train+" if self.scorer.needs_setup else "memory")
         return setup
 
     @property
@@ -113,14 +110,7 @@ class Detector(Values, ABC):
     @property
     def ready(self) -> bool:
         """Return whether it can score: its set-up is done and, by task, its standards are computed."""
-        return self.learned and (not self.by_task or hasattr(self, "_standards"))
-
-    def widths(self, outputs: Outputs) -> dict[str, int]:
-        """Return the columns of features and logits that it can score after a set-up on ``outputs``."""
-        found = _widths(outputs)
-        if "logits" not in found and "linear" in self.reads_to_set_up:
-            found["logits"] = len(outputs.linear()[1])
-        return found
+        return self.learned and self.scorer.learned and (not self.by_task or hasattr(self, "_standards"))
 
     @torch.no_grad()
     def fit(
@@ -140,24 +130,19 @@ class Detector(Values, ABC):
         [C] gives the task of each class, counted from 1. By task, scores are standardised by those of
         ``memory``, by default by those of the same samples.
         """
+        given = _gather(features, logits, labels, classify, inputs, tasks)
         if not self.needs_setup and not self.by_task:
-            self._store_head((features.classify if isinstance(features, Outputs) else None) or classify)
+            self._store_head(given.classify)
             return self
-        outputs = self._check(self.reads_to_set_up, features, logits, labels, classify, inputs, tasks)
+        outputs, name = self._check(self.reads_to_set_up, given), type(self).__name__
         if len(outputs) < self.fewest:
-            raise BadInput(
-                f"{type(self).__name__} needs {self.fewest} set-up samples, and has {len(outputs)}"
-            )
-        if self.by_task:
-            self._tasks_of(outputs if memory is None else memory)
+            raise BadInput(f"{name} needs {self.fewest} set-up samples, and has {len(outputs)}")
         try:
             self._reset()
             if self.needs_setup:
                 with FULL.active():
                     self.set_up(outputs)
-            self._widths = self.widths(outputs)
-            self._store_head(outputs.classify)
-            self._fit_standards(outputs, memory)
+            self._finish(outputs, memory)
         except BaseException:  # an incomplete set-up would mix two models or two sets of classes
             self._reset()
             raise
@@ -165,42 +150,34 @@ class Detector(Values, ABC):
 
     def _reset(self) -> None:
         for learned in ("_widths", "_standards"):
-            self.__dict__.pop(learned, None)
-
-    def _store_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
-        """Store the head if it is read to score: it may be a whole network."""
-        reads_head = not {"head", "linear"}.isdisjoint(self.reads_to_score)
-        self._classify = classify if reads_head else None
+            vars(self).pop(learned, None)
 
     @torch.no_grad()
     def complete(self, setup: Outputs, memory: Outputs | None = None) -> Self:
         """Do what is missing before it can score: all of ``fit``, or the part after its own set-up."""
         if not self.learned:
             return self.fit(setup, memory=memory)
-        reads = self.reads_to_set_up & (self.reads_to_score | {"labels"})
-        self._store_head(setup.classify)
-        self._fit_standards(self._check(reads, setup), memory)
+        self._finish(self._check(self.reads_to_set_up, setup), memory)
         return self
 
-    def _fit_standards(self, outputs: Outputs, memory: Outputs | None) -> None:
-        """Compute, by task, the scores' mean and spread for the images of each task."""
+    def _finish(self, outputs: Outputs, memory: Outputs | None) -> None:
+        """Store the head and, by task, the scores' mean and spread for the images of each task."""
+        self._store_head(outputs.classify)
+        self._widths: dict[str, int] = getattr(self, "_widths", _widths(outputs))
         if not self.by_task:
             return
         if memory is not None:
-            head = getattr(self, "_classify", None)
-            outputs = self._check(self.reads_to_score | {"labels"}, memory, classify=head)
-        assert outputs.labels is not None
-        tasks, scores = self._tasks_of(outputs), self._compute_scores(outputs)
-        self._standards = TaskStandards.of(scores, outputs.labels, tasks)
-        self._widths = {**getattr(self, "_widths", {}), "logits": len(tasks)}
-
-    def _tasks_of(self, outputs: Outputs) -> Tensor:
-        """Return the task of each class [C], which is necessary by task."""
+            memory = replace(memory, classify=memory.classify or self._classify)
+            outputs = self._check(self.reads_to_score | {"labels"}, memory)
         if outputs.tasks is None:
             raise BadInput(f"{type(self).__name__} scores by task: give tasks=[1, 1, 2, …], for each class")
-        if len(outputs.tasks) != outputs.logits.shape[1]:
-            raise BadInput(f"tasks are given for {len(outputs.tasks)} of {outputs.logits.shape[1]} classes")
-        return outputs.tasks
+        assert outputs.labels is not None
+        self._standards = TaskStandards.of(self._compute_scores(outputs), outputs.labels, outputs.tasks)
+        self._widths["logits"] = len(outputs.tasks)
+
+    def _store_head(self, classify: Callable[[Tensor], Tensor] | None) -> None:
+        """Store the head if it is read to score: it may be a whole network."""
+        self._classify = classify if self.reads_to_score & {"head", "linear"} else None
 
     @torch.no_grad()
     def score(
@@ -215,17 +192,15 @@ class Detector(Values, ABC):
 
         It is a numpy array if features or logits are, else a tensor.
         """
-        known: dict[str, int] = getattr(self, "_widths", {})
         if not self.ready:
             raise BadInput(f"{type(self).__name__} has not been set up: call fit on training samples first")
         classify = getattr(self, "_classify", None) if classify is None else classify
         plain = isinstance(features, np.ndarray) or isinstance(logits, np.ndarray)
-        outputs = self._check(self.reads_to_score, features, logits, None, classify, inputs)
+        outputs = self._check(self.reads_to_score, _gather(features, logits, None, classify, inputs, None))
+        known: dict[str, int] = getattr(self, "_widths", {})
         for name, width in _widths(outputs).items():
             if name in self.reads_to_score and width != known.get(name, width):
-                raise BadInput(
-                    f"{name} have {width} columns: {type(self).__name__} was set up on {known[name]}"
-                )
+                raise BadInput(f"{name} have {width} columns: the set-up had {known[name]}")
         scores = self._compute_scores(outputs)
         if self.by_task:
             scores = self._standards.standardise(scores, outputs.logits)
@@ -238,91 +213,51 @@ class Detector(Values, ABC):
         if scores.shape != (len(outputs),):
             shape = list(scores.shape)
             raise BadInput(f"{type(self).__name__} gives scores {shape} for {len(outputs)} samples")
-        if not torch.isfinite(scores).all():
-            bad = int((~torch.isfinite(scores)).nonzero()[0])
-            raise BadInput(f"{type(self).__name__} has no finite score for sample {bad}")
+        if len(bad := (~torch.isfinite(scores)).nonzero()):
+            raise BadInput(f"{type(self).__name__} has no finite score for sample {int(bad[0])}")
         return scores
 
-    def _check(
-        self,
-        reads: frozenset[Reads],
-        features: Any,
-        logits: Any = None,
-        labels: Any = None,
-        classify: Callable[[Tensor], Tensor] | None = None,
-        inputs: Inputs | None = None,
-        tasks: Any = None,
-    ) -> Outputs:
-        """Return a user's arguments as ``Outputs``, with all that is read present, finite and of one size."""
-        name = type(self).__name__
-        if isinstance(features, Outputs):
-            given = features
-            features = given.features if given.features.shape[-1:] != (0,) else None  # of logits alone
-            logits, labels, inputs = given.logits, given.labels, given.inputs
-            classify, tasks = given.classify or classify, given.tasks if tasks is None else tasks
-        arguments = {"features": features, "logits": logits, "labels": labels}
-        arrays = {key: None if value is None else dense(value, key) for key, value in arguments.items()}
-        features, logits, labels = arrays.values()
-        linear = None if features is None else classify
-        present: dict[str, object] = {"head": classify, "linear": linear, "images": inputs, "layers": inputs}
-        present |= arrays
+    def _check(self, reads: frozenset[Reads], given: Outputs) -> Outputs:
+        """Return outputs with all that is read present, finite and of one size."""
+        name, classify, inputs = type(self).__name__, given.classify, given.inputs
+        arrays: dict[str, Any] = {"features": given.features, "logits": given.logits}
+        for key, value in arrays.items():  # without columns: not there
+            missing = value is None or getattr(value, "shape", ())[-1:] == (0,)
+            arrays[key] = None if missing else dense(value, key)
+        arrays["labels"] = None if given.labels is None else whole_numbers(given.labels, "labels", least=0)
+        present = {**arrays, "head": classify, "linear": classify, "images": inputs, "layers": inputs}
         for read in sorted(reads):
-            if present.get(read) is None:
+            if present[read] is None:
                 raise BadInput(f"{name} reads the {read}: missing here")
-        if "labels" in reads and (
-            labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or (labels < 0).any()
-        ):
-            shape = list(labels.shape)
-            raise BadInput(f"labels are {labels.dtype} {shape}: whole numbers [N] from 0 on are needed")
-        rows = {len(tensor) for tensor in arrays.values() if tensor is not None and tensor.ndim}
-        rows |= {len(inputs)} if inputs is not None else set()
-        if len(rows) > 1:
-            raise BadInput(f"features, logits, labels and images have {rows} rows: give one for each sample")
-        for key, tensor in (("features", features), ("logits", logits)):
-            if tensor is None:
+        for key in ("features", "logits"):
+            if (tensor := arrays[key]) is None:
                 continue
             if tensor.ndim != 2 or not tensor.is_floating_point() or not tensor.numel():
                 shape = list(tensor.shape)
                 raise BadInput(f"{key} are {tensor.dtype} {shape}: a floating-point matrix is needed")
-            if key in reads and not torch.isfinite(tensor.float()).all():
-                bad = int((~torch.isfinite(tensor.float())).any(dim=1).nonzero()[0])
-                raise BadInput(f"{key} of sample {bad} are not finite: {name} cannot score them")
-        if features is not None and classify is not None and not {"head", "linear"}.isdisjoint(reads):
-            _check_head(classify, features, logits if "logits" in reads else None)
+            arrays[key] = tensor.float()
+            if key in reads and len(bad := (~torch.isfinite(tensor.float())).nonzero()):
+                raise BadInput(f"{key} of sample {int(bad[0, 0])} are not finite: {name} cannot score them")
+        rows = {len(part) for part in (*arrays.values(), inputs) if part is not None}
+        if len(rows) > 1:
+            raise BadInput(f"features, logits, labels and images have {rows} rows: give one for each sample")
         nothing = torch.empty(rows.pop(), 0)
-        return Outputs(
-            nothing if features is None else features.float(),
-            nothing if logits is None else logits.float(),
-            None if labels is None else labels.long(),  # uint8 would index as a mask
-            classify,
-            inputs,
-            None if tasks is None else check_tasks(tasks),
-        )
+        features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
+        tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1])
+        return Outputs(features, logits, arrays["labels"], classify, inputs, tasks)
 
 
-def _check_head(classify: Callable[[Tensor], Tensor], features: Tensor, logits: Tensor | None) -> None:
-    """Refuse a head that does not give logits for the features of one sample."""
-    try:
-        found = classify(features[:1].float())
-    except (RuntimeError, TypeError, ValueError) as error:  # a layer of another width, a function of two
-        why = str(error).strip().partition("\n")[0]
-        raise BadInput(f"classify fails on features {list(features.shape)}: {why}") from error
-    shape = list(dense(found, "the results of classify").shape)
-    if shape != [1, shape[-1] if logits is None else logits.shape[1]] or not shape[1]:
-        raise BadInput(f"classify gives {shape} for the features of one sample: [1, classes] is needed")
+def _gather(features: Any, logits: Any, labels: Any, classify: Any, inputs: Any, tasks: Any) -> Outputs:
+    """Return a user's arguments as ``Outputs``, unchecked; of ``Outputs``, their own head comes first."""
+    given = features if isinstance(features, Outputs) else Outputs(features, logits, labels, None, inputs)
+    return replace(given, classify=given.classify or classify, tasks=given.tasks if tasks is None else tasks)
 
 
-def check_tasks(given: Tensor | Array | Sequence[int]) -> Tensor:
-    """Return a user's task of each class, as a tensor [C]."""
-    try:
-        tasks = dense(torch.as_tensor(tensor_of(given)), "tasks")
-    except (TypeError, ValueError, RuntimeError):
-        tasks = torch.empty(0)
-    whole = tasks.ndim == 1 and len(tasks) and not (tasks.is_floating_point() or tasks.dtype == torch.bool)
-    if not whole or int(tasks.min()) < 1:
-        raise BadInput(
-            f"tasks = {reprlib.repr(given)} is not allowed: a whole number from 1 on is needed for each class"
-        )
+def check_tasks(given: Any, classes: int) -> Tensor:
+    """Return a user's task of each class, from 1 on, as a tensor [C]; 0 classes: their number is unknown."""
+    tasks = whole_numbers(given, "tasks", least=1)
+    if len(tasks) != (classes or len(tasks)):
+        raise BadInput(f"tasks are given for {len(tasks)} classes: there are logits of {classes}")
     return tasks
 
 
@@ -344,8 +279,7 @@ class SetUpDetector(Detector):
     """A detector with a set-up on training samples that reads, by default, features and logits.
 
     In a run, the value ``setup`` chooses these samples. The default is the memory: it has equally many
-    samples of every class, as the scored samples have, while most of train+ is new. It is also available
-    later, when a step's training images are not. A subclass may have another default.
+    samples of every class, as the scored samples have, and is also available after a step.
     """
 
     differs: ClassVar[str] = (

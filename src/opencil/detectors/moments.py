@@ -1,6 +1,6 @@
-"""Compute means and covariances of features or logits in float64, in parts."""
+"""Compute in parts with bounded memory; means, covariances and standards of scores, in float64."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +8,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import as_float64, copy_to_device, to_float64_device
-from opencil.detectors.chunks import rows_at_a_time
 from opencil.errors import BadInput
 
+#: Float32 numbers in temporary tensors at a time: few enough for a CPU's caches, enough for a GPU.
+BUDGET = 2**24
 #: Smaller variances, relative to the largest, count as 0: rounding of float32 features is about 1e-14 of it.
 _SMALLEST = 1e-10
+
+
+def rows_at_a_time(numbers: int) -> int:
+    """Return the count of rows, at least one, that fit the budget with ``numbers`` float32 each."""
+    return max(1, BUDGET // numbers)
+
+
+def compute_by_parts(compute: Callable[..., Tensor], numbers: int, *tensors: Tensor) -> Tensor:
+    """Return ``compute`` of the tensors, concatenated from parts; it needs ``numbers`` float32 for a row.
+
+    Results are copied at once: small results between large freed temporaries fragment a CPU's heap, which
+    then grows by gigabytes for a budget of megabytes.
+    """
+    rows = rows_at_a_time(numbers)
+    parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+    first = compute(*next(parts))
+    found = first.new_empty(len(tensors[0]), *first.shape[1:])
+    places = iter(torch.split(found, rows))
+    next(places).copy_(first)
+    del first
+    for part, place in zip(parts, places, strict=True):
+        place.copy_(compute(*part))
+    return found
 
 
 def in_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -94,3 +118,42 @@ def check_labels(labels: Tensor | None, classes: int) -> Tensor:
     if (high := int(labels.max())) >= classes:
         raise BadInput(f"labels go up to {high}: there are the classes 0 to {classes - 1}")
     return labels
+
+
+@dataclass(frozen=True)
+class TaskStandards:
+    """Mean and spread [C] of the scores of images from each class's task."""
+
+    mean: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor, labels: Tensor, tasks: Tensor) -> "TaskStandards":
+        """Compute from scores and labels [N] and the task of each class [C]; spreads are standard deviations.
+
+        A task without images has the mean of all. A task of fewer than two images, or of equal scores, has
+        the spread within all tasks; if that is 0, the spread of all scores; if that is 0, 1.
+        """
+        values = as_float64(scores)
+        labels, tasks = check_labels(labels, len(tasks)).to(values.device), tasks.to(values.device)
+        # Equal scores up to rounding have a smaller spread.
+        least = 1e-6 * float(values.abs().max())
+        of_sample, known = tasks[labels], torch.unique(tasks)
+        parts = [values[of_sample == task] for task in known]
+        inner = torch.cat([part - part.mean() for part in parts if len(part)])
+        freedom = len(values) - sum(len(part) > 0 for part in parts)
+        within = float(inner.square().sum() / max(freedom, 1)) ** 0.5
+        overall = float(values.std()) if len(values) > 1 else 0.0
+        fallback = next((spread for spread in (within, overall) if spread > least), 1.0)
+        mean, spread = values.new_empty(len(tasks)), values.new_empty(len(tasks))
+        for task, part in zip(known, parts, strict=True):
+            own = float(part.std()) if len(part) > 1 else 0.0
+            mean[tasks == task] = part.mean() if len(part) else values.mean()
+            spread[tasks == task] = own if own > least else fallback
+        return cls(mean, spread)
+
+    def standardise(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """Return (score − mean) / spread by the task of the class with the largest logit, [N]."""
+        predicted, wide = to_float64_device(logits).argmax(dim=1), as_float64(scores)
+        mean, spread = self.mean.to(wide.device), self.spread.to(wide.device)
+        return ((wide - mean[predicted]) / spread[predicted]).float().to(scores.device)

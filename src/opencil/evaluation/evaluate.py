@@ -5,14 +5,15 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from opencil.arrays import listed
-from opencil.data.foreign import ForeignImages, read_labels, serve_images
+from opencil.arrays import listed, whole_numbers
+from opencil.data.foreign import ForeignImages, serve_images
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, check_tasks
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 #: Images as ``evaluate`` takes them: image sets of ours, tensors and arrays, Datasets, DataLoaders and other
 #: iterables of batches.
 AnyImages = Images | Tensor | ForeignImages | Array | TorchDataset[Any] | Iterable[Any]
-Pictures = Images | ForeignImages
 AnyLabels = Tensor | Array | Sequence[int]
 AnyDetector = str | Detector
 
@@ -83,31 +83,13 @@ def evaluate(
         raise BadInput("ood should map names, none of them empty, to images: at least one OOD set is needed")
     if shifted is not None and (not have_names(shifted) or set(shifted) & set(ood)):
         raise BadInput("shifted should map names, none of them empty or an OOD set's, to image sets")
-
-    def read(images: AnyImages, name: str, labelled: bool = True) -> Pictures:
-        return serve_images(images, name, device_of(classifier), batch_size, labelled=labelled)
-
-    test_images = read(test, "test", labels is None)
-    ood_images = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
-    shifted_images = {name: read(images, f"shifted {name!r}") for name, images in (shifted or {}).items()}
-    setup_images = read(setup, "setup", setup_labels is None) if needing and setup is not None else None
-    _check_readable(chosen, [test_images, *ood_images.values(), *shifted_images.values()], setup_images)
-
-    def compute(images: Pictures, name: str) -> Outputs:
-        return outputs_named(classifier, images, name, transform, batch_size)
-
-    of_test, of_setup = with_labels(compute(test_images, "test"), "test", labels), None
-    task_of = None if tasks is None else _check_tasks(tasks, of_test)
-    if setup_images is not None:
-        of_setup = with_labels(compute(setup_images, "setup"), "setup", setup_labels)
-        learning = [name for name in needing if "labels" in chosen[name].reads_to_set_up]
-        if of_setup.labels is None and learning:
-            raise BadInput(f"{', '.join(learning)} need labels of the set-up images: give setup_labels=...")
-    of_ood = {name: compute(images, f"ood {name!r}") for name, images in ood_images.items()}
-    of_shifted = {
-        name: with_labels(compute(images, f"shifted {name!r}"), f"shifted {name!r}")
-        for name, images in shifted_images.items()
-    }
+    read = partial(compute_outputs, classifier, transform=transform, batch_size=batch_size)
+    of_test = read(test, "test", given=labels)
+    device, classes = of_test.logits.device, of_test.logits.shape[1]
+    task_of = None if tasks is None else check_tasks(tasks, classes).to(device)
+    of_setup = read(setup, "setup", given=setup_labels) if needing else None
+    of_ood = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
+    of_shifted = {name: read(images, f"shifted {name!r}") for name, images in (shifted or {}).items()}
     wanted = chosen_metrics(metrics or ())
     of_model = measure_model(of_test, of_shifted, task_of, wanted)
     rows, refusals = [], []
@@ -127,17 +109,33 @@ def evaluate(
     return pd.DataFrame(rows, columns=["detector", "ood", "task", "metric", "value"])
 
 
-def outputs_named(
-    model: Classifier, images: Pictures, name: str, transform: Transform | None, batch_size: int
+def compute_outputs(
+    model: Classifier,
+    images: AnyImages | None,
+    name: str,
+    transform: Transform | None,
+    batch_size: int,
+    labelled: bool = True,
+    given: AnyLabels | None = None,
 ) -> Outputs:
-    """Return the outputs of images; an error of the model names them."""
+    """Return the outputs of images, with their own or the given labels; ``name`` is theirs in errors."""
+    served = serve_images(images, name, device_of(model), batch_size, labelled=labelled and given is None)
     try:
-        return forward(model, images, transform, batch_size=batch_size)
+        outputs = forward(model, served, transform, batch_size=batch_size)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # such as images of a shape that a layer does not take
         why = str(error).strip().partition("\n")[0]
         raise BadInput(f"the model fails on the images of {name}: {why}") from error
+    labels, classes = outputs.labels if given is None else given, outputs.logits.shape[1]
+    if not labelled or labels is None:
+        return outputs
+    found = whole_numbers(labels, f"labels of {name}", least=0).to(outputs.logits.device)
+    if len(found) != len(outputs):
+        raise BadInput(f"{name} has {len(found)} labels: one for each of {len(outputs)} images is needed")
+    if (high := int(found.max())) >= classes:
+        raise BadInput(f"labels of {name} go up to {high}: the model knows 0 to {classes - 1}")
+    return replace(outputs, labels=found)
 
 
 def have_names(sets: Any) -> bool:
@@ -149,18 +147,16 @@ def _detectors(
     chosen: AnyDetector | Iterable[AnyDetector] | Mapping[str, AnyDetector] | None,
 ) -> dict[str, Detector]:
     """Return detectors by name: created, or copied unless they are set up."""
-    if chosen is None:
-        chosen = DETECTORS.names()
-    if isinstance(chosen, (str, Detector)):
-        chosen = [chosen]
+    chosen = DETECTORS.names() if chosen is None else chosen
     if isinstance(chosen, Mapping):
         pairs: list[tuple[Any, Any]] = list(chosen.items())
     else:
-        groups, items = DETECTORS.groups(), listed(chosen, "detectors")
-        names = [groups.get(item, [item]) if isinstance(item, str) else [item] for item in items]
-        pairs = [(None, item) for group in names for item in group]
+        items = [chosen] if isinstance(chosen, (str, Detector)) else listed(chosen, "detectors")
+        groups = DETECTORS.groups()
+        named = [groups.get(item, [item]) if isinstance(item, str) else [item] for item in items]
+        pairs = [(None, item) for group in named for item in group]
     if not pairs:
-        raise BadInput(f"detectors = {reprlib.repr(chosen)} is not allowed: names or detectors are needed")
+        raise BadInput("detectors are an empty list: names or detectors are needed")
     found: dict[str, Detector] = {}
     for name, item in pairs:
         if isinstance(item, str):
@@ -180,58 +176,7 @@ def check_reads(model: Classifier, chosen: Mapping[str, Detector]) -> None:
     """Refuse detectors that read more than logits if the model is a function to logits."""
     if not isinstance(model, LogitsAlone):
         return
-    reads = {n: d.reads_to_score | (set() if d.ready else d.reads_to_set_up) for n, d in chosen.items()}
-    lacking = {name: " and ".join(sorted(fields - {"logits", "labels"})) for name, fields in reads.items()}
-    if any(lacking.values()):
-        wanting = ", ".join(f"{name} reads {more}" for name, more in lacking.items() if more)
-        enough = ", ".join(name for name, more in lacking.items() if not more)
-        raise BadInput(
-            f"{model.name} gives logits alone, and {wanting}: {WRAP_HINT}; or name detectors that read logits"
-            f"{f', such as {enough}' if enough else ''}"
-        )
-
-
-def _check_readable(
-    chosen: Mapping[str, Detector], scored: Sequence[Pictures], setup: Pictures | None
-) -> None:
-    """Refuse, before any is read, images that cannot be read as often or in the order as detectors do."""
     for name, detector in chosen.items():
-        to_fit = frozenset() if detector.ready else detector.reads_to_set_up
-        again = [*scored] if {"images", "layers"} & detector.reads_to_score else []
-        again += [setup] if setup is not None and "layers" in to_fit else []
-        once = next((s.name for s in again if isinstance(s, ForeignImages) and not s.again), None)
-        if once:
-            raise BadInput(
-                f"{name} reads images again, and {once} is an iterator: give a list of batches, a "
-                "DataLoader or a Dataset"
-            )
-        if "images" in to_fit and isinstance(setup, ForeignImages) and not setup.by_index:
-            raise BadInput(
-                f"{name} trains on set-up images in an order of its own, and setup is an iterable of "
-                "batches: give a Dataset, a DataLoader over a Dataset, or an array"
-            )
-
-
-def with_labels(outputs: Outputs, name: str, given: AnyLabels | None = None) -> Outputs:
-    """Return outputs with checked labels: the given labels, or the images' own."""
-    classes = outputs.logits.shape[1]
-    labels = outputs.labels if given is None else read_labels(given, name).to(outputs.logits.device)
-    if labels is None:
-        return outputs
-    if len(labels) != len(outputs):
-        raise BadInput(f"{name} has {len(labels)} labels: one for each of {len(outputs)} images is needed")
-    low, high = (int(end) for end in labels.aminmax())
-    if not 0 <= low <= high < classes:
-        raise BadInput(f"labels of {name} range from {low} to {high}: the model knows 0 to {classes - 1}")
-    return replace(outputs, labels=labels)
-
-
-def _check_tasks(given: Sequence[int], test: Outputs) -> Tensor:
-    """Return the task of each class, on the outputs' device."""
-    tasks, classes = check_tasks(given).long(), test.logits.shape[1]
-    if len(tasks) != classes or tasks.max() > classes:
-        raise BadInput(
-            f"tasks = {reprlib.repr(given)} is not allowed: each of the {classes} classes needs one from "
-            f"1 to {classes}"
-        )
-    return tasks.to(test.logits.device)
+        reads = detector.reads_to_score | (frozenset() if detector.ready else detector.reads_to_set_up)
+        if more := " and ".join(sorted(reads - {"logits", "labels"})):
+            raise BadInput(f"{model.name} gives logits alone, and {name} reads {more}: {WRAP_HINT}")

@@ -31,9 +31,7 @@ def _metric(label: str, *, standard: bool = True, **more: Any) -> Callable[[Func
     return add
 
 
-# --- of the model -----------------------------------------------------------------------------------
-
-
+# Of the model:
 @_metric("Accuracy")
 def _accuracy(correct: Tensor) -> Tensor:
     """Return the share of test images of seen classes whose largest logit is their class's."""
@@ -46,9 +44,7 @@ def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
     return shifted_correct.double().mean()
 
 
-# --- of detection -----------------------------------------------------------------------------------
-
-
+# Of detection:
 @_metric("AUC", tables="all")
 def _auc(ranking: Ranking) -> Tensor:
     """Return the area under the ROC curve, ties counted half."""
@@ -110,9 +106,7 @@ def _aupr_out(ranking: Ranking) -> Tensor:
     return _trapezoids(found, found.double() / (found + wrong))
 
 
-# --- of old and new classes apart -------------------------------------------------------------------
-
-
+# Of old and new classes apart:
 def _auc_of(ranking: Ranking, chosen: Tensor) -> Tensor | None:
     """Return the AUC of chosen ID samples, bool [ids]; None for no samples."""
     size = int(chosen.sum())
@@ -149,9 +143,7 @@ def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
     return _fpr_of(ranking, new)
 
 
-# --- of classifying and rejecting together ----------------------------------------------------------
-
-
+# Of classifying and rejecting together:
 @_metric("OSCR")
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
     """Return the area under the share of ID accepted and classified correctly, against the share of OOD
@@ -160,22 +152,17 @@ def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:
     return ranking.count_wins(ranking.count_accepted(correct)) / (2 * ranking.ids * ranking.oods)
 
 
-@register_metric(
-    "accuracy_with_rejection",
-    label="Accuracy with rejection",
-    definition="at the threshold that accepts 95 % of ID, share of all samples handled correctly: ID "
-    "accepted and classified correctly, OOD rejected.",
-    standard=True,
-)
+@_metric("Accuracy with rejection")
 def _accuracy_with_rejection(ranking: Ranking, correct: Tensor) -> Tensor:
+    """Return the share of ID accepted and classified correctly, and of OOD rejected, of all samples, at the
+    threshold that accepts 95 % of ID.
+    """
     at = ranking.threshold
     right = ranking.count_accepted(correct)[at] + ranking.oods - ranking.accepted_ood[at]
     return right.double() / (ranking.ids + ranking.oods)
 
 
-# --- under covariate shift --------------------------------------------------------------------------
-
-
+# Under covariate shift:
 @_metric("Shifted rejected", lower_is_better=True)
 def _fpr_shifted(id_scores: Tensor, shifted_scores: Tensor) -> Tensor:
     """Return the share of shifted ID rejected at the threshold that accepts 95 % of clean ID."""
@@ -203,9 +190,7 @@ def _ap_full(full_ranking: Ranking) -> Tensor:
     return _ap(full_ranking)
 
 
-# --- of the two biases ------------------------------------------------------------------------------
-
-
+# Of the two biases:
 @_metric("OOD as new", lower_is_better=True)
 def _ood_as_new(ood_tasks: Tensor, tasks: Tensor) -> Tensor:
     """Return the share of OOD whose largest logit is a new class's."""
@@ -222,9 +207,7 @@ def _confidence(scores: Tensor, sample_tasks: Tensor) -> Mapping[int, float]:
     }
 
 
-# --- for use without a run --------------------------------------------------------------------------
-
-
+# For use without a run:
 @dataclass(frozen=True)
 class OODMetrics:
     """Detection metrics as fractions between 0 and 1."""
@@ -278,23 +261,17 @@ def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
 def forgetting(accuracies: Tensor) -> float:
     """Return the mean over old tasks j of max_t a_tj, before the last step, minus the last a_tj.
 
-    ``accuracies`` a_tj are [steps, tasks]; entries above the diagonal (tasks not learned yet) are ignored.
+    ``accuracies`` a_tj are [steps, tasks], of two steps or more; tasks not learned yet are ignored.
     """
-    matrix = _accuracy_matrix(accuracies)
+    matrix = accuracies.double()
     best = torch.stack([matrix[j:-1, j].amax() for j in range(len(matrix) - 1)])
     return float((best - matrix[-1, :-1]).mean())
 
 
 def backward_transfer(accuracies: Tensor) -> float:
     """Return the mean over old tasks j of the last a_tj minus a_jj; ``accuracies`` are [steps, tasks]."""
-    matrix = _accuracy_matrix(accuracies)
+    matrix = accuracies.double()
     return float((matrix[-1, :-1] - matrix.diagonal()[:-1]).mean())
-
-
-def _accuracy_matrix(accuracies: Tensor) -> Tensor:
-    if accuracies.ndim != 2 or len(accuracies) != accuracies.shape[1] or len(accuracies) < 2:
-        raise BadInput(f"accuracies are {list(accuracies.shape)}: a square of at least 2 steps is needed")
-    return accuracies.double()
 
 
 def numbers(values: Mapping[str, Tensor | None]) -> dict[str, float]:

@@ -12,17 +12,13 @@ from opencil.data.precision import to_float64_device
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Inputs, Outputs, compute_by_ranks
 from opencil.errors import BadInput
-from opencil.evaluation.metric import Metric, Subject, metrics, standard_metrics
+from opencil.evaluation.metric import Metric, Reading, Samples, Subject, chosen_metrics, concatenate, metrics
 from opencil.evaluation.metrics import numbers
-from opencil.evaluation.reading import Reading, Samples, concatenate
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The value of a metric; ``ood`` is the name of the OOD or shifted set, or empty.
-
-    ``task`` counts from 1, and 0 stands for all tasks.
-    """
+    """The value of a metric for an OOD or shifted set, or none, and a task from 1 on, or 0 for all."""
 
     ood: str
     metric: str
@@ -31,7 +27,7 @@ class Measurement:
 
 
 def measure(
-    detector: Detector,
+    detector: Detector | None,
     setup: Outputs | None,
     test: Outputs,
     ood: Mapping[str, Outputs],
@@ -45,34 +41,13 @@ def measure(
     ``tasks`` [C] gives the task of each class, counted from 1; the highest is the new one. With tasks and
     labels of the test samples, the two biases are measured: see ``docs/protocol.md``. ``shifted`` are ID
     images under a shift. ``names`` are the metrics, by default the standard ones. A detector that scores by
-    task is standardised by the scores of ``memory``, by default of ``setup``.
+    task is standardised by the scores of ``memory``, by default of ``setup``. Without a detector the metrics
+    of the model itself are measured.
     """
-    if setup is not None and not detector.ready:
+    if detector is not None and setup is not None and not detector.ready:
         known = [o if o is None or tasks is None else replace(o, tasks=tasks) for o in (setup, memory)]
         detector.complete(*known)  # type: ignore[arg-type]
-    return _measure_sets(test, ood, shifted or {}, tasks, names, detector)
-
-
-def measure_model(
-    test: Outputs,
-    shifted: Mapping[str, Outputs] | None = None,
-    tasks: Tensor | None = None,
-    names: Iterable[str] | None = None,
-) -> list[Measurement]:
-    """Measure the metrics of the model itself, on the test images and on each shifted set."""
-    return _measure_sets(test, {}, shifted or {}, tasks, names)
-
-
-def _measure_sets(
-    test: Outputs,
-    ood: Mapping[str, Outputs],
-    shifted: Mapping[str, Outputs],
-    tasks: Tensor | None,
-    names: Iterable[str] | None,
-    detector: Detector | None = None,
-) -> list[Measurement]:
-    """Measure the metrics of a detector, or those of the model itself, on all sets."""
-    wanted = set(standard_metrics() if names is None else names)
+    wanted = set(chosen_metrics() if names is None else names)
     chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
 
     def read(outputs: Outputs) -> Samples:
@@ -82,14 +57,24 @@ def _measure_sets(
         others = (None if tensor is None else to_float64_device(tensor) for tensor in known)
         return Samples(to_float64_device(outputs.logits), *others)
 
-    of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in shifted.items()}
-    together = concatenate(list(of_shifted.values())) if ood else None
+    of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in (shifted or {}).items()}
+    together = concatenate(list(of_shifted.values()))
     measurements = _measure("", Reading(of_test), chosen, "id")
     for name, outputs in ood.items():
         measurements += _measure(name, Reading(of_test, read(outputs), together), chosen, "ood")
     for name, samples in of_shifted.items():
         measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
     return measurements
+
+
+def measure_model(
+    test: Outputs,
+    shifted: Mapping[str, Outputs] | None = None,
+    tasks: Tensor | None = None,
+    names: Iterable[str] | None = None,
+) -> list[Measurement]:
+    """Measure the metrics of the model itself, on the test images and on each shifted set."""
+    return measure(None, None, test, {}, tasks, shifted, names)
 
 
 def _score(detector: Detector, outputs: Outputs) -> Tensor:
@@ -124,8 +109,6 @@ def _number(metric: str, task: object, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not math.isfinite(number) or not isinstance(task, int):
-        raise BadInput(
-            f"metric {metric!r} gives {reprlib.repr(value)}{f' for {task!r}' if task != 0 else ''}: a finite "
-            "number is needed, None for no value, or numbers by task, counted from 1"
-        )
+        given = reprlib.repr(value if task == 0 else {task: value})
+        raise BadInput(f"metric {metric!r} gives {given}: finite numbers, by task or not, or None are needed")
     return number

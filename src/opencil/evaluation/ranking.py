@@ -24,8 +24,7 @@ class Ranking:
     """
 
     def __init__(self, id_scores: Tensor | Array, ood_scores: Tensor | Array, recall: float = 0.95) -> None:
-        given = {"ID scores": id_scores, "OOD scores": ood_scores}
-        sets = {name: dense(scores, name) for name, scores in given.items()}
+        sets = {name: dense(s, name) for name, s in (("ID scores", id_scores), ("OOD scores", ood_scores))}
         for name, scores in sets.items():
             if scores.ndim != 1 or not len(scores) or scores.dtype == torch.bool:
                 shape = list(scores.shape)
@@ -49,14 +48,12 @@ class Ranking:
         """Return a user's choice of ID samples as bool [ids], on the scores' device."""
         chosen = dense(given, "samples to choose")
         if chosen.shape != (self.ids,) or chosen.dtype != torch.bool:
-            raise BadInput(
-                f"samples are chosen by {chosen.dtype} {list(chosen.shape)}: bool [{self.ids}] is needed"
-            )
+            shape = list(chosen.shape)
+            raise BadInput(f"samples are chosen by {chosen.dtype} {shape}: bool [{self.ids}] is needed")
         return chosen
 
     def count_accepted(self, chosen: Tensor) -> Tensor:
         """Return the number of accepted samples among the chosen ID samples, bool [ids]."""
-        chosen = self.check_choice(chosen)
         return self._count(F.pad(chosen, (0, self.oods))[self._order])
 
     def count_wins(self, accepted: Tensor) -> Tensor:

@@ -15,13 +15,13 @@ from opencil.detectors.finetune import augmix as augmix_module
 from opencil.detectors.finetune.augmix import AugMix, divergence
 from opencil.detectors.finetune.augmix_operations import AugMixDraw, Rule, augmix
 from opencil.detectors.finetune.ber import BER
+from opencil.detectors.finetune.energy_margins import Queue
 from opencil.detectors.finetune.logitnorm import LogitNorm
 from opencil.detectors.finetune.mixing import other_class
 from opencil.detectors.finetune.more import MORE, TaskHead
 from opencil.detectors.finetune.npos import NPOS
 from opencil.detectors.finetune.oe import OE
 from opencil.detectors.finetune.regmix import RegMix
-from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.t2fnorm import T2FNorm
 from opencil.detectors.finetune.tuner import Batch, Extra, Tuner
 from opencil.detectors.finetune.views import Views

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from opencil.detectors import chunks
+from opencil.detectors import moments
+from opencil.detectors.finetune.energy_margins import Queue
 from opencil.detectors.finetune.npos import NPOS
-from opencil.detectors.finetune.synthesis import Queue
 from opencil.detectors.finetune.tuner import Batch
 from opencil.detectors.finetune.views import ViewSource
 from opencil.detectors.finetune.vos import VOS
@@ -39,7 +39,7 @@ CLASSES = [1, 4, 5]
 )
 def test_a_queue_keeps_the_last_features_of_each_class(size: int, pushes: list[list[int]]) -> None:
     """Labels with gaps, batches with more of a class than fit, and classes that a batch does not have."""
-    queue = Queue(torch.tensor(CLASSES), size, 2, labels=7)
+    queue = Queue(torch.tensor(CLASSES), size, 2)
     expected = {label: deque(maxlen=size) for label in CLASSES}
     pushed = dict.fromkeys(CLASSES, 0)
     number = 0
@@ -74,7 +74,7 @@ def test_vos_keeps_the_least_likely_sample_of_each_class(
     monkeypatch: pytest.MonkeyPatch, ridge: float, budget: int
 ) -> None:
     """Against the density itself, on the same noise, in float64."""
-    monkeypatch.setattr(chunks, "BUDGET", budget)
+    monkeypatch.setattr(moments, "BUDGET", budget)
     features = gaussian_features()
     found = VOS(samples=200, ridge=ridge).outliers(features, batch(5))
     together = numbers(5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil import Inputs, Outputs, Transform, create_detector
-from opencil.detectors import chunks
+from opencil.detectors import moments
 from opencil.engine.seeding import generator
 
 
@@ -198,5 +198,5 @@ def test_odin(temperature: float, epsilon: float) -> None:
 def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, out = random_outputs(300, 6, seed=1), random_outputs(50, 6, seed=2)
     whole = create_detector(name).fit(setup).score(out)
-    monkeypatch.setattr(chunks, "BUDGET", 5000)  # a row or a few at a time
+    monkeypatch.setattr(moments, "BUDGET", 5000)  # a row or a few at a time
     torch.testing.assert_close(create_detector(name).fit(setup).score(out), whole, rtol=1e-5, atol=1e-5)

@@ -1,25 +1,17 @@
 """AugMix: consistent predictions over augmented views."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import BadInput, Paper, Tuner, register_detector
-from opencil.detectors.finetune.augmix_operations import (
-    FULL_LEVEL,
-    LOWEST_LEVEL,
-    AugMixDraw,
-    Rule,
-    augmix,
-    draw,
-)
+from opencil.detectors.finetune.augmix_operations import AugMixDraw, Rule, Severity, augmix, draw
 from opencil.detectors.finetune.mixing import Concentration
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import Views, ViewSource
-from opencil.validation import Bound, Count, NonNegative, Whole
+from opencil.validation import Count, NonNegative, Whole
 
 #: Augmented views of an image, besides the clean image.
 _VIEWS = 2
@@ -49,7 +41,7 @@ class AugMix(Tuner):
     )
 
     weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
-    severity: Annotated[float, Bound(ge=LOWEST_LEVEL, le=FULL_LEVEL)] = 1.0
+    severity: Severity = 1.0
     width: Count = 3
     depth: Whole = 0  #: operations in a chain; 0: 1 to 3 at random
     concentration: Concentration = 1.0  #: of the chains' weights (Dirichlet) and of their share (Beta)
@@ -60,7 +52,7 @@ class AugMix(Tuner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule == "torchvision" and self.severity not in range(1, int(FULL_LEVEL) + 1):
+        if self.rule == "torchvision" and self.severity not in range(1, 11):
             raise ValueError(f"severity = {self.severity} is not allowed: it should be 1, 2, … or 10")
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:

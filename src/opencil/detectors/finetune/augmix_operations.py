@@ -1,7 +1,6 @@
 """AugMix's image operations (Hendrycks et al. 2020, arXiv 1912.02781), batched on the images' device.
 
-The reference implementation calls Pillow for one image after another. Here each image of a batch has its own
-operation: the host groups images by operation, and each operation computes its group. Rounding is Pillow's:
+The host groups a batch's images by operation, and each operation computes its group. Rounding is Pillow's:
 values are integers between operations, and fractions are truncated. There are no matrix products or
 convolutions, which autocast would round to bfloat16. Many steps work in place: on a CPU, allocating memory
 for every intermediate result takes longer than the computation.
@@ -12,10 +11,9 @@ AugMix: at its lowest severity only four operations change an image.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,33 +23,21 @@ from torch import Tensor
 from opencil.data.images import move_to
 from opencil.data.precision import widest
 from opencil.detectors.finetune.mixing import beta, dirichlet
+from opencil.validation import Bound
 
-
-class Operation(IntEnum):
-    """The reference's operations with its additional ones, and the identity."""
-
-    AUTOCONTRAST = 0
-    EQUALIZE = 1
-    POSTERIZE = 2
-    ROTATE = 3
-    SOLARIZE = 4
-    SHEAR_X = 5
-    SHEAR_Y = 6
-    TRANSLATE_X = 7
-    TRANSLATE_Y = 8
-    COLOR = 9
-    CONTRAST = 10
-    BRIGHTNESS = 11
-    SHARPNESS = 12
-    NOTHING = 13  # pads shorter chains; never drawn
-
+#: The reference's operations with its additional ones; the last one pads shorter chains, and is never drawn.
+Operation = IntEnum(
+    "Operation",
+    "AUTOCONTRAST EQUALIZE POSTERIZE ROTATE SOLARIZE SHEAR_X SHEAR_Y TRANSLATE_X TRANSLATE_Y "
+    "COLOR CONTRAST BRIGHTNESS SHARPNESS NOTHING",
+    start=0,
+)
 
 #: The longest chain of a random depth.
 LONGEST = 3
-
-#: The highest severity, and the lowest level of the rule ``original``.
-FULL_LEVEL, LOWEST_LEVEL = 10.0, 0.1
-
+#: The lowest level of the rule ``original``, and the severities, which are levels at most.
+LOWEST_LEVEL = 0.1
+Severity = Annotated[float, Bound(ge=LOWEST_LEVEL, le=10)]
 Rule = Literal["torchvision", "original"]
 
 
@@ -70,9 +56,7 @@ class AugMixDraw(NamedTuple):
 
     def to(self, device: torch.device) -> "AugMixDraw":
         """Move weights and strengths to a device; the host reads operations and levels."""
-        return AugMixDraw(
-            self.operation, self.level, move_to(self.weights, device), move_to(self.strength, device)
-        )
+        return self._replace(weights=move_to(self.weights, device), strength=move_to(self.strength, device))
 
 
 def draw(
@@ -91,11 +75,9 @@ def draw(
         lengths = torch.randint(1, LONGEST + 1, (*chains, 1), generator=generator)
         operation = operation.masked_fill(torch.arange(LONGEST) >= lengths, Operation.NOTHING)
     uniform = torch.rand(places, generator=generator, dtype=torch.float64)
-    level = (
-        LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
-        if rule == "original"
-        else (severity * uniform).floor()
-    )
+    level = (severity * uniform).floor()
+    if rule == "original":
+        level = LOWEST_LEVEL + (severity - LOWEST_LEVEL) * uniform
     negative = torch.rand(places, generator=generator) < 0.5
     weights, strength = dirichlet(alpha, chains, generator), beta(alpha, (count,), generator)
     return AugMixDraw(operation, torch.where(negative, -level, level), weights, strength)
@@ -133,68 +115,44 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, rule: Rule) -> Ten
     # Numpy sorts bytes by counting, much faster than torch.
     order = torch.from_numpy(np.argsort(kinds.numpy(), kind="stable"))
     counts = torch.bincount(kinds, minlength=len(_KINDS)).tolist()
-    parameters = _Parameters(rule, *images.shape[-2:])
-    numbers = torch.zeros(_MOST_NUMBERS, len(order), dtype=torch.float64)
-    groups = zip(torch.split(operation[order], counts), torch.split(level[order], counts), strict=True)
-    for kind, (of_kind, levels), rows in zip(
-        _KINDS, groups, torch.split(numbers, counts, dim=1), strict=True
-    ):
-        for row, values in zip(rows, kind.numbers(parameters, of_kind, levels), strict=False):
-            row.copy_(values)
-    places = move_to(order, images.device)
+    numbers = _compute_parameters(operation[order], level[order], rule, *images.shape[-2:])
     table = move_to(numbers.to(widest(images.device)), images.device)
+    places = move_to(order, images.device)
     parts = zip(_KINDS, torch.split(images[places], counts), torch.split(table, counts, dim=1), strict=True)
-    found = [kind.apply(part, rows) for kind, part, rows in parts if len(part)]
-    return torch.empty_like(images).index_copy_(0, places, torch.cat(found)) if found else images
+    found = [apply(part, rows) for (apply, _), part, rows in parts if len(part)]
+    return torch.empty_like(images).index_copy_(0, places, torch.cat(found))
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    """Convert levels, on the host, to an operation's parameters for N images, float64 [N].
+def _compute_parameters(operation: Tensor, level: Tensor, rule: Rule, height: int, width: int) -> Tensor:
+    """Return each image's parameters at its level, float64 [5, N], on the host.
 
-    By the reference's rule a level is in tenths of the largest value, rounded down to integers if necessary,
-    and factors of blends are between 0.1 and 1.9. By torchvision's rule it is in ninths, and factors start at
-    1, up or down by the sign.
+    The first row is the distance between posterised values, the smallest value that solarising inverts, or
+    the factor of a blend. For warps (x, y) → (scale·x + b·y + c, d·x + scale·y + f) the rows are scale, b, c,
+    d and f. By the reference's rule a level is in tenths of the largest value, rounded down to integers if
+    necessary, and factors are between 0.1 and 1.9. By torchvision's rule it is in ninths, and factors start
+    at 1, up or down by the sign.
     """
-
-    rule: Rule
-    height: int
-    width: int
-
-    def steps(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
-        """Return the distance between the values after posterising."""
-        amount = level.abs()
-        cleared = (amount * 4 / 10).floor() if self.rule == "original" else (amount * 4 / 9).round()
-        return (torch.exp2(4 + cleared),)
-
-    def thresholds(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
-        """Return the smallest values that solarising inverts."""
-        amount = level.abs()
-        if self.rule == "original":
-            return (256 - (amount * 256 / 10).floor(),)
-        return (255 - amount * 255 / 9,)
-
-    def factors(self, _: Tensor, level: Tensor) -> tuple[Tensor, ...]:
-        """Return the factors of blends."""
-        return (level.abs() * 1.8 / 10 + 0.1 if self.rule == "original" else 1 + level * 0.9 / 9,)
-
-    def maps(self, operation: Tensor, level: Tensor) -> tuple[Tensor, ...]:
-        """Return scale, b, c, d and f of warps (x, y) → (scale·x + b·y + c, d·x + scale·y + f)."""
-        steps = 10 if self.rule == "original" else 9
-        degrees = (level * 30 / 10).trunc() if self.rule == "original" else level * 30 / 9
-        angle = degrees.deg2rad() * (operation == Operation.ROTATE)
-        cos, sin = angle.cos(), angle.sin()
-        # Integer pixels, a third of the side at the highest level.
-        shift_x = (level * (self.width / 3) / steps).trunc() * (operation == Operation.TRANSLATE_X)
-        shift_y = (level * (self.height / 3) / steps).trunc() * (operation == Operation.TRANSLATE_Y)
-        shear, middle_x, middle_y = level * 0.3 / steps, self.width / 2, self.height / 2
-        return (
-            cos,
-            shear * (operation == Operation.SHEAR_X) - sin,
-            middle_x - cos * middle_x + sin * middle_y + shift_x,
-            shear * (operation == Operation.SHEAR_Y) + sin,
-            middle_y - sin * middle_x - cos * middle_y + shift_y,
-        )
+    amount, steps = level.abs(), 10 if rule == "original" else 9
+    if rule == "original":
+        cleared, threshold = (amount * 4 / 10).floor(), 256 - (amount * 256 / 10).floor()
+        factor, degrees = amount * 1.8 / 10 + 0.1, (level * 30 / 10).trunc()
+    else:
+        cleared, threshold = (amount * 4 / 9).round(), 255 - amount * 255 / 9
+        factor, degrees = 1 + level * 0.9 / 9, level * 30 / 9
+    angle = degrees.deg2rad() * (operation == Operation.ROTATE)
+    cos, sin = angle.cos(), angle.sin()
+    # Integer pixels, a third of the side at the highest level.
+    shift_x = (level * (width / 3) / steps).trunc() * (operation == Operation.TRANSLATE_X)
+    shift_y = (level * (height / 3) / steps).trunc() * (operation == Operation.TRANSLATE_Y)
+    shear, middle_x, middle_y = level * 0.3 / steps, width / 2, height / 2
+    first = torch.where(operation >= Operation.COLOR, factor, cos)
+    first = torch.where(operation == Operation.POSTERIZE, torch.exp2(4 + cleared), first)
+    first = torch.where(operation == Operation.SOLARIZE, threshold, first)
+    b = shear * (operation == Operation.SHEAR_X) - sin
+    c = middle_x - cos * middle_x + sin * middle_y + shift_x
+    d = shear * (operation == Operation.SHEAR_Y) + sin
+    f = middle_y - sin * middle_x - cos * middle_y + shift_y
+    return torch.stack([first, b, c, d, f])
 
 
 def _stretch(images: Tensor, _: Tensor) -> Tensor:
@@ -297,33 +255,20 @@ def _smooth(images: Tensor) -> Tensor:
     return smooth
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Operations with one implementation, and the parameters that it needs."""
-
-    apply: Callable[[Tensor, Tensor], Tensor]  #: to images [N, 3, H, W] with numbers [_MOST_NUMBERS, N]
-    numbers: Callable[[_Parameters, Tensor, Tensor], tuple[Tensor, ...]] = lambda *_: ()
-
-
-_MOST_NUMBERS = 5
-_WARP = _Kind(_warp, _Parameters.maps)
-_IMPLEMENTATIONS: dict[Operation, _Kind] = {
-    Operation.AUTOCONTRAST: _Kind(_stretch),
-    Operation.EQUALIZE: _Kind(_equalize),
-    Operation.POSTERIZE: _Kind(_posterize, _Parameters.steps),
-    Operation.ROTATE: _WARP,
-    Operation.SOLARIZE: _Kind(_solarize, _Parameters.thresholds),
-    Operation.SHEAR_X: _WARP,
-    Operation.SHEAR_Y: _WARP,
-    Operation.TRANSLATE_X: _WARP,
-    Operation.TRANSLATE_Y: _WARP,
-    Operation.COLOR: _Kind(partial(_blend, _gray), _Parameters.factors),
-    Operation.CONTRAST: _Kind(partial(_blend, _mean_gray), _Parameters.factors),
-    Operation.BRIGHTNESS: _Kind(partial(_blend, lambda images: images.new_zeros(())), _Parameters.factors),
-    Operation.SHARPNESS: _Kind(partial(_blend, _smooth), _Parameters.factors),
-    Operation.NOTHING: _Kind(lambda images, _: images),
-}
-_KINDS = list(dict.fromkeys(_IMPLEMENTATIONS.values()))
+_O = Operation
+#: Operations with one implementation: a function of images [N, 3, H, W] and their parameters [5, N].
+_KINDS: list[tuple[Callable[[Tensor, Tensor], Tensor], list[Operation]]] = [
+    (_stretch, [_O.AUTOCONTRAST]),
+    (_equalize, [_O.EQUALIZE]),
+    (_posterize, [_O.POSTERIZE]),
+    (_solarize, [_O.SOLARIZE]),
+    (_warp, [_O.ROTATE, _O.SHEAR_X, _O.SHEAR_Y, _O.TRANSLATE_X, _O.TRANSLATE_Y]),
+    (partial(_blend, _gray), [_O.COLOR]),
+    (partial(_blend, _mean_gray), [_O.CONTRAST]),
+    (partial(_blend, lambda images: images.new_zeros(())), [_O.BRIGHTNESS]),
+    (partial(_blend, _smooth), [_O.SHARPNESS]),
+    (lambda images, _: images, [_O.NOTHING]),
+]
 _KIND_OF = torch.tensor(
-    [_KINDS.index(_IMPLEMENTATIONS[operation]) for operation in Operation], dtype=torch.uint8
+    [next(i for i, (_, same) in enumerate(_KINDS) if kind in same) for kind in Operation], dtype=torch.uint8
 )

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Paper, register_detector
 from opencil.detectors.finetune.energy_margins import EnergyTuner
-from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
+from opencil.detectors.finetune.mixing import Concentration, Mixer, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import Fraction
 
@@ -22,7 +21,7 @@ from opencil.validation import Fraction
     ),
 )
 @dataclass
-class BER(EnergyTuner):
+class BER(Mixer, EnergyTuner):
     """Energies pushed up for mixtures of new images (NTER), and down for a slightly mixed memory (OTER)."""
 
     equation = (
@@ -40,10 +39,6 @@ class BER(EnergyTuner):
     concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
     share: Fraction = 0.002  #: λ, the weight of a new image in a memory image
 
-    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the weights and partners of mixtures of two new images."""
-        return draw_mixtures(self.concentration, iterations, batch, numbers)
-
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """Return CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""
         x, m = batch.current, batch.memory
@@ -51,7 +46,8 @@ class BER(EnergyTuner):
         total = F.cross_entropy(z, x.labels)
         if self.nter:
             mixed, possible = mix_classes(batch)
-            outside = self.hinge_out(extra, batch.source.features(mixed)) * possible
+            features = batch.source.features(mixed)
+            outside = self.hinge_out(extra, features, extra(features)) * possible
             total = total + self.alpha * (self.hinge_in(extra, x.features, z) + outside)
         if m is None:
             return total

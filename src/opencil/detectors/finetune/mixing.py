@@ -24,12 +24,15 @@ def dirichlet(concentration: float, shape: tuple[int, ...], numbers: torch.Gener
     return drawn.float()
 
 
-def draw_mixtures(
-    concentration: float, iterations: int, batch: int, numbers: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw each iteration's b ~ Beta, and a number in [0, 1) that chooses each image's partner."""
-    weights = beta(concentration, (iterations,), numbers)
-    return weights, torch.rand(iterations, batch, generator=numbers)
+class Mixer:
+    """Draw mixtures of two new images for a tuner with a ``concentration`` of b ~ Beta."""
+
+    concentration: float
+
+    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw each iteration's b, and a number in [0, 1) that chooses each image's partner."""
+        weights = beta(self.concentration, (iterations,), numbers)
+        return weights, torch.rand(iterations, batch, generator=numbers)
 
 
 def mix_classes(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from opencil import BadInput, Outputs, Paper, Tuner, register_detector
-from opencil.detectors.chunks import compute_by_parts
+from opencil import Outputs, Paper, Tuner, register_detector
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.detectors.finetune.views import ViewSource, head_size
-from opencil.engine.seeding import seeded
+from opencil.detectors.moments import compute_by_parts
 
 
 @register_detector(
@@ -81,12 +80,9 @@ class TaskHead(nn.Module):
         super().__init__()
         classes, width = head_size(head)
         tasks = torch.ones(classes) if tasks is None else tasks.cpu()
-        if len(tasks) != classes:
-            raise BadInput(f"tasks are given for {len(tasks)} classes: the model's head has {classes}")
         self.classes = head
         member = tasks[:, None] == torch.unique(tasks)
-        with seeded(0):  # the initial values are replaced; the user's random state is preserved
-            self.other = nn.Linear(width, member.shape[1])
+        self.other = nn.Linear(width, member.shape[1], device="meta").to_empty(device="cpu")  # draws nothing
         nn.init.zeros_(self.other.weight)
         nn.init.zeros_(self.other.bias)
         self.register_buffer("member", member, persistent=False)

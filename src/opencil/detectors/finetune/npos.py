@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Paper, register_detector
-from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.finetune.synthesis import Synthesiser
+from opencil.detectors.finetune.energy_margins import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
+from opencil.detectors.moments import rows_at_a_time
 from opencil.validation import Count, Positive
 
 

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Paper, Tuner, register_detector
-from opencil.detectors.finetune.mixing import Concentration, draw_mixtures, mix_classes
+from opencil.detectors.finetune.mixing import Concentration, Mixer, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
 from opencil.validation import NonNegative
 
 
 @register_detector("oe", paper=Paper("Deep Anomaly Detection with Outlier Exposure", 2019, "1812.04606"))
 @dataclass
-class OE(Tuner):
+class OE(Mixer, Tuner):
     """A head trained by CE, and to predict uniformly on mixtures of new images: a control of BER."""
 
     equation = (
@@ -28,10 +27,6 @@ class OE(Tuner):
 
     weight: NonNegative = 0.5  #: of the mixtures' cross-entropy with the uniform prediction
     concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
-
-    def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the weights and partners of mixtures of two new images."""
-        return draw_mixtures(self.concentration, iterations, batch, numbers)
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """Return CE(x, y) + CE(m, y_m) + w · mean −log p of the mixtures."""

@@ -1,7 +1,8 @@
 """Define fine-tuning detectors: a loss trains an extra head f on frozen features to score samples."""
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.precision import copy_to_device
-from opencil.detectors.detector import Detector, Reads, Setup
+from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.views import Views, ViewSource, head_size
 from opencil.detectors.moments import check_labels
 from opencil.engine.arithmetic import FULL
@@ -21,7 +22,6 @@ from opencil.engine.loop import Checkpoint, Progress, Stage, optimise
 from opencil.engine.schedule import Schedule
 from opencil.engine.seeding import derive, generator, seeded
 from opencil.errors import BadInput
-from opencil.nets.model import Classifier
 from opencil.registry import DETECTORS
 from opencil.validation import Count, Positive, plain
 
@@ -105,40 +105,15 @@ class Tuner(Detector):
     def trained_as(self) -> str:
         """Return the name that random numbers follow from: ``head_of``, or its own name with its label.
 
-        With another scoring than the default the label is left out, so that tuners with equal training and
-        different scoring share one f.
+        Scored otherwise than by default, it has no label: tuners with equal training share one f.
         """
-        if self.head_of is not None:
-            return self.head_of
-        scored_otherwise = self.by_task or self.scored_by is not None
-        return self.registered_name.partition("@")[0] if scored_otherwise else self.registered_name
+        own = self.registered_name
+        return self.head_of or (own.partition("@")[0] if self.by_task or self.scored_by else own)
 
     @property
     def training_values(self) -> dict[str, Any]:
         """Return the values that determine f, as plain data."""
-        used = ("by_task", "scored_by", "head_of")
-        return {name: value for name, value in plain(self).items() if name not in used}
-
-    @property
-    def reads_to_score(self) -> frozenset[Reads]:
-        """Return the features, and the images that the post-hoc detector reads."""
-        images = frozenset() if self.post_hoc is None else self.post_hoc.reads & {"images", "layers"}
-        return frozenset({*super().reads_to_score, *images})
-
-    @property
-    def reads_to_set_up(self) -> frozenset[Reads]:
-        """Return what the training of f and the set-up of the post-hoc detector read."""
-        return frozenset({*super().reads_to_set_up, *(self.reads_to_score if self.post_hoc else ())})
-
-    @property
-    def set_up_on(self) -> Setup:
-        """Return the images for the set-up of the post-hoc detector; f is tuned on train+."""
-        return super().set_up_on if self.post_hoc is None else self.post_hoc.set_up_on
-
-    @property
-    def ready(self) -> bool:
-        """Return whether f is tuned, and the post-hoc detector ready."""
-        return super().ready and (self.post_hoc is None or self.post_hoc.ready)
+        return {k: v for k, v in plain(self).items() if k not in ("by_task", "scored_by", "head_of")}
 
     @property
     def fewest(self) -> int:
@@ -159,10 +134,9 @@ class Tuner(Detector):
     def prepare(
         self, source: ViewSource, parts: list[Views], drawn: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return further inputs of some iterations on the device: tensors with a row for each iteration.
+        """Return further inputs of some iterations on the device, by default their rows of ``draw``.
 
-        ``parts`` are their views and ``drawn`` their rows of ``draw``, the default result. On a GPU this is
-        not captured, so the host can read the drawn values.
+        ``parts`` are their views. On a GPU this is not captured, so the host can read the drawn values.
         """
         return tuple(copy_to_device(tensor, source.device) for tensor in drawn)
 
@@ -201,16 +175,12 @@ class Tuner(Detector):
     def use(self, head: nn.Module) -> None:
         """Use a tuned head to score."""
         self._extra = Extra(head).eval().requires_grad_(False)
-        self._widths = self.widths()
+        self._widths = {"features": head_size(head)[1]}
 
-    def widths(self, outputs: Outputs | None = None) -> dict[str, int]:
-        """Return the columns that the head reads."""
-        return {"features": head_size(self._extra.head)[1]}
-
-    def _fit_standards(self, outputs: Outputs, memory: Outputs | None) -> None:
+    def _finish(self, outputs: Outputs, memory: Outputs | None) -> None:
         if self.post_hoc is not None:
             self.post_hoc.fit(self.by_head(outputs))
-        super()._fit_standards(outputs, memory)
+        super()._finish(outputs, memory)
 
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         if self.post_hoc is None:
@@ -219,11 +189,11 @@ class Tuner(Detector):
 
     def by_head(self, outputs: Outputs) -> Outputs:
         """Return the outputs of the model with f as its head, for a post-hoc detector."""
-        if not self.learned:
-            raise BadInput(f"{type(self).__name__} has no head yet: call fit on training samples first")
         head, inputs = partial(self.logits, self._extra), outputs.inputs
         if inputs is not None:
-            inputs = replace(inputs, model=_WithHead(inputs.model, head))
+            model = copy.copy(inputs.model)
+            vars(model)["classify"] = head  # setattr refuses a function where classify is a layer
+            inputs = replace(inputs, model=model)
         with FULL.active():
             logits = head(outputs.features)
         return replace(outputs, logits=logits, classify=head, inputs=inputs)
@@ -234,17 +204,6 @@ class Tuner(Detector):
         return self.temperature * torch.logsumexp(z / self.temperature, dim=1)
 
 
-class _WithHead(nn.Module):
-    """A model with another head."""
-
-    def __init__(self, model: Classifier, head: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.model, self.features, self.classify = model, model.features, head
-        for name in ("maps", "last_stage"):
-            if method := getattr(model, name, None):
-                setattr(self, name, method)
-
-
 class Extra(nn.Module):
     """The extra head f, with a method's additional state, so that a checkpoint includes it."""
 
@@ -253,11 +212,6 @@ class Extra(nn.Module):
         self.head = head
         self.queue: nn.Module | None = None  #: of features
         self.model_head: nn.Module | None = None  #: the model's own, frozen
-
-    @property
-    def linear(self) -> nn.Module:
-        """Return the head's linear layer, without corrections after it such as BiC's."""
-        return next((part for part in self.head.modules() if isinstance(part, nn.Linear)), self.head)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return f's logits [B, classes]."""

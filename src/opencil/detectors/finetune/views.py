@@ -15,7 +15,7 @@ from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, to_fast_layout
 from opencil.engine.forward import Inputs, linear_head, same_logits
 from opencil.engine.ranks import current
-from opencil.engine.seeding import generator, seeded
+from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 
 #: Views in one pass through the backbone, and the number of cached passes.
@@ -39,33 +39,26 @@ class _ChunkReader:
     """
 
     def __init__(self, images: Images, indices: Tensor, rows: int) -> None:
-        self._images, self._indices, self._rows = images, indices, rows
-        self._next = -1
-        self._served: Iterator[Tensor] = iter(())
-        last = len(indices) % rows or rows
-        ranks = current() if images.decodes else None
-        self._ranks = ranks if ranks is not None and last >= ranks.size else None
+        self._images, self._chunks, ranks = images, torch.split(indices, rows), current()
+        shared = images.decodes and ranks is not None and len(self._chunks[-1]) >= ranks.size
+        self._ranks = ranks if shared else None
+        self._next, self._served = -1, iter(list[Tensor]())
 
-    def read(self, first: int) -> Tensor:
-        """Return the pixels of the chunk that starts at a row."""
-        end = min(first + self._rows, len(self._indices))
-        if first != self._next:
-            size = self._rows if self._ranks is None else self._ranks.counts(self._rows)[self._ranks.rank]
-            left = torch.split(self._indices[first:], self._rows)
-            self._served = self._images.batches(torch.cat([self._own(part) for part in left]), size)
-        self._next = -1
+    def read(self, number: int) -> Tensor:
+        """Return the pixels of a chunk."""
+        if number != self._next:
+            own = self._chunks[number:]
+            if self._ranks is not None:
+                shares = [self._ranks.share(len(chunk)) for chunk in own]
+                own = tuple(chunk[s.rows] for chunk, s in zip(own, shares, strict=True))
+            self._served = self._images.batches(torch.cat(own), len(own[0]))
+        self._next = number + 1
         pixels = next(self._served)
-        if end == len(self._indices):  # end the reader's threads
+        if self._next == len(self._chunks):  # end the reader's threads
             next(self._served, None)
-        self._next = end
         if self._ranks is None:
             return pixels
-        return self._ranks.gather(pixels, self._ranks.counts(end - first))
-
-    def _own(self, part: Tensor) -> Tensor:
-        if self._ranks is None:
-            return part
-        return part[self._ranks.share(len(part)).rows]
+        return self._ranks.gather(pixels, self._ranks.counts(len(self._chunks[number])))
 
 
 class ViewSource:
@@ -89,6 +82,7 @@ class ViewSource:
         self.inputs, self.seed, self.arithmetic, self.tasks = inputs, seed, arithmetic, tasks
         self.device = inputs.images.device
         self.labels = labels.long().to(self.device)
+        self._indices = inputs.rows.cpu()
         old = torch.zeros(len(labels), dtype=torch.bool) if old is None else old.cpu()
         #: Positions in the inputs of the current images and, if there are any, of the memory.
         self.pools = {"current": (~old).nonzero().flatten()}
@@ -97,9 +91,8 @@ class ViewSource:
         if not len(self.pools["current"]):
             raise BadInput("there are no images of new classes: a head needs at least one to be tuned on")
         # Cached, since tuners can differ in their batch size or in their progress.
-        self._choices = lru_cache(maxsize=CACHED)(self._draw_epoch)
+        self._epochs = lru_cache(maxsize=CACHED)(self._draw_epoch)
         self._chunks = lru_cache(maxsize=CACHED)(self._compute_chunk)
-        self._readers = lru_cache(maxsize=CACHED)(self._open_readers)
         # Tuners can advance on other CUDA streams.
         self._side = SideStream(self.device)
 
@@ -110,32 +103,25 @@ class ViewSource:
         return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
     def extra_head(self) -> nn.Module:
-        """Return a trainable copy of the model's head, from features to logits.
-
-        It is the model's own ``extra_head()`` if there is one, else its ``classify`` if that is linear.
-        """
+        """Return a trainable copy of the model's head: its ``extra_head()``, or its linear ``classify``."""
         model = self.inputs.model
-        make: Callable[[], nn.Module] | None = getattr(model, "extra_head", None)
-        head = make() if make else self._probed_head()
+        make: Callable[[], nn.Module | None] = getattr(model, "extra_head", None) or self._probe_head
+        head = make()
         if head is None or not same_logits(head, model.classify, head_size(head)[1], self.device):
-            raise BadInput(
-                f"{type(model).__name__} needs a method extra_head() for fine-tuning detectors: it returns a "
-                "module from features to the logits of classify"
-            )
+            name = type(model).__name__
+            raise BadInput(f"{name} needs extra_head(): a module from features to the logits of classify")
         # A copy from a model in evaluation has no parameter that requires gradients.
         return head if any(p.requires_grad for p in head.parameters()) else head.requires_grad_(True)
 
     @torch.no_grad()
-    def _probed_head(self) -> nn.Linear | None:
+    def _probe_head(self) -> nn.Linear | None:
         """Return the model's ``classify`` as a linear layer, or None if it is not linear."""
         width = self.features(next(iter(replace(self.inputs, batch_size=1).batches()))).shape[1]
         found = linear_head(self.inputs.model.classify, width, self.device)
         if found is None:
             return None
-        with seeded(0):  # the initial values are replaced; the user's random state is preserved
-            head = nn.Linear(width, len(found[1])).to(self.device)
-        head.weight.copy_(found[0])
-        head.bias.copy_(found[1])
+        head = nn.Linear(width, len(found[1]), device="meta")  # draws nothing
+        head.weight, head.bias = map(nn.Parameter, found)
         return head
 
     @cached_property
@@ -162,71 +148,48 @@ class ViewSource:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return features of normalised images, float32 [B, D], in training's arithmetic.
-
-        Each rank computes its share of them and gathers the others'.
-        """
-        ranks = current()
-        if ranks is None or len(images) < ranks.size:
-            return self._features(images)
-        own = self._features(images[ranks.share(len(images)).rows])
-        return ranks.gather(own, ranks.counts(len(images)))
-
-    def _features(self, images: Tensor) -> Tensor:
+        """Return features of normalised images, float32 [B, D], in training's arithmetic, shared by ranks."""
+        count, ranks = len(images), current()
+        if ranks is not None and count >= ranks.size:
+            images = images[ranks.share(count).rows]
         with self.arithmetic.active(), self.arithmetic.autocast(self.device):
-            return self.inputs.model.features(to_fast_layout(images)).float()
+            found = self.inputs.model.features(to_fast_layout(images)).float()
+        return ranks.gather(found, ranks.counts(count)) if ranks and len(found) < count else found
 
     def _together(self, batch: int) -> int:
-        """Return the number of iterations in a chunk."""
-        return max(1, self._chunk_size // (batch * len(self.pools)))
-
-    @property
-    def _chunk_size(self) -> int:
-        """Return the number of views in a chunk, constant on a CPU, where it may change the rounding."""
+        """Return the number of iterations in a chunk; constant on a CPU, where it may change the rounding."""
         transform = self.inputs.transform
-        if self.device.type != "cuda" or transform is None:
-            return CHUNK
-        return PIXELS // transform.crop**2
+        size = PIXELS // transform.crop**2 if transform and self.device.type == "cuda" else CHUNK
+        return max(1, size // (batch * len(self.pools)))
 
     def _compute_chunk(self, epoch: int, first: int, last: int, batch: int) -> list[Views]:
-        rows, found = slice(first * batch, last * batch), []
+        place, found = slice(first * batch, last * batch), []
+        images, transform = self.inputs.images, self.inputs.transform
         with self._side.active():
-            for i, (order, draw) in enumerate(self._choices(epoch, batch)):
-                positions = move_to(order[rows], self.device)
-                if draw is None:
-                    views = self._normalise(positions, batch)
+            for order, draw, reader in self._epochs(epoch, batch):
+                positions = move_to(order[place], self.device)
+                if draw is not None and reader is not None and transform is not None:
+                    views = transform.train(reader.read(first // self._together(batch)), draw[place])
                 else:
-                    assert self.inputs.transform is not None
-                    pixels = self._readers(epoch, batch)[i].read(rows.start)
-                    views = self.inputs.transform.train(pixels, draw[rows])
+                    rows = self._indices.to(self.device)[positions]
+                    views = torch.cat([part for part, _ in images.batches(rows, batch)])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found
 
-    def _open_readers(self, epoch: int, batch: int) -> list[_ChunkReader]:
-        """Return a reader of each pool's images of an epoch."""
-        images, indices = self.inputs.images, self.inputs.rows.cpu()
-        rows = self._together(batch) * batch
-        return [_ChunkReader(images, indices[order], rows) for order, _ in self._choices(epoch, batch)]
-
-    def _draw_epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None]]:
+    def _draw_epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None, _ChunkReader | None]]:
         """Draw each pool's order and augmentations of an epoch on the CPU; the order stays there."""
-        length, found = self.iterations(batch) * batch, list[tuple[Tensor, Draw | None]]()
+        length, found = self.iterations(batch) * batch, []
+        images, transform = self.inputs.images, self.inputs.transform
         for name, positions in self.pools.items():
-            seed = (*self.seed, name)
+            seed, draw, reader = (*self.seed, name), None, None
             order = positions[epoch_order(len(positions), length, number, seed)]
-            draw = None
-            if isinstance(self.inputs.images, Images):
-                assert self.inputs.transform is not None
-                numbers = generator(*seed, "augment", number)
-                draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
-            found.append((order, draw))
+            if isinstance(images, Images) and transform is not None:
+                draw = transform.draw(length, images.side, generator(*seed, "augment", number)).to(
+                    self.device
+                )
+                reader = _ChunkReader(images, self._indices[order], self._together(batch) * batch)
+            found.append((order, draw, reader))
         return found
-
-    def _normalise(self, positions: Tensor, batch: int) -> Tensor:
-        """Return normalised images, which are not augmented."""
-        images, indices = self.inputs.images, self.inputs.indices
-        rows = positions if indices is None else indices.to(self.device)[positions]
-        return torch.cat([part for part, _ in images.batches(rows, batch)])
 
 
 def head_size(head: nn.Module) -> tuple[int, int]:

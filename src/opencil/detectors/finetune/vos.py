@@ -7,9 +7,9 @@ from torch import Tensor
 
 from opencil import Paper, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.chunks import rows_at_a_time
-from opencil.detectors.finetune.synthesis import Synthesiser
+from opencil.detectors.finetune.energy_margins import Synthesiser
 from opencil.detectors.finetune.tuner import Batch
+from opencil.detectors.moments import compute_by_parts
 from opencil.validation import Count, Positive
 
 
@@ -41,13 +41,12 @@ class VOS(Synthesiser):
         covariance = centred.T @ centred / len(centred)
         covariance.diagonal().add_(self.ridge)
         # torch.linalg.cholesky synchronises with the host.
-        factor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
-        rarest = []
-        for part in torch.split(mean, rows_at_a_time(2 * self.samples * width)):
-            noise = torch.randn(
-                len(part), self.samples, width, generator=batch.generator, device=features.device
-            )
+        factor: Tensor = torch.linalg.cholesky_ex(covariance).L.float().to(features.device)
+
+        def draw_rarest(part: Tensor) -> Tensor:
+            shape = len(part), self.samples, width
+            noise = torch.randn(shape, generator=batch.generator, device=part.device)
             farthest = noise.square().sum(dim=2).argmax(dim=1)
-            rarest.append(noise[torch.arange(len(part), device=features.device), farthest])
-        outliers: Tensor = mean + torch.cat(rarest) @ factor.T
-        return outliers
+            return noise[torch.arange(len(part), device=part.device), farthest]
+
+        return mean + compute_by_parts(draw_rarest, 2 * self.samples * width, mean) @ factor.T

@@ -29,7 +29,6 @@ class DICE(SetUpDetector):
     percentile: Percentile = 90.0
 
     named = {**SetUpDetector.named, "imagenet": {"percentile": 70.0}}
-
     reads = frozenset({"features"})
     setup_reads = frozenset({"features", "linear"})
 

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.moments import mean_of
-
-_TINY = 1e-12
 
 
 @register_detector(
@@ -35,7 +32,6 @@ class FDBD(SetUpDetector):
     divided_by: Literal["distance", "norm"] = "distance"
 
     named = {**SetUpDetector.named, "norm": {"divided_by": "norm"}}
-
     reads = frozenset({"features", "logits"})
     setup_reads = frozenset({"features", "linear"})
 
@@ -49,14 +45,10 @@ class FDBD(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return Mean of (z_ŷ − z_c) / ‖w_ŷ − w_c‖ over ‖φ − mean φ‖, [N]."""
         features, logits = outputs.features, outputs.logits
-        numbers = 4 * (features.shape[1] + logits.shape[1])
-        return compute_by_parts(self._score, numbers, features, logits)
-
-    def _score(self, features: Tensor, logits: Tensor) -> Tensor:
         highest, predicted = logits.max(dim=1, keepdim=True)
         distances = (highest - logits) * self._nearness[predicted[:, 0]]
         scale = features - self._mean if self.divided_by == "distance" else features
         others = max(1, logits.shape[1] - 1)
         length = scale.norm(dim=1)
-        score: Tensor = distances.sum(dim=1) / others / length.clamp(min=_TINY)
+        score: Tensor = distances.sum(dim=1) / others / length.clamp(min=1e-12)
         return score if self.divided_by == "distance" else torch.where(length > 0, score, 0.0)

@@ -11,9 +11,6 @@ from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.engine.seeding import generator
 from opencil.validation import BelowOne, Count, Whole
 
-#: Added to divisors, as in the authors' code: to a bound, and to a stage's mean deviation.
-_OF_BOUND, _OF_MEAN = 1e-6, 1e-7
-
 
 @register_detector(
     "gram",
@@ -67,7 +64,7 @@ class Gram(SetUpDetector):
         self._low = torch.where(low.isinf(), low.amin(dim=0), low)
         self._high = torch.where(high.isinf(), high.amax(dim=0), high)
         apart = self._deviations(torch.cat(aside), predicted[held])
-        self._mean = apart.mean(dim=0) + _OF_MEAN if len(apart) else apart.new_ones(len(self._columns))
+        self._mean = apart.mean(dim=0) + 1e-7 if len(apart) else apart.new_ones(len(self._columns))
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return −Σ_l δ_l / mean δ_l over the largest probability, [N]."""
@@ -99,8 +96,9 @@ class Gram(SetUpDetector):
     def _deviations(self, found: Tensor, predicted: Tensor) -> Tensor:
         """Return δ of each stage, [B, stages]."""
         low, high = self._low[predicted], self._high[predicted]
-        below = (low - found).clamp(min=0) / (low.abs() + _OF_BOUND)
-        above = (found - high).clamp(min=0) / (high.abs() + _OF_BOUND)
+        # Divisors are increased as in the authors' code.
+        below = (low - found).clamp(min=0) / (low.abs() + 1e-6)
+        above = (found - high).clamp(min=0) / (high.abs() + 1e-6)
         stages = torch.split(below + above, self._columns, dim=1)
         return torch.stack([stage.sum(dim=1) for stage in stages], dim=1)
 

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64
-from opencil.detectors.chunks import rows_at_a_time
-
-_TINY = torch.finfo(torch.float32).tiny
+from opencil.detectors.moments import rows_at_a_time
 
 
 @register_detector(
@@ -40,7 +38,7 @@ class KLM(SetUpDetector):
             total += predicted.T @ z.softmax(dim=1)
         count = total.sum(dim=1, keepdim=True)  # softmax rows sum to 1
         q = torch.where(count > 0, total / count, torch.eye(classes, device=total.device))
-        self._log_q = q.clamp(min=_TINY).log().float().to(logits.device)
+        self._log_q = q.clamp(min=torch.finfo(torch.float32).tiny).log().float().to(logits.device)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return −min_c KL(p ‖ q_c) = max_c (p · log q_c) − Σ p log p, [N]."""

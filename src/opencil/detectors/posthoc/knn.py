@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
-from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.moments import compute_by_parts
 from opencil.validation import Count
 
 

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 from torch import Tensor
 
 from opencil import LogitDetector, Outputs, Paper, register_detector
-from opencil.validation import Bound, Count
+from opencil.validation import Count, PositiveFraction
 
 
 @register_detector(
@@ -26,7 +25,7 @@ class LogitGap(LogitDetector):
         "number of classes grows, so N is a share of it: a fifth, at most 88."
     )
 
-    share: Annotated[float, Bound(gt=0, le=1)] = 0.2  #: N as a share of the classes
+    share: PositiveFraction = 0.2  #: N as a share of the classes
     most: Count = 88  #: upper limit of N
 
     def scores(self, outputs: Outputs) -> Tensor:

@@ -1,13 +1,12 @@
 """LTS: logits scaled by how even the features are."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from torch import Tensor
 
 from opencil import Detector, Outputs, Paper, register_detector
 from opencil.detectors.posthoc.shaping import crowding, largest
-from opencil.validation import Bound
+from opencil.validation import PositiveFraction
 
 
 @register_detector("lts", paper=Paper("Logit Scaling for Out-of-Distribution Detection", 2024, "2409.01175"))
@@ -25,7 +24,7 @@ class LTS(Detector):
         "the logits are not scaled."
     )
 
-    share: Annotated[float, Bound(gt=0, le=1)] = 0.05  #: of the features that count as the largest
+    share: PositiveFraction = 0.05  #: of the features that count as the largest
 
     reads = frozenset({"features", "logits"})
 

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
-from opencil.detectors.chunks import compute_by_parts
 from opencil.detectors.moments import mean_of
 from opencil.validation import NonNegative
 
@@ -31,7 +30,6 @@ class NCI(SetUpDetector):
     alpha: NonNegative = 1e-4
 
     named = {**SetUpDetector.named, "pytorch-ood": {"alpha": 0.0}}
-
     reads = frozenset({"features", "logits"})
     setup_reads = frozenset({"features", "linear"})
 
@@ -43,8 +41,5 @@ class NCI(SetUpDetector):
     def scores(self, outputs: Outputs) -> Tensor:
         """Return ⟨w_ŷ, φ − mean φ⟩ / ‖φ − mean φ‖ + α‖φ‖₁, [N]."""
         features, predicted = outputs.features, outputs.logits.argmax(dim=1)
-        return compute_by_parts(self._score, 4 * features.shape[1], features, predicted)
-
-    def _score(self, features: Tensor, predicted: Tensor) -> Tensor:
         near = (self._weight[predicted] * F.normalize(features - self._mean, dim=1)).sum(dim=1)
         return near + self.alpha * features.abs().sum(dim=1)

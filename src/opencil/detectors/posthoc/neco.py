@@ -1,7 +1,6 @@
 """NECO: neural collapse."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import copy_to_device
 from opencil.detectors.moments import in_chunks, means_of, products_of
-from opencil.validation import Bound
+from opencil.validation import PositiveFraction
 
 
 @register_detector(
@@ -29,7 +28,7 @@ class NECO(SetUpDetector):
         "ResNets: `max_logit`."
     )
 
-    variance: Annotated[float, Bound(gt=0, le=1)] = 0.9  #: share of it along the axes
+    variance: PositiveFraction = 0.9  #: share of it along the axes
     max_logit: bool = False  #: multiply by the largest logit
 
     def set_up(self, outputs: Outputs) -> None:

@@ -1,16 +1,15 @@
 """NNGuide: nearest-neighbour guidance."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
-from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.moments import compute_by_parts
 from opencil.engine.seeding import generator
-from opencil.validation import Bound, Count, Whole
+from opencil.validation import Count, PositiveFraction, Whole
 
 
 @register_detector(
@@ -30,7 +29,7 @@ class NNGuide(SetUpDetector):
     )
 
     neighbours: Count = 100
-    share: Annotated[float, Bound(gt=0, le=1)] = 0.01
+    share: PositiveFraction = 0.01
     smallest_bank: Count = 128
     seed: Whole = 0
 

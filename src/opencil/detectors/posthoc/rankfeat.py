@@ -12,8 +12,6 @@ from opencil.validation import Positive
 
 #: Squarings of M Mᵀ, after which only the first singular direction remains.
 _SQUARINGS = 10
-#: Images for a comparison of a model's last stage with its features.
-_COMPARED = 8
 
 
 @register_detector(
@@ -50,10 +48,7 @@ class RankFeat(Detector):
             last = maps[-1]
             features = outputs.features[start : start + len(last)]
             if not _equal_features(last.mean(dim=(2, 3)), features):
-                raise BadInput(
-                    "RankFeat needs features that are the mean over pixels of the last maps: this model "
-                    "computes them in another way"
-                )
+                raise BadInput("RankFeat needs features that are the mean over pixels of the last maps")
             if self.maps == "both" and not start:
                 _check_last_stage(outputs, maps)
             u = first_direction(last)
@@ -67,7 +62,7 @@ class RankFeat(Detector):
 
 def _check_last_stage(outputs: Outputs, maps: list[Tensor]) -> None:
     """Refuse a model whose last stage does not compute the features from the maps before it."""
-    few = [stage[:_COMPARED] for stage in maps]
+    few = [stage[:8] for stage in maps]
     try:
         if len(few) < 2 or not _equal_features(outputs.last_stage(few[-2]), outputs.features[: len(few[0])]):
             raise BadInput("RankFeat needs a last stage that computes the features from the maps before it")

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opencil import Outputs, Paper, SetUpDetector, register_detector
+from opencil import Outputs, Paper, register_detector
 from opencil.detectors.moments import Gaussians
+from opencil.detectors.posthoc.mahalanobis import Mahalanobis
 
 
 @register_detector(
@@ -14,7 +15,7 @@ from opencil.detectors.moments import Gaussians
     paper=Paper("A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", 2021, "2106.09022"),
 )
 @dataclass
-class RelativeMahalanobis(SetUpDetector):
+class RelativeMahalanobis(Mahalanobis):
     """Distance to a Gaussian of all features minus the distance to the nearest class."""
 
     title = "relative Mahalanobis"
@@ -28,18 +29,14 @@ class RelativeMahalanobis(SetUpDetector):
         "are ignored in both distances."
     )
 
-    reads = frozenset({"features"})
-    setup_reads = frozenset({"features", "labels"})
-
     def set_up(self, outputs: Outputs) -> None:
         """Compute the classes' Gaussians, and one of all features."""
-        assert outputs.labels is not None
-        self._classes = Gaussians.of(outputs.features, outputs.labels)
-        together = torch.zeros_like(outputs.labels)
+        super().set_up(outputs)
+        together = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.features.device)
         self._all = Gaussians.of(outputs.features, together)
         if self._classes.whitening.shape[1] < self._all.whitening.shape[1]:
             self._all = Gaussians.of(outputs.features, together, along=self._classes.whitening)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return d₀ − min_c d_c, [N]."""
-        return self._all.nearest(outputs.features) - self._classes.nearest(outputs.features)
+        return self._all.nearest(outputs.features) + super().scores(outputs)

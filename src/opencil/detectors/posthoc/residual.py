@@ -11,8 +11,6 @@ from opencil.detectors.moments import in_chunks, products_of
 from opencil.validation import Whole
 
 VIM = Paper("ViM: Out-Of-Distribution with Virtual-logit Matching", 2022, "2203.10807")
-#: Smaller eigenvalues, relative to the largest, are rounding errors of float32 features.
-_ROUNDING = 1e-12
 
 
 @register_detector("residual", paper=VIM)
@@ -41,13 +39,11 @@ class Residual(SetUpDetector):
         width = outputs.features.shape[1]
         first = self.dimensions or (1000 if width >= 2048 else 512 if width >= 768 else width // 2)
         if first >= width:
-            raise BadInput(
-                f"dimensions = {first} of {type(self).__name__} is not allowed: it should be below {width}, "
-                "the number of features"
-            )
+            raise BadInput(f"dimensions = {first} is not allowed: it should be below the {width} features")
         self._origin = -torch.linalg.pinv(weight) @ bias
         values, vectors = torch.linalg.eigh(products_of(outputs.features, self._origin[None]))
-        first = min(first, int((values > _ROUNDING * values[-1]).sum()))
+        # Smaller eigenvalues are rounding errors of float32 features.
+        first = min(first, int((values > 1e-12 * values[-1]).sum()))
         self._rest = vectors[:, : width - first]
 
     def scores(self, outputs: Outputs) -> Tensor:

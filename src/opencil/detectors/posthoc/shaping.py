@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opencil import Detector, Outputs
-from opencil.detectors.chunks import compute_by_parts
+from opencil.detectors.moments import compute_by_parts
 from opencil.validation import Bound
 
 Percentile = Annotated[float, Bound(ge=0, le=100)]

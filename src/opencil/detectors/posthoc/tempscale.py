@@ -9,9 +9,6 @@ from torch import Tensor
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.detectors.moments import check_labels, in_chunks
 
-#: Limits of the temperature. If all set-up images are predicted correctly, the optimum would be 0.
-_LOWEST, _HIGHEST = 0.1, 10.0
-
 
 @register_detector("tempscale", paper=Paper("On Calibration of Modern Neural Networks", 2017, "1706.04599"))
 @dataclass
@@ -33,12 +30,12 @@ class TempScale(SetUpDetector):
     def set_up(self, outputs: Outputs) -> None:
         """Find T by bisection: CE is convex in 1 / T."""
         labels = check_labels(outputs.labels, outputs.logits.shape[1])
-        low, high = -math.log(_HIGHEST), -math.log(_LOWEST)
+        # If all set-up images are predicted correctly, the optimum would be T = 0.
+        low, high = -math.log(10), -math.log(0.1)
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if self._slope(outputs.logits, labels, math.exp(middle)) < 0 else (low, middle)
-            )
+            falls = self._slope(outputs.logits, labels, math.exp(middle)) < 0
+            low, high = (middle, high) if falls else (low, middle)
         self._inverse = math.exp((low + high) / 2)
 
     @staticmethod

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import BadInput, Outputs, Paper, SetUpDetector, register_detector
+from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.detectors.chunks import compute_by_parts
-from opencil.detectors.moments import Gaussians, check_labels
+from opencil.detectors.moments import Gaussians, check_labels, compute_by_parts
 from opencil.validation import Count
 
 #: Smaller squared distances are at the mean of the class, as the only image of a class is.
@@ -47,8 +46,6 @@ class TPL(SetUpDetector):
         features, classes = outputs.features, outputs.logits.shape[1]
         labels = check_labels(outputs.labels, classes)
         tasks = torch.ones_like(labels[:1]).expand(classes) if outputs.tasks is None else outputs.tasks
-        if len(tasks) != classes:
-            raise BadInput(f"tasks are given for {len(tasks)} classes: there are logits of {classes}")
         tasks = tasks.to(labels.device)
         present, own = torch.unique(tasks[labels], return_inverse=True)
         self._columns = tasks == present[:, None]

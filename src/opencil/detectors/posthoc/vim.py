@@ -7,9 +7,6 @@ from torch import Tensor
 from opencil import Outputs, register_detector
 from opencil.detectors.posthoc.residual import VIM, Residual
 
-#: Smaller mean residuals, relative to the mean feature, are rounding errors.
-_ROUNDING = 1e-6
-
 
 @register_detector("vim", paper=VIM)
 @dataclass
@@ -34,7 +31,8 @@ class ViM(Residual):
         lengths = self.lengths(outputs.features).double().mean()
         whole = outputs.features.norm(dim=1).double().mean()
         largest = outputs.logits.amax(dim=1).double().mean()
-        self._alpha = float(largest / lengths) if lengths > _ROUNDING * whole else 0.0
+        # Smaller mean residuals, relative to the mean feature, are rounding errors.
+        self._alpha = float(largest / lengths) if lengths > 1e-6 * whole else 0.0
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return logsumexp(z) − α‖R^T(φ − u)‖, [N]."""
