@@ -76,21 +76,20 @@ class FileDataset(Dataset):
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
         """Return the images of a split, resident or streamed as ``access`` says."""
         file, workers = self.prepared_file(name, split, size, access), access.workers or count_workers()
-        prepared, key = file.load(), file.key
-        streamed = access.streams(len(prepared or file.on_disk.source), size)
-        if not streamed:
-            prepared = file.load(verify=True, writable=True)
-            if prepared is None:
-                _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
-                file.make(workers)
-                prepared = file.load(writable=True)
+        original, key = file.on_disk.source, file.key
+        resident = not access.streams(len(original), size)
+        prepared = file.load(verify=resident, writable=resident)
+        if resident and prepared is None:
+            _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+            file.make(workers)
+            prepared = file.load(writable=True)
         if prepared and prepared.left_out:
             _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.left_out), split)
             key = hashlib.sha256(f"{key} without {prepared.left_out}".encode()).hexdigest()
-        source = prepared or file.on_disk.source
+        source = prepared or original
         labels = torch.from_numpy(source.labels)
-        if prepared and not streamed:
-            return ImageSet(name, torch.from_numpy(prepared.array()), labels, prepared.classes)
+        if prepared and resident:
+            return ImageSet(name, torch.from_numpy(prepared.array()), labels, source.classes)
         return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
     def prepare(

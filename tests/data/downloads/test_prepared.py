@@ -105,7 +105,7 @@ def test_damaged_files_are_noticed(root: Path) -> None:
         flip(file.path, at)
         assert file.load(verify=True) is None, f"byte {at}"
         file.path.write_bytes(whole)
-    for damaged in (whole[:-200], b"", b"x" + whole, whole.replace(b"banded", b"bended")):
+    for damaged in (whole[:-200], b"", b"x" + whole, whole + b"x"):
         file.path.write_bytes(damaged)
         assert file.load(verify=True) is None
     Texture().serve("texture", "test", 8, Access(root, cache=str(root / "cache")))
