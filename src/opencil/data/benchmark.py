@@ -68,11 +68,8 @@ def load_data(
 
     train, test = load(id_name, "train"), load(id_name, "test")
     if train.classes and test.classes and train.classes != test.classes:
-        names, others = set(train.classes), set(test.classes)
-        raise BadInput(
-            f"{train.name!r} has {len(names)} classes in training and {len(others)} in test images, and they "
-            f"differ: {', '.join(sorted(names ^ others)[:5]) or 'in another order'}"
-        )
+        which = ", ".join(sorted({*train.classes} ^ {*test.classes})[:5]) or "they are in another order"
+        raise BadInput(f"the classes of {train.name!r} in training and test images differ: {which}")
     return BenchmarkData(
         train,
         test,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opencil.data.images import Dataset, ImageSet, Split
-from opencil.errors import BadInput
+from opencil.errors import not_allowed
 from opencil.registry import register_dataset
 from opencil.validation import Count, Whole
 
@@ -22,9 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def _image_set(name: str, pixels: Array, labels: Array, size: int) -> ImageSet:
     """Return uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
     if size != _SIDE:
-        raise BadInput(
-            f"benchmark.image_size = {size} is not allowed: images of {name!r} have {_SIDE} × {_SIDE}"
-        )
+        raise not_allowed("benchmark.image_size", size, f"images of {name!r} have {_SIDE} × {_SIDE}")
     if pixels.ndim == 3:
         pixels = pixels[..., None].repeat(3, axis=-1)
     images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -82,9 +80,7 @@ class PhotoPatches(Dataset):
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
         """Return patches without overlap, labelled by photograph: 520 at 32 pixels."""
         if self.patch % _SIDE or self.patch > 256:
-            raise BadInput(
-                f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
-            )
+            raise not_allowed("patch", self.patch, f"it should be a multiple of {_SIDE} up to 256")
         from PIL import Image
 
         cell, patches, labels = self.patch // _SIDE, [], []

@@ -7,26 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
-from opencil.data.prepared import PreparedFile, cache_folder
+from opencil.data.prepared import PreparedFile, PreparedSource, cache_folder
 from opencil.data.readers.image_files import flat, folders, read_listed_images
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
-from opencil.errors import BadInput
+from opencil.errors import BadInput, not_allowed
 
 _log = logging.getLogger("opencil.data")
-
-
-class PreparedSplit(NamedTuple):
-    """Numbers of a prepared split: usable images, names of corrupt images, bytes on disk."""
-
-    images: int
-    left_out: list[str]
-    size: int
 
 
 @dataclass(frozen=True)
@@ -52,8 +44,7 @@ class FileDataset(Dataset):
 
     def locate(self, name: str, split: Split, root: Path | None) -> SplitOnDisk:
         """Return where the split is stored; raise an error with the expected places and the home page."""
-        on_disk = self.find(split, root)
-        if on_disk is not None:
+        if on_disk := self.find(split, root):
             return on_disk
         places = self.places(split)
         missing = f"{split} images of dataset {name!r}"
@@ -61,8 +52,7 @@ class FileDataset(Dataset):
             raise BadInput(f"there are no {missing}: it has only {', '.join(self.counts) or 'test'} images")
         if root is None:
             raise BadInput(
-                f"{missing} are in your downloads: name their folder with --data-root, $OPENCIL_DATA or "
-                "place.data_root"
+                f"{missing} are in your downloads: --data-root or $OPENCIL_DATA names their folder"
             )
         source = f"; its home page is {self.home}" if self.home else ""
         raise BadInput(f"{missing} are not in {root}: expected at {' or at '.join(places[:3])}{source}")
@@ -94,20 +84,13 @@ class FileDataset(Dataset):
 
     def prepare(
         self, name: str, split: Split, size: int, access: Access, skip_corrupt: bool, progress: Progress
-    ) -> PreparedSplit:
+    ) -> PreparedSource:
         """Decode a split into its prepared file, unless an undamaged one is there."""
         file = self.prepared_file(name, split, size, access)
-        workers = access.workers or count_workers()
-        prepared = file.load(verify=True) or file.make(workers, skip_corrupt, progress)
-        progress(len(prepared), len(prepared))
-        left_out = [file.on_disk.source.name(index) for index in prepared.left_out]
-        return PreparedSplit(len(prepared), left_out, file.path.stat().st_size)
+        return file.load(verify=True) or file.make(access.workers or count_workers(), skip_corrupt, progress)
 
     def prepared_file(self, name: str, split: Split, size: int, access: Access) -> PreparedFile:
-        """Return the file for the split's prepared images of a size, whether it is there or not.
-
-        The same dataset at another place has another file.
-        """
+        """Return the file for the split's prepared images of a size; each place of a dataset has its own."""
         on_disk = self.locate(name, split, access.root)
         place = hashlib.sha256(f"{on_disk.layout.name}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
         folder = cache_folder(access.root, access.cache)
@@ -147,6 +130,6 @@ class OwnDataset(FileDataset):
                 return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
             place = (root or Path()) / images
             if not place.is_file():
-                raise BadInput(f"{split}_list = {images!r} is not allowed: there is no file {place}")
+                raise not_allowed(f"{split}_list", images, f"there is no file {place}")
             return SplitOnDisk(Layout("list", (), partial(read_listed_images, folders=(folder,))), place)
         return None

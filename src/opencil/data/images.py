@@ -97,14 +97,10 @@ class ImageSet(Images):
     def __post_init__(self) -> None:
         shape = list(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3] or self.images.dtype != torch.uint8:
-            raise BadInput(
-                f"images of {self.name!r} are {self.images.dtype} {shape}: uint8 [N, 3, H, H] is needed"
-            )
+            raise BadInput(f"images of {self.name!r} are {self.images.dtype} {shape}, not uint8 [N, 3, H, H]")
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise BadInput(
-                f"labels of {self.name!r} are {self.labels.dtype} {list(self.labels.shape)}: "
-                f"int64 [{len(self.images)}] is needed, one for each image"
-            )
+            given = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise BadInput(f"labels of {self.name!r} are {given}, not int64 [{len(self.images)}]")
 
     @property
     def side(self) -> int:

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opencil.errors import BadInput
+from opencil.errors import not_allowed
 
 
 def quota(size: int, seen: int) -> int:
     """Return the number of exemplars per class when ``seen`` classes share ``size`` images."""
     if size < seen:
-        raise BadInput(
-            f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed"
-        )
+        raise not_allowed("memory", size, f"at least 1 image for each of {seen} classes is needed")
     return size // seen
 
 

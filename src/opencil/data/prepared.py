@@ -44,17 +44,19 @@ def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
 class PreparedSource(ImageSource):
     """Images of a prepared file; each is compared with its checksum when it is read.
 
-    ``images`` and ``checksums`` are those of all images, and ``rows`` are the images that are not corrupt.
+    ``images`` and ``checksums`` are those of all ``original`` images, and ``rows`` are the images that are
+    not corrupt.
     """
 
     place: Path
+    original: ImageSource
     images: Pixels
     checksums: Labels
     rows: Labels
 
     @property
     def left_out(self) -> list[int]:
-        """Return the indices of the corrupt images in the original split."""
+        """Return the indices of the corrupt images in the original."""
         return [int(index) for index in np.flatnonzero(self.checksums == _CORRUPT)]
 
     def name(self, index: int) -> str:
@@ -65,9 +67,7 @@ class PreparedSource(ImageSource):
         """Return an image without decoding anything."""
         image: Pixels = self.images[self.rows[index]]
         if zlib.crc32(image.data) != self.checksums[self.rows[index]]:
-            raise OpenCILError(
-                f"prepared image {self.name(index)} is damaged: 'opencil data prepare' makes the file again"
-            )
+            raise OpenCILError(f"{self.name(index)} is damaged: 'opencil data prepare' makes the file again")
         return image
 
     def array(self) -> Pixels:
@@ -121,7 +121,8 @@ class PreparedFile:
         except (OSError, ValueError) as error:
             _log.warning("%s is prepared again: %s", self.path, error)
             return None
-        return PreparedSource(original.labels[rows], original.classes, self.path, images, checksums, rows)
+        labels = original.labels[rows]
+        return PreparedSource(labels, original.classes, self.path, original, images, checksums, rows)
 
     def make(
         self, workers: int, skip_corrupt: bool = False, progress: Progress = lambda *_: None
@@ -132,7 +133,7 @@ class PreparedFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if needed > (free := shutil.disk_usage(self.path.parent).free):
                 raise OSError(
-                    f"{self.path} takes {size_in_words(needed)}, and {size_in_words(free)} are free"
+                    f"{self.path}: {size_in_words(needed)} are needed, {size_in_words(free)} are free"
                 )
             write(self.path, lambda partial: self._write(partial, workers, skip_corrupt, progress))
         except OSError as error:

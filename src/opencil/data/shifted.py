@@ -73,7 +73,6 @@ def _read_array(folder: Path, name: str, *shape: int) -> np.ndarray[Any, Any]:
         raise BadInput(f"shifted images cannot be read from {path}: {one_line(error)}") from None
     if array.shape != shape or array.dtype.kind not in "iu" or (len(shape) > 1 and array.dtype != np.uint8):
         raise BadInput(
-            f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed, the test "
-            "images at severities 1 to 5"
+            f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed"
         )
     return array

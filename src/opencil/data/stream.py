@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.images import Images
-from opencil.errors import BadInput, shown
+from opencil.errors import BadInput, not_allowed
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
@@ -43,9 +43,8 @@ class StepSizes:
         """Return the sizes of a number or a text."""
         match = _SIZES.fullmatch(str(value))
         if not match:
-            raise BadInput(
-                f"classes_per_step = {shown(value)} is not allowed: a number of classes is (10), or a first "
-                "step before it (50+10), or the sizes of all steps (20-20-10)"
+            raise not_allowed(
+                "classes_per_step", value, "10, 50+10 (a first step) and 20-20-10 (all steps) are"
             )
         first = tuple(int(size) for size in (match["all"] or match["first"] or "").split("-") if size)
         then = int(match["then"]) if match["then"] else None
@@ -70,10 +69,7 @@ class StepSizes:
         """Return the number of classes of each step; the last of equal steps takes the rest."""
         left = classes - sum(self.first)
         if left < 0 or (left and self.then is None):
-            raise BadInput(
-                f"classes_per_step = {shown(self.label)} is not allowed: the sizes sum to {sum(self.first)}, "
-                f"and there are {classes} classes"
-            )
+            raise not_allowed("classes_per_step", self.label, f"there are {classes} classes")
         then = self.then or 1
         return (*self.first, *(min(then, left - start) for start in range(0, left, then)))
 
@@ -198,8 +194,6 @@ def count_classes(images: Images) -> int:
         raise BadInput(f"{images.name!r} has no images")
     present = torch.unique(images.labels).cpu()
     if not torch.equal(present, torch.arange(len(present))):
-        raise BadInput(
-            f"labels of {images.name!r} are not 0 … C−1 without a gap: the lowest is {int(present[0])}, "
-            f"the highest {int(present[-1])}, and {len(present)} differ"
-        )
+        low, high, many = int(present[0]), int(present[-1]), len(present)
+        raise BadInput(f"labels of {images.name!r} have gaps: they are {many} values from {low} to {high}")
     return len(present)

@@ -50,10 +50,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
         raise BadInput(f"{path} cannot be read as an idx file: {error}") from None
     pixels = np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions))
     if magic != 0x800 + dimensions or not len(pixels) or len(pixels) != math.prod(shape):
-        raise BadInput(
-            f"{path} is damaged or no idx file of bytes in {dimensions} dimensions: its magic number is "
-            f"{magic}, and it has {len(pixels):,} bytes for dimensions {shape}"
-        )
+        raise BadInput(f"{path} is damaged, or no idx file of bytes in {dimensions} dimensions")
     return pixels.reshape(shape)
 
 

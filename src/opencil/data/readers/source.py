@@ -59,8 +59,7 @@ def read_image(read: Callable[[], bytes], name: str) -> "Image.Image":
 def _check_size(name: str, width: int, height: int) -> None:
     if width * height > LARGEST_IMAGE:
         raise CorruptImage(
-            f"image {name} is refused: it has {width} x {height} pixels, more than {LARGEST_IMAGE:,}: make "
-            "it smaller first, or leave it out"
+            f"image {name} has {width} x {height} pixels: at most {LARGEST_IMAGE:,} are allowed"
         )
 
 
@@ -156,11 +155,6 @@ class FileSource(ImageSource):
         return crop_square(read_image(self.paths[index].read_bytes, name), side, name)
 
 
-def no_parts(_: Path) -> tuple[Path, ...]:
-    """Return no files: each image is a file of its own."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Layout:
     """A way to store a split, and the places where it may be, relative to a folder.
@@ -173,7 +167,7 @@ class Layout:
     places: tuple[str, ...]
     read: Callable[[Path], ImageSource]
     fits: Callable[[Path], bool] = Path.is_file
-    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,)
+    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,) if place.is_file() else ()
     inside: str = ""
 
     def find(self, base: Path) -> "SplitOnDisk | None":
