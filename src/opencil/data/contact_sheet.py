@@ -23,7 +23,7 @@ def contact_sheet(images: Images, title: str, count: int = 60) -> Image.Image:
     pen = ImageDraw.Draw(sheet)
     large, small = ImageFont.load_default(20), ImageFont.load_default(12)
     pen.text((_GAP, 8), _shorten(pen, title, large, sheet.width - 2 * _GAP), fill=_INK, font=large)
-    classes = len(images.labels.unique())
+    classes = len(torch.unique(images.labels))
     about = f"{len(images):,} images of {images.side} x {images.side} pixels, {classes:,} classes"
     pen.text((_GAP, 32), about, fill=_FAINT, font=small)
     # Small images are enlarged by a whole factor and not smoothed.

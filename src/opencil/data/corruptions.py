@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.random import Generator
+from numpy.typing import NDArray
 from PIL import Image
 
 from opencil.data.readers.source import Pixels
@@ -25,7 +26,7 @@ from opencil.errors import BadInput
 
 _SMALLEST, _LARGEST = 8, 64
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = NDArray[np.float64]
 Function = Callable[..., Array]
 #: Corruptions by their file names in CIFAR-100-C: functions, and their values at severities 1 to 5. The order
 #: of the names decides which image gets which corruption.
@@ -127,14 +128,14 @@ def snow(x: Array, generator: Generator, *values: float) -> Array:
     flakes = np.where(flakes < threshold, 0, flakes).clip(0, 1)
     flakes = _blur_along(flakes, radius, sigma, 90 * generator.random() - 135)
     grey = 0.299 * x[0] + 0.587 * x[1] + 0.114 * x[2]
-    pale = clear * x + (1 - clear) * np.maximum(x, 1.5 * grey + 0.5)
+    pale: Array = clear * x + (1 - clear) * np.maximum(x, 1.5 * grey + 0.5)
     return pale + flakes + flakes[:, ::-1, ::-1]
 
 
 @_corruption((0.2, 0.5, 0.75, 1, 1.5), (3, 3, 2.5, 2, 1.75))
 def fog(x: Array, generator: Generator, strength: float, decay: float) -> Array:
     """Add clouds, and darken to the former maximum."""
-    side, brightest = x.shape[-1], x.max()
+    side, brightest = x.shape[-1], float(x.max())
     clouds = _plasma(generator, 2 ** math.ceil(math.log2(side)), decay)[:side, :side]
     return (x + strength * clouds) * brightest / (brightest + strength)
 
@@ -157,14 +158,14 @@ def _plasma(generator: Generator, side: int, decay: float) -> Array:
         clouds[::step, half::step] = rough(rows / 4)
         clouds[half::step, ::step] = rough(columns / 4)
         step, wobble = half, wobble / decay
-    clouds = clouds - clouds.min()
-    return clouds / clouds.max()
+    clouds = clouds - float(clouds.min())
+    return clouds / float(clouds.max())
 
 
 @_corruption((0.05, 0.1, 0.15, 0.2, 0.3))
 def brightness(x: Array, _: Generator, added: float) -> Array:
     """Increase the value of HSV: hue and saturation stay, so all channels grow by the same factor."""
-    value = x.max(axis=0)
+    value: Array = x.max(axis=0)
     brighter = (value + added).clip(max=1)
     return np.where(value > 0, x * (brighter / value.clip(min=1e-12)), brighter)
 
@@ -173,7 +174,7 @@ def brightness(x: Array, _: Generator, added: float) -> Array:
 def contrast(x: Array, _: Generator, share: float) -> Array:
     """Move all values towards the mean of their channel."""
     # NumPy sums in another order: values between two bytes would be rounded differently.
-    mean = torch.from_numpy(x).mean(dim=(1, 2), keepdim=True).numpy()
+    mean: Array = torch.from_numpy(x).mean(dim=(1, 2), keepdim=True).numpy()
     return (x - mean) * share + mean
 
 
@@ -239,10 +240,10 @@ def _smooth(x: Array, sigma: float, truncate: float = 4, mode: str = "nearest") 
     return np.asarray(ndimage.gaussian_filter(x, (0, sigma, sigma), truncate=truncate, mode=mode))
 
 
-def _gaussian(at: np.ndarray[Any, Any], sigma: float) -> Array:
+def _gaussian(at: NDArray[Any], sigma: float) -> Array:
     """Return Gaussian weights of positions, with sum 1."""
-    weights = np.exp(-(at**2) / (2 * sigma**2))
-    return weights / weights.sum()
+    weights: Array = np.exp(-(at**2) / (2 * sigma**2))
+    return weights / float(weights.sum())
 
 
 def _blur_along(x: Array, radius: float, sigma: float, degrees: float) -> Array:

@@ -201,7 +201,7 @@ class ViewSource:
                 else:
                     assert self.inputs.transform is not None
                     pixels = self._readers(epoch, batch)[i].read(rows.start)
-                    views = self.inputs.transform.train(pixels, draw[rows])
+                    views = self.inputs.transform.train(pixels, [choice[rows] for choice in draw])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found
 
@@ -223,7 +223,8 @@ class ViewSource:
             if isinstance(self.inputs.images, Images):
                 assert self.inputs.transform is not None
                 numbers = generator(*seed, "augment", number)
-                draw = self.inputs.transform.draw(length, self.inputs.images.side, numbers).to(self.device)
+                drawn = self.inputs.transform.draw(length, self.inputs.images.side, numbers)
+                draw = [move_to(tensor, self.device) for tensor in drawn]
             found.append((order, draw))
         return found
 
