@@ -3,14 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from opencil.data.images import Access, Dataset, Images, Split
+from opencil.data.images import Dataset, Images
 from opencil.data.roles import ROLES, SHIFTED, Role
-from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
-from opencil.errors import BadInput
 from opencil.registry import DATASETS
 
 
@@ -50,35 +46,6 @@ class BenchmarkData:
         return Stream.create(self.train, self.test, classes_per_step, order_seed, order)
 
 
-def load_data(
-    id_name: str,
-    ood: Mapping[str, Role],
-    *,
-    shifted: Mapping[str, ShiftedSet] | None = None,
-    image_size: int,
-    transform: Transform,
-    device: torch.device,
-    access: Access = Access(),
-    own: Mapping[str, Dataset] | None = None,
-) -> BenchmarkData:
-    """Load a benchmark's datasets; a name in ``own`` is the user's dataset, other names are registered."""
-
-    def load(name: str, split: Split) -> Images:
-        return find_dataset(name, own).serve(name, split, image_size, access).to(device)
-
-    train, test = load(id_name, "train"), load(id_name, "test")
-    if train.classes and test.classes and train.classes != test.classes:
-        which = ", ".join(sorted({*train.classes} ^ {*test.classes})[:5]) or "they are in another order"
-        raise BadInput(f"the classes of {train.name!r} in training and test images differ: {which}")
-    return BenchmarkData(
-        train,
-        test,
-        {name: OOD(load(name, "test"), role) for name, role in ood.items()},
-        transform.fit(train),
-        {name: kind.make(name, test, access.root) for name, kind in (shifted or {}).items()},
-    )
-
-
-def find_dataset(name: str, own: Mapping[str, Dataset] | None = None) -> Dataset:
+def find_dataset(name: str, own: Mapping[str, Dataset]) -> Dataset:
     """Return the user's own dataset of a name, or the registered dataset."""
-    return (own or {}).get(name) or DATASETS.create(name)
+    return own.get(name) or DATASETS.create(name)
