@@ -170,7 +170,7 @@ def _remarks(results: "list[CheckResult]", root: Path | None) -> Iterator[str]:
         name, dataset = f"{r.entry.name} ({r.entry.split})", r.entry.dataset
         if r.checksum == "differs":
             yield f"differs: the files of {name} are not byte for byte the published ones; usable"
-        if r.differs:
+        if r.images is not None and r.expected not in (None, r.images):
             yield f"differs: {name} has {r.images:,} of {r.expected:,} images; usable"
         yield from (f"unusable: {message}" for message in [r.problem, *r.corrupt[:5]] if message)
         if len(r.corrupt) > 5:

@@ -48,11 +48,6 @@ class CheckResult:
         return dataset.counts.get(self.entry.split) if isinstance(dataset, FileDataset) else None
 
     @property
-    def differs(self) -> bool:
-        """Return whether the number of images differs from the paper's, which is no failure."""
-        return self.images is not None and self.expected is not None and self.images != self.expected
-
-    @property
     def usable(self) -> bool:
         """Return whether a run can use the split."""
         return self.images is not None and not self.problem and not self.corrupt
