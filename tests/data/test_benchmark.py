@@ -16,6 +16,6 @@ def test_a_benchmark_has_its_sets_in_order_and_a_stream() -> None:
     order = class_order(8)
     assert stream.train.labels.tolist() == [order.index(c) for c in data.train.labels.tolist()]
     assert len(stream[-1].test) == len(data.test)
-    assert not torch.equal(data.stream(3, order_seed=1).train.labels, stream.train.labels)
+    assert not torch.equal(data.stream(3, order=1).train.labels, stream.train.labels)
     for value in (data, data.test, stream[1]):
         assert "\n" not in repr(value)

@@ -39,11 +39,9 @@ class BenchmarkData:
         """Return the role of each evaluation set by name."""
         return {name: ood.distance for name, ood in self.ood.items()} | dict.fromkeys(self.shifted, SHIFTED)
 
-    def stream(
-        self, classes_per_step: int | str, order_seed: int = 1993, order: Sequence[int] | None = None
-    ) -> Stream:
-        """Return the class-incremental stream; without an ``order`` of classes the seed draws it."""
-        return Stream.create(self.train, self.test, classes_per_step, order_seed, order)
+    def stream(self, classes_per_step: int | str, order: int | Sequence[int] = 1993) -> Stream:
+        """Return the class-incremental stream; ``order`` is the order of classes, or a seed to draw it."""
+        return Stream.create(self.train, self.test, classes_per_step, order)
 
 
 def find_dataset(name: str, own: Mapping[str, Dataset]) -> Dataset:

@@ -53,13 +53,7 @@ class CheckResult:
         return self.images is not None and not self.problem and not self.corrupt
 
 
-def check(
-    entry: BenchmarkSplit,
-    root: Path | None,
-    size: int,
-    full: bool = False,
-    progress: Progress = lambda *_: None,
-) -> CheckResult:
+def check(entry: BenchmarkSplit, root: Path | None, size: int, full: bool, progress: Progress) -> CheckResult:
     """Find a split, count its images, compare checksums and decode all images or a sample.
 
     A split of an installed package is loaded at ``size`` pixels.

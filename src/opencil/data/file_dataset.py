@@ -79,7 +79,8 @@ class FileDataset(Dataset):
         source = prepared or original
         labels = torch.from_numpy(source.labels)
         if prepared and resident:
-            return ImageSet(name, torch.from_numpy(prepared.array()), labels, source.classes)
+            pixels = prepared.images[prepared.rows] if prepared.left_out else prepared.images
+            return ImageSet(name, torch.from_numpy(pixels), labels, source.classes)
         return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
     def prepare(

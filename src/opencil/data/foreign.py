@@ -36,13 +36,8 @@ class ForeignImages:
     again: bool = True  #: whether they can be read a second time
     sums: list[float] = field(default_factory=list)  #: of each image, where only the order identifies it
 
-    @property
-    def by_index(self) -> bool:
-        """Return whether images can be read by index."""
-        return self.count is not None
-
     def __len__(self) -> int:
-        if not self.by_index and not self.sums:
+        if self.count is None and not self.sums:
             for _ in self.batches(None, 2**20):
                 pass
         return self.count or len(self.sums)
@@ -52,7 +47,7 @@ class ForeignImages:
 
         Images without indices are refused if they differ from those of the first pass.
         """
-        if not self.by_index and (indices is not None or (self.sums and not self.again)):
+        if self.count is None and (indices is not None or (self.sums and not self.again)):
             raise BadInput(f"{self.name} is an iterable, to be read in order: give a Dataset or an array")
         seen, sums = 0, list[float]()
         for batch in self.read(indices, size):
@@ -63,7 +58,7 @@ class ForeignImages:
             if len(bad := (~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()):
                 raise BadInput(f"image {seen + int(bad[0])} of {self.name} is not finite")
             seen += len(images)
-            if not self.by_index:
+            if self.count is None:
                 sums += as_float64(images).flatten(1).sum(dim=1).tolist()
             for start in range(0, len(images), size):
                 part = slice(start, start + size)

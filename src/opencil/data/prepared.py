@@ -70,10 +70,6 @@ class PreparedSource(ImageSource):
             raise OpenCILError(f"{self.name(index)} is damaged: 'opencil data prepare' makes the file again")
         return image
 
-    def array(self) -> Pixels:
-        """Return all images but the corrupt ones, uint8 [N, 3, side, side]."""
-        return self.images[self.rows] if self.left_out else self.images
-
 
 @dataclass(frozen=True)
 class PreparedFile:

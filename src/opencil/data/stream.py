@@ -146,29 +146,19 @@ class Stream:
 
     @classmethod
     def create(
-        cls,
-        train: Images,
-        test: Images,
-        per_step: int | str,
-        order_seed: int = 1993,
-        order: Sequence[int] | None = None,
+        cls, train: Images, test: Images, per_step: int | str, order: int | Sequence[int] = 1993
     ) -> "Stream":
-        """Order the classes of a dataset and divide them into steps."""
+        """Order the classes of a dataset, as listed or as drawn by a seed, and divide them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
             raise BadInput(
-                f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
+                f"{train.name!r} has {classes} classes in training images, and others in test images"
             )
-        order = class_order(classes, order_seed) if order is None else list(order)
+        order = class_order(classes, order) if isinstance(order, int) else list(order)
         if sorted(order) != list(range(classes)):
             raise BadInput(f"class_order is not allowed: each of 0 to {classes - 1} is needed in it, once")
         sizes = StepSizes.parse(per_step).of(classes)
         return cls(train.relabel(order), test.relabel(order), sizes)
-
-    @property
-    def classes(self) -> int:
-        """Return the number of classes of all steps."""
-        return sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -60,7 +60,7 @@ class Inputs:
         """Refuse indices outside of the images; an iterable has no count before it is read."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
             raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
-        if (isinstance(self.images, ForeignImages) and not self.images.by_index) or not len(indices):
+        if (isinstance(self.images, ForeignImages) and self.images.count is None) or not len(indices):
             return
         low, high = (int(end) for end in indices.aminmax())
         if not 0 <= low <= high < len(self.images):

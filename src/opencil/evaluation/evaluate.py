@@ -205,7 +205,7 @@ def _check_readable(
                 f"{name} reads images again, and {once} is an iterator: give a list of batches, a "
                 "DataLoader or a Dataset"
             )
-        if "images" in to_fit and isinstance(setup, ForeignImages) and not setup.by_index:
+        if "images" in to_fit and isinstance(setup, ForeignImages) and setup.count is None:
             raise BadInput(
                 f"{name} trains on set-up images in an order of its own, and setup is an iterable of "
                 "batches: give a Dataset, a DataLoader over a Dataset, or an array"

@@ -49,7 +49,7 @@ def test_prepared_images_are_those_of_the_source(
     again = file.load(verify=True, writable=True)
     assert again is not None
     assert isinstance(again.images, np.memmap)
-    assert torch.equal(torch.from_numpy(again.array()), torch.from_numpy(expected))
+    assert torch.equal(torch.from_numpy(again.images), torch.from_numpy(expected))
 
 
 def touch(path: Path) -> None:
