@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opencil.data.images import Dataset, Images
-from opencil.data.roles import ROLES, SHIFTED, Role
+from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
 from opencil.registry import DATASETS
@@ -29,10 +29,8 @@ class BenchmarkData:
     shifted: dict[str, Images] = field(default_factory=dict)  #: corrupted test images
 
     def __repr__(self) -> str:
-        sets = {role: [name for name, own in self.roles.items() if own == role] for role in ROLES}
-        listed = "".join(f"; {role} {', '.join(names)}" for role, names in sets.items() if names)
-        counts = f"{len(self.train)} training and {len(self.test)} test images"
-        return f"BenchmarkData({self.train.name}: {counts} of {self.train.side} × {self.train.side}{listed})"
+        sets = ", ".join(f"{role} {name}" for name, role in self.roles.items())
+        return f"BenchmarkData({self.train!r} to train, {len(self.test)} to test; {sets})"
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -16,6 +16,7 @@ from opencil.files import digest
 #: Images to decode of a larger split, at even distances, unless all are requested.
 SAMPLE = 20_000
 _SIDE, _BATCH = 32, 256  # a small side makes decoding cheap
+#: Whether files have the checksums of the authors' files; empty if none is known.
 Checksum = Literal["", "canonical", "differs"]
 
 
@@ -85,11 +86,7 @@ def check(entry: BenchmarkSplit, root: Path | None, size: int, full: bool, progr
 
 
 def describe(dataset: Dataset, split: Split, root: Path | None) -> dict[str, Any]:
-    """Return a record of a split: the paper's number of images, and whether its files are the original ones.
-
-    ``files`` is ``canonical`` if they have the checksums of the authors' files, ``differs`` if they have
-    others, and empty if no checksum is known.
-    """
+    """Return a record of a split: the paper's number of images, and whether its files are the authors'."""
     if not isinstance(dataset, FileDataset):
         return {"paper": None, "files": ""}
     place = dataset.find(split, root) if dataset.checksums else None

@@ -122,15 +122,16 @@ class OwnDataset(FileDataset):
 
     def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
         """Return the split in the config's folder or list, if the folder exists."""
-        for inner in map(Path, self.places(split)):
-            folder = (root or Path()) / inner
-            if (root is None and not inner.is_absolute()) or not folder.is_dir():
-                continue
-            images = self.train_list if split == "train" else self.test_list
+        for place in self.places(split):
+            base, images = root or Path(), self.train_list if split == "train" else self.test_list
+            folder = base / place
+            if not folder.is_dir() or (root is None and not Path(place).is_absolute()):
+                return None
             if images is None:
                 return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
-            place = (root or Path()) / images
-            if not place.is_file():
-                raise not_allowed(f"{split}_list", images, f"there is no file {place}")
-            return SplitOnDisk(Layout("list", (), partial(read_listed_images, folders=(folder,))), place)
+            if not (base / images).is_file():
+                raise not_allowed(f"{split}_list", images, f"there is no file {base / images}")
+            return SplitOnDisk(
+                Layout("list", (), partial(read_listed_images, folders=(folder,))), base / images
+            )
         return None

@@ -43,16 +43,17 @@ class ForeignImages:
         return self.count or len(self.sums)
 
     def batches(self, indices: Tensor | None, size: int) -> Iterator[Pair]:
-        """Yield float32 images [≤ size, C, H, W] and int64 labels, if there are any, on the device.
-
-        Images without indices are refused if they differ from those of the first pass.
-        """
+        """Yield float32 images [≤ size, C, H, W] and int64 labels, if there are any, on the device."""
         if self.count is None and (indices is not None or (self.sums and not self.again)):
             raise BadInput(f"{self.name} is an iterable, to be read in order: give a Dataset or an array")
         seen, sums = 0, list[float]()
         for batch in self.read(indices, size):
             images, labels = _split_pair(batch, self.name, self.labelled)
-            _check_images(images, images.is_floating_point(), f"batches of {self.name}")
+            if images.ndim != 4 or not images.is_floating_point():
+                raise BadInput(
+                    f"images of {self.name} are {images.dtype} {list(images.shape)}: floating-point numbers "
+                    "[N, channels, H, W] are needed, normalised, or an ImageSet with a transform"
+                )
             if labels is not None and len(labels) != len(images):
                 raise BadInput(f"{self.name} has a batch of {len(images)} images and {len(labels)} labels")
             if len(bad := (~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()):
@@ -61,9 +62,11 @@ class ForeignImages:
             if self.count is None:
                 sums += as_float64(images).flatten(1).sum(dim=1).tolist()
             for start in range(0, len(images), size):
-                part = slice(start, start + size)
-                of_part = None if labels is None else labels[part].to(self.device)
-                yield images[part].float().to(self.device), of_part
+                rows = slice(start, start + size)
+                yield (
+                    images[rows].float().to(self.device),
+                    None if labels is None else labels[rows].to(self.device),
+                )
         if not seen and indices is None:
             raise BadInput(f"{self.name} has no images")
         if self.sums not in ([], sums):
@@ -75,8 +78,6 @@ class ForeignImages:
 
 def _serve_array(array: "np.ndarray[Any, Any] | Tensor", name: str, *values: Any) -> ForeignImages:
     """Serve an array or a tensor [N, C, H, W] on another device than the model, such as a memory map."""
-    floating = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
-    _check_images(array, floating and len(array) > 0, f"images of {name}")
 
     def read(indices: Tensor | None, size: int) -> Iterator[Any]:
         for rows in torch.split(torch.arange(len(array)) if indices is None else indices.cpu(), size):
@@ -139,14 +140,6 @@ def serve_images(
     elif indexed and _split_pair(images[0], name, labelled=False)[0].ndim == 3:
         return _serve_loader(DataLoader(images, batch_size), *values)
     return ForeignImages(lambda *_: images, None, *values, again=not isinstance(images, Iterator))
-
-
-def _check_images(images: "np.ndarray[Any, Any] | Tensor", usable: bool, what: str) -> None:
-    if images.ndim != 4 or not usable:
-        raise BadInput(
-            f"{what} are {images.dtype} {list(images.shape)}: normalised floating-point images [N, C, H, W] "
-            "are needed, at least one, or an ImageSet with a transform"
-        )
 
 
 def _split_pair(item: Any, name: str, labelled: bool) -> Pair:

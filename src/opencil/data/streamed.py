@@ -95,10 +95,7 @@ class StreamedImages(Images):
         return self.key
 
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
-        """Yield the images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device.
-
-        A corrupt image raises an error with its name. Closing the iterator early ends the threads.
-        """
+        """Yield the images at ``indices``, in that order, or raise the error of a corrupt one."""
         pinned = self.device.type == "cuda"  # only pinned memory is copied to a GPU beside the computation
         decoding = decode_batches(self.source, indices.tolist(), self.size, size, self.workers, pinned)
         with closing(decoding) as batches:
