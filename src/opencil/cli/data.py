@@ -95,8 +95,8 @@ def prepare(
             total += done.place.stat().st_size
             left_out = f", {len(done.left_out):,} corrupt images left out" if done.left_out else ""
             typer.echo(f"{name} {split}: {len(done):,} images{left_out}")
-            for index in done.left_out[:10]:
-                typer.echo(f"  left out: {done.original.name(index)}")
+            for image in [*done.left_out.values()][:10]:
+                typer.echo(f"  left out: {image}")
     typer.echo(f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
 
 

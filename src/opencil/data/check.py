@@ -55,10 +55,7 @@ class CheckResult:
 
 
 def check(entry: BenchmarkSplit, root: Path | None, size: int, full: bool, progress: Progress) -> CheckResult:
-    """Find a split, count its images, compare checksums and decode all images or a sample.
-
-    A split of an installed package is loaded at ``size`` pixels.
-    """
+    """Find a split, count its images, compare checksums and decode all images or a sample."""
     result = CheckResult(entry)
     try:
         if not isinstance(entry.dataset, FileDataset):

@@ -1,18 +1,22 @@
 """Draw a contact sheet: some images of a dataset on one picture, each with its label."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
 
 from opencil.data.images import Images
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _GAP, _TITLE, _CAPTION = 10, 52, 18
 _INK, _FAINT, _PAPER = (28, 28, 30), (110, 110, 115), (250, 250, 248)
 
 
-def contact_sheet(images: Images, title: str, count: int = 60) -> Image.Image:
+def contact_sheet(images: Images, title: str, count: int = 60) -> "Image.Image":
     """Draw ``count`` images in rows, class after class at even distances, with a title and class names."""
+    from PIL import Image, ImageDraw, ImageFont
+
     count = min(count, len(images))
     order = images.labels.cpu().argsort(stable=True)
     rows = order[torch.arange(count) * len(images) // count]

@@ -8,23 +8,25 @@ A corruption takes an image in float64 [3, H, H] from 0 to 1, its random generat
 severity.
 """
 
+from __future__ import annotations
+
 import io
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.random import Generator
 from numpy.typing import NDArray
-from PIL import Image
 
 from opencil.data.readers.source import Pixels
 from opencil.errors import BadInput
 
-_SMALLEST, _LARGEST = 8, 64
+if TYPE_CHECKING:  # imported inside functions: listing datasets stays fast
+    from numpy.random import Generator
+    from PIL import Image
 
 Array = NDArray[np.float64]
 Function = Callable[..., Array]
@@ -45,11 +47,8 @@ def _corruption(*values: tuple[float, ...]) -> Callable[[Function], Function]:
 
 def corrupt_images(images: Pixels, name: str, severity: int, generators: Sequence[Generator]) -> Pixels:
     """Apply a corruption to images, uint8 [N, 3, H, H], with a random generator for each image."""
-    side = images.shape[-1]
-    if not _SMALLEST <= side <= _LARGEST:
-        raise BadInput(
-            f"images of {side} pixels cannot be corrupted: {_SMALLEST} to {_LARGEST} pixels are allowed"
-        )
+    if not 8 <= (side := images.shape[-1]) <= 64:
+        raise BadInput(f"images of {side} pixels cannot be corrupted: 8 to 64 pixels are allowed")
     function, values = CORRUPTIONS[name]
     pairs = zip(images / 255, generators, strict=True)
     changed = np.stack([function(x, generator, *values[severity - 1]) for x, generator in pairs])
@@ -180,10 +179,7 @@ def contrast(x: Array, _: Generator, share: float) -> Array:
 
 @_corruption((0, 0.05, 0.08, 0.1, 0.1), (0, 0.2, 0.06, 0.04, 0.03), (0.08, 0.07, 0.06, 0.05, 0.03))
 def elastic_transform(x: Array, generator: Generator, strength: float, sigma: float, corner: float) -> Array:
-    """Apply an affine map that moves three points by up to ``corner``, then a smooth field of small shifts.
-
-    Values are fractions of the side.
-    """
+    """Move three points by up to ``corner`` of the side in an affine map, then add small smooth shifts."""
     side = x.shape[-1]
     low, high = side // 2 - side // 3, side // 2 + side // 3
     points = np.array([[high, high], [low, high], [low, low]])  # each (row, column)
@@ -200,6 +196,8 @@ def elastic_transform(x: Array, generator: Generator, strength: float, sigma: fl
 @_corruption((0.95, 0.9, 0.85, 0.75, 0.65))
 def pixelate(x: Array, _: Generator, share: float) -> Array:
     """Reduce to fewer pixels, each the mean of the pixels inside it, and enlarge again."""
+    from PIL import Image
+
     side, box = x.shape[-1], Image.Resampling.BOX
     small = int(side * share)
     return _change_bytes(x, lambda image: image.resize((small, small), box).resize((side, side), box))
@@ -208,6 +206,7 @@ def pixelate(x: Array, _: Generator, share: float) -> Array:
 @_corruption((80, 65, 58, 50, 40))
 def jpeg_compression(x: Array, _: Generator, quality: float) -> Array:
     """Compress to JPEG and decompress again."""
+    from PIL import Image
 
     def compress(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
@@ -277,5 +276,7 @@ def _sample(x: Array, at: Array, mode: str) -> Array:
 
 def _change_bytes(x: Array, change: Callable[[Image.Image], Image.Image]) -> Array:
     """Apply a function of Pillow's images to the bytes of an image."""
+    from PIL import Image
+
     changed = change(Image.fromarray((x * 255).round().astype(np.uint8).transpose(1, 2, 0)))
     return np.asarray(changed).transpose(2, 0, 1) / 255

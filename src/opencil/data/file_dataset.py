@@ -51,9 +51,7 @@ class FileDataset(Dataset):
         if not places:
             raise BadInput(f"there are no {missing}: it has only {', '.join(self.counts) or 'test'} images")
         if root is None:
-            raise BadInput(
-                f"{missing} are in your downloads: --data-root or $OPENCIL_DATA names their folder"
-            )
+            raise BadInput(f"{missing}: name the folder of your downloads with --data-root or $OPENCIL_DATA")
         source = f"; its home page is {self.home}" if self.home else ""
         raise BadInput(f"{missing} are not in {root}: expected at {' or at '.join(places[:3])}{source}")
 
@@ -75,7 +73,7 @@ class FileDataset(Dataset):
             prepared = file.load(writable=True)
         if prepared and prepared.left_out:
             _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.left_out), split)
-            key = hashlib.sha256(f"{key} without {prepared.left_out}".encode()).hexdigest()
+            key = hashlib.sha256(f"{key} without {[*prepared.left_out]}".encode()).hexdigest()
         source = prepared or original
         labels = torch.from_numpy(source.labels)
         if prepared and resident:

@@ -70,9 +70,7 @@ class ForeignImages:
         if not seen and indices is None:
             raise BadInput(f"{self.name} has no images")
         if self.sums not in ([], sums):
-            raise BadInput(
-                f"{self.name} gave other images when it was read again: shuffle and augment nothing"
-            )
+            raise BadInput(f"{self.name} gave other images when it was read again: do not shuffle it")
         self.sums = sums
 
 
@@ -131,9 +129,9 @@ def serve_images(
         if images.batch_sampler is not None and not isinstance(images.dataset, IterableDataset):
             return _serve_loader(images, *values)
     elif isinstance(images, (str, bytes, Mapping, type)) or not (indexed or hasattr(images, "__iter__")):
+        kind = type(images).__name__
         raise BadInput(
-            f"{name} is a {type(images).__name__}: a tensor, an array, an ImageSet, a Dataset or an iterable "
-            "of batches is needed"
+            f"{name} is a {kind}: a tensor, an array, a Dataset or an iterable of batches is needed"
         )
     elif indexed and not len(images):
         raise BadInput(f"{name} has no images")

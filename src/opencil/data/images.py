@@ -85,12 +85,12 @@ class ImageSet(Images):
 
     def __post_init__(self) -> None:
         shape = list(self.images.shape)
-        object.__setattr__(self, "side", shape[-1])
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3] or self.images.dtype != torch.uint8:
             raise BadInput(f"images of {self.name!r} are {self.images.dtype} {shape}, not uint8 [N, 3, H, H]")
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             given = f"{self.labels.dtype} {list(self.labels.shape)}"
             raise BadInput(f"labels of {self.name!r} are {given}, not int64 [{len(self.images)}]")
+        object.__setattr__(self, "side", shape[-1])
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]  # a value, computed when it is first read

@@ -57,10 +57,8 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store: all indices, and the number of exemplars of each class."""
-        return {
-            "indices": self.indices,
-            "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64),
-        }
+        counts = torch.tensor([len(c) for c in self.per_class], dtype=torch.int64)
+        return {"indices": self.indices, "counts": counts}
 
     @classmethod
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":

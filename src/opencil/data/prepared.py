@@ -44,20 +44,14 @@ def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
 class PreparedSource(ImageSource):
     """Images of a prepared file; each is compared with its checksum when it is read.
 
-    ``images`` and ``checksums`` are those of all ``original`` images, and ``rows`` are the images that are
-    not corrupt.
+    ``images`` and ``checksums`` are those of all images, and ``rows`` are the images that are not corrupt.
     """
 
     place: Path
-    original: ImageSource
     images: Pixels
     checksums: Labels
     rows: Labels
-
-    @property
-    def left_out(self) -> list[int]:
-        """Return the indices of the corrupt images in the original."""
-        return [int(index) for index in np.flatnonzero(self.checksums == _CORRUPT)]
+    left_out: dict[int, str]  #: the names of the corrupt images by their index
 
     def name(self, index: int) -> str:
         """Return the file and the image's number in it."""
@@ -117,8 +111,9 @@ class PreparedFile:
         except (OSError, ValueError) as error:
             _log.warning("%s is prepared again: %s", self.path, error)
             return None
-        labels = original.labels[rows]
-        return PreparedSource(labels, original.classes, self.path, original, images, checksums, rows)
+        labels, corrupt = original.labels[rows], np.flatnonzero(checksums == _CORRUPT).tolist()
+        left_out = {index: original.name(index) for index in corrupt}
+        return PreparedSource(labels, original.classes, self.path, images, checksums, rows, left_out)
 
     def make(
         self, workers: int, skip_corrupt: bool = False, progress: Progress = lambda *_: None

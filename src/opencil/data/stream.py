@@ -15,10 +15,7 @@ from opencil.errors import BadInput, not_allowed
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
-    """Return the order in which classes are learned; a class's new label is its position in the order.
-
-    NumPy's legacy generator draws it, as in other libraries: orders are comparable.
-    """
+    """Draw the order in which classes are learned by NumPy's legacy generator, as other libraries do."""
     return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
 
@@ -41,11 +38,8 @@ class StepSizes:
     @classmethod
     def parse(cls, value: int | str) -> "StepSizes":
         """Return the sizes of a number or a text."""
-        match = _SIZES.fullmatch(str(value))
-        if not match:
-            raise not_allowed(
-                "classes_per_step", value, "10, 50+10 (a first step) and 20-20-10 (all steps) are"
-            )
+        if not (match := _SIZES.fullmatch(str(value))):
+            raise not_allowed("classes_per_step", value, "sizes such as 10, 50+10 and 20-20-10 are")
         first = tuple(int(size) for size in (match["all"] or match["first"] or "").split("-") if size)
         then = int(match["then"]) if match["then"] else None
         while first and first[-1] == then:  # 10+10 is 10
@@ -170,12 +164,8 @@ class Stream:
         sizes = self.sizes[: range(len(self))[index] + 1]
         seen, old = sum(sizes), sum(sizes[:-1])
         train, test = self.train.labels, self.test.labels
-        return Step(
-            sizes=sizes,
-            steps=len(self),
-            train=((train >= old) & (train < seen)).nonzero().flatten().cpu(),
-            test=(test < seen).nonzero().flatten().cpu(),
-        )
+        new = ((train >= old) & (train < seen)).nonzero().flatten()
+        return Step(sizes, len(self), new.cpu(), (test < seen).nonzero().flatten().cpu())
 
 
 def count_classes(images: Images) -> int:

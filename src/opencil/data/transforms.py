@@ -21,10 +21,9 @@ Draw = Sequence[Tensor]
 class Transform(Values):
     """Random crop and horizontal flip for training, centre crop for evaluation; then normalisation.
 
-    A seeded generator on the CPU draws an epoch's choices at once. So every device gets the same images, and
-    a captured step contains no random numbers. ``fit`` replaces a mean or std of ``compute``. ``resize``
-    resizes images before anything else. ``brightness`` b multiplies pixels of training images by a factor
-    uniform in [1 − b, 1 + b].
+    A seeded generator on the CPU draws an epoch's choices at once, the same for any device. ``fit`` replaces
+    a mean or std of ``compute``. ``resize`` resizes images before anything else. ``brightness`` b multiplies
+    pixels of training images by a factor uniform in [1 − b, 1 + b].
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -111,10 +110,7 @@ class Transform(Values):
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return mean and standard deviation of each channel, in [0, 1], to four digits.
-
-    They are over all pixels of at most 20,000 images at even distances.
-    """
+    """Return mean and std of each channel, in [0, 1], of at most 20,000 images at even distances."""
     chosen = torch.linspace(0, len(images) - 1, min(len(images), 20_000)).round().long()
     total, squares, count = torch.zeros(3).double(), torch.zeros(3).double(), 0
     for pixels in images.batches(chosen, max(1, 2**22 // images.side**2)):  # about 100 MB of doubles

@@ -60,9 +60,8 @@ def read_class_folders(folder: Path) -> FileSource:
     if twice := [name for name in names if counts[name.strip().casefold()] > 1]:
         raise BadInput(f"{folder} has the class {twice[0]!r} twice: the other folder is {twice[1]!r}")
     images = [list(find_images(folder / name)) for name in names]
-    for name, paths in zip(names, images, strict=True):
-        if not paths:
-            raise BadInput(f"class {name!r} of {folder} is empty: it has no images")
+    if empty := [name for name, paths in zip(names, images, strict=True) if not paths]:
+        raise BadInput(f"class {empty[0]!r} of {folder} has no images")
     labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(paths) for paths in images])
     return FileSource(labels, tuple(names), [path for paths in images for path in paths])
 

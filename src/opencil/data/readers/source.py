@@ -1,6 +1,6 @@
 """Images of a split as a reader delivers them, and the layouts in which splits are stored.
 
-Pillow is imported inside functions, so that listing the registered datasets stays fast.
+Pillow is imported inside functions: listing datasets stays fast.
 """
 
 import io
@@ -58,9 +58,7 @@ def read_image(read: Callable[[], bytes], name: str) -> "Image.Image":
 
 def _check_size(name: str, width: int, height: int) -> None:
     if width * height > LARGEST_IMAGE:
-        raise CorruptImage(
-            f"image {name} has {width} x {height} pixels: at most {LARGEST_IMAGE:,} are allowed"
-        )
+        raise CorruptImage(f"image {name} has {width} x {height} pixels, more than {LARGEST_IMAGE:,}")
 
 
 def _as_rgb(image: "Image.Image") -> "Image.Image":
@@ -80,10 +78,7 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def crop_square(image: "Image.Image", side: int, name: str) -> Pixels:
-    """Resize an RGB image's shorter side to ``side`` and crop its centre: uint8 [3, side, side].
-
-    Bilinear with anti-aliasing, rounded like torchvision's Resize and CenterCrop.
-    """
+    """Resize an RGB image bilinearly and crop its centre as torchvision rounds: uint8 [3, side, side]."""
     from PIL import Image
 
     width, height = image.size
