@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from opencil.data.images import ImageSet
 from opencil.data.prepared import PreparedFile
-from opencil.data.readers.source import FileSource, ImageSource, Layout, SplitOnDisk, no_parts, read_image
+from opencil.data.readers.source import FileSource, ImageSource, Layout, SplitOnDisk, read_image
 from opencil.data.streamed import StreamedImages
 from opencil.registry import DATASETS
 
@@ -119,8 +119,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> None:
         source = enlarged(source, chosen.enlarge, folder)
     order = [i % len(source) for i in range(chosen.images)]
     labels = torch.from_numpy(source.labels)
-    images = StreamedImages("photographs", source, labels, SIDE, chosen.workers, key="photographs")
-    on_disk = SplitOnDisk(Layout("photographs", (), lambda _: source, parts=no_parts), chosen.root)
+    images = StreamedImages("photographs", source, labels, SIDE, chosen.workers, "photographs")
+    on_disk = SplitOnDisk(Layout("photographs", (), lambda _: source), chosen.root)
     prepared = PreparedFile(folder / "photographs.safetensors", on_disk, SIDE)
     stored = replace(images, source=prepared.make(chosen.workers))
     resident = ImageSet(

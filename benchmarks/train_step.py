@@ -67,13 +67,14 @@ def one_run(
     while True:
         order = torch.randperm(count, generator=generator(seed, epoch)).to(device)
         order = order[: count // batch * batch]
-        draw = transform.draw(len(order), images_set.side, generator(seed, "draw", epoch)).to(device)
+        drawn = transform.draw(len(order), images_set.side, generator(seed, "draw", epoch))
+        draw = [tensor.to(device) for tensor in drawn]
         labels = images_set.labels[order]
         for i, pixels in enumerate(images_set.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
             if ranks is not None:
                 ranks.meet("an iteration")
-            iterate(pixels, labels[rows], *draw[rows].tensors)
+            iterate(pixels, labels[rows], *(choice[rows] for choice in draw))
             yield
         epoch += 1
 

@@ -86,7 +86,7 @@ def batches() -> Iterator[Tensor]:
 
 def test_an_iterable_is_counted_and_not_indexed() -> None:
     once, again = foreign(batches()), foreign(list(batches()))
-    assert (once.again, again.again, again.by_index) == (False, True, False)
+    assert (once.again, again.again, again.count) == (False, True, None)
     assert (len(once), len(again)) == (20, 20)
     for images, rows in ((once, None), (again, LABELS)):
         with pytest.raises(BadInput, match="mine"):

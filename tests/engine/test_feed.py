@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.images import ImageSet
-from opencil.data.transforms import Draw, Transform
+from opencil.data.transforms import Transform
 from opencil.engine.feed import EXTRAS, ImageFeed, TensorFeed, augmented_loss, epoch_order, extras_of
 from opencil.errors import BadInput
 
@@ -91,8 +91,8 @@ def test_a_loss_gets_what_it_names(images: ImageSet, brightness: bool) -> None:
             assert torch.equal(labels, images.labels[index])
             assert torch.equal(old, labels < 2)
             first, second = served[2 : 2 + drawn], served[2 + drawn : 2 + 2 * drawn]
-            assert torch.equal(batch, bright.train(images.images[index], Draw(*first)))
-            assert torch.equal(second_view, bright.train(images.images[index], Draw(*second)))
+            assert torch.equal(batch, bright.train(images.images[index], first))
+            assert torch.equal(second_view, bright.train(images.images[index], second))
             views[number] = torch.equal(batch, second_view)
     assert not any(views.values()), "the second view is another one"
 

@@ -48,7 +48,7 @@ def steps(iterate: Iteration, count: int) -> None:
         numbers = torch.Generator().manual_seed(i)
         pixels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=numbers)
         labels = torch.randint(0, 4, (16,), generator=numbers)
-        iterate(pixels, labels, *TRANSFORM.draw(16, 8, numbers).tensors)
+        iterate(pixels, labels, *TRANSFORM.draw(16, 8, numbers))
 
 
 @pytest.mark.parametrize(

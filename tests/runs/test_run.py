@@ -87,7 +87,7 @@ def plain_loop(config: Config) -> pd.DataFrame:
     setting = Setting(
         stream.train, stream.test, data.transform, b.backbone, b.batch_size, seed, seed, config.training
     )
-    shifted = {name: images.with_labels_of(stream.test) for name, images in data.shifted.items()}
+    shifted = {name: replace(images, labels=stream.test.labels) for name, images in data.shifted.items()}
     memory, model, rows = Memory(b.memory), None, []
     (spec,) = plan(config)
     for step in stream:

@@ -92,10 +92,10 @@ def prepare(
     with _progress() as bars:
         for (name, split), dataset in wanted.items():
             done = dataset.prepare(name, split, size, access, skip_corrupt, _bar(bars, name))
-            total += done.size
+            total += done.place.stat().st_size
             left_out = f", {len(done.left_out):,} corrupt images left out" if done.left_out else ""
-            typer.echo(f"{name} {split}: {done.images:,} images{left_out}")
-            for image in done.left_out[:10]:
+            typer.echo(f"{name} {split}: {len(done):,} images{left_out}")
+            for image in [*done.left_out.values()][:10]:
                 typer.echo(f"  left out: {image}")
     typer.echo(f"{total / 2**20:,.0f} MiB in {cache_folder(access.root, access.cache)}")
 
@@ -170,7 +170,7 @@ def _remarks(results: "list[CheckResult]", root: Path | None) -> Iterator[str]:
         name, dataset = f"{r.entry.name} ({r.entry.split})", r.entry.dataset
         if r.checksum == "differs":
             yield f"differs: the files of {name} are not byte for byte the published ones; usable"
-        if r.differs:
+        if r.images is not None and r.expected not in (None, r.images):
             yield f"differs: {name} has {r.images:,} of {r.expected:,} images; usable"
         yield from (f"unusable: {message}" for message in [r.problem, *r.corrupt[:5]] if message)
         if len(r.corrupt) > 5:

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
 from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
 from opencil.data.readers.arrays import idx, mat
-from opencil.data.readers.image_files import flat, folders, image_list, shipped_list
+from opencil.data.readers.image_files import flat, folders, image_list, list_folder, shipped_list
 from opencil.data.readers.pickles import cifar
 from opencil.data.readers.source import Layout, SplitOnDisk
-from opencil.errors import BadInput
 from opencil.registry import register_dataset
 
 
@@ -30,21 +28,16 @@ class Download(FileDataset):
         """Return the split in the folder of downloads or in one of its sub-folders, in any of its layouts."""
         if root is None:
             return None
-        try:
-            inside = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
-        except OSError as error:
-            raise BadInput(f"folder {root} cannot be read: {error.strerror}") from None
-        for base in (root, *inside):
+        for base in (root, *(root / name for name in list_folder(root)[0])):
             with suppress(PermissionError):
                 for layout in self.layouts.get(split, ()):
-                    if (on_disk := layout.find(base)) is not None:
+                    if on_disk := layout.find(base):
                         return on_disk
         return None
 
     def places(self, split: Split) -> tuple[str, ...]:
-        """Return the first place of each layout, then all others."""
-        places = [[name + layout.inside for name in layout.places] for layout in self.layouts.get(split, ())]
-        return tuple(dict.fromkeys([*(first for first, *_ in places), *chain(*places)]))
+        """Return the first place of each layout."""
+        return tuple(layout.places[0] + layout.inside for layout in self.layouts.get(split, ()))
 
 
 class CIFAR100(Download, name="cifar100"):

@@ -16,6 +16,7 @@ from opencil.errors import BadInput
 #: Images to decode of a larger split, at even distances, unless all are requested.
 SAMPLE = 20_000
 _SIDE, _BATCH = 32, 256  # a small side makes decoding cheap
+#: Whether files have the checksums of the authors' files; empty if none is known.
 Checksum = Literal["", "canonical", "differs"]
 
 
@@ -48,27 +49,13 @@ class CheckResult:
         return dataset.counts.get(self.entry.split) if isinstance(dataset, FileDataset) else None
 
     @property
-    def differs(self) -> bool:
-        """Return whether the number of images differs from the paper's, which is no failure."""
-        return self.images is not None and self.expected is not None and self.images != self.expected
-
-    @property
     def usable(self) -> bool:
         """Return whether a run can use the split."""
         return self.images is not None and not self.problem and not self.corrupt
 
 
-def check(
-    entry: BenchmarkSplit,
-    root: Path | None,
-    size: int,
-    full: bool = False,
-    progress: Progress = lambda *_: None,
-) -> CheckResult:
-    """Find a split, count its images, compare checksums and decode all images or a sample.
-
-    A split of an installed package is loaded at ``size`` pixels.
-    """
+def check(entry: BenchmarkSplit, root: Path | None, size: int, full: bool, progress: Progress) -> CheckResult:
+    """Find a split, count its images, compare checksums and decode all images or a sample."""
     result = CheckResult(entry)
     try:
         if not isinstance(entry.dataset, FileDataset):
@@ -96,11 +83,7 @@ def check(
 
 
 def describe(dataset: Dataset, split: Split, root: Path | None) -> dict[str, Any]:
-    """Return a record of a split: the paper's number of images, and whether its files are the original ones.
-
-    ``files`` is ``canonical`` if they have the checksums of the authors' files, ``differs`` if they have
-    others, and empty if no checksum is known.
-    """
+    """Return a record of a split: the paper's number of images, and whether its files are the authors'."""
     if not isinstance(dataset, FileDataset):
         return {"paper": None, "files": ""}
     place = dataset.find(split, root) if dataset.checksums else None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opencil.data.images import Dataset, ImageSet, Split
-from opencil.errors import BadInput
+from opencil.errors import not_allowed
 from opencil.registry import register_dataset
 from opencil.validation import Count, Whole
 
@@ -22,9 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def _image_set(name: str, pixels: Array, labels: Array, size: int) -> ImageSet:
     """Return uint8 [N, 8, 8] or [N, 8, 8, 3] as an RGB image set."""
     if size != _SIDE:
-        raise BadInput(
-            f"benchmark.image_size = {size} is not allowed: images of {name!r} have {_SIDE} × {_SIDE}"
-        )
+        raise not_allowed("benchmark.image_size", size, f"images of {name!r} have {_SIDE} × {_SIDE}")
     if pixels.ndim == 3:
         pixels = pixels[..., None].repeat(3, axis=-1)
     images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -75,26 +73,20 @@ class HeldOutDigits(Dataset):
 @register_dataset("photo-patches")
 @dataclass(frozen=True)
 class PhotoPatches(Dataset):
-    """Patches of scikit-learn's two photographs (a temple, a flower), averaged down to 8 × 8."""
-
-    patch: Count = 32
+    """Patches of 32 × 32 pixels of scikit-learn's two photographs (a temple, a flower), averaged to 8 × 8."""
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
-        """Return patches without overlap, labelled by photograph: 520 at 32 pixels."""
-        if self.patch % _SIDE or self.patch > 256:
-            raise BadInput(
-                f"patch = {self.patch} is not allowed: it should be a multiple of {_SIDE} up to 256"
-            )
+        """Return 520 patches without overlap, labelled by photograph."""
         from PIL import Image
 
-        cell, patches, labels = self.patch // _SIDE, [], []
+        patches, labels = [], []
         for label, name in enumerate(("china", "flower")):
             photo = np.asarray(Image.open(_sklearn_file(f"images/{name}.jpg")))
-            rows, columns = photo.shape[0] // self.patch, photo.shape[1] // self.patch
-            photo = photo[: rows * self.patch, : columns * self.patch]
-            # [rows, 8, cell, columns, 8, cell, RGB]: average over each cell, then a patch per (row, column)
-            cells = photo.reshape(rows, _SIDE, cell, columns, _SIDE, cell, 3).mean(axis=(2, 5))
-            patches.append(cells.transpose(0, 2, 1, 3, 4).reshape(-1, _SIDE, _SIDE, 3))
+            rows, columns = photo.shape[0] // 32, photo.shape[1] // 32
+            # [rows, 8, 4, columns, 8, 4, RGB]: average over each cell, then a patch per (row, column)
+            cells = photo[: rows * 32, : columns * 32].reshape(rows, _SIDE, 4, columns, _SIDE, 4, 3)
+            patch = cells.mean(axis=(2, 5)).transpose(0, 2, 1, 3, 4)
+            patches.append(patch.reshape(-1, _SIDE, _SIDE, 3))
             labels.append(np.full(rows * columns, label))
         pixels = np.concatenate(patches).round().astype(np.uint8)
         return _image_set("photo-patches", pixels, np.concatenate(labels), size)

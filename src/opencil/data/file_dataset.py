@@ -7,26 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
-from opencil.data.prepared import PreparedFile, cache_folder
+from opencil.data.prepared import PreparedFile, PreparedSource, cache_folder
 from opencil.data.readers.image_files import flat, folders, read_listed_images
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
-from opencil.errors import BadInput
+from opencil.errors import BadInput, not_allowed
 
 _log = logging.getLogger("opencil.data")
-
-
-class PreparedSplit(NamedTuple):
-    """Numbers of a prepared split: usable images, names of corrupt images, bytes on disk."""
-
-    images: int
-    left_out: list[str]
-    size: int
 
 
 @dataclass(frozen=True)
@@ -52,18 +44,14 @@ class FileDataset(Dataset):
 
     def locate(self, name: str, split: Split, root: Path | None) -> SplitOnDisk:
         """Return where the split is stored; raise an error with the expected places and the home page."""
-        on_disk = self.find(split, root)
-        if on_disk is not None:
+        if on_disk := self.find(split, root):
             return on_disk
         places = self.places(split)
         missing = f"{split} images of dataset {name!r}"
         if not places:
             raise BadInput(f"there are no {missing}: it has only {', '.join(self.counts) or 'test'} images")
         if root is None:
-            raise BadInput(
-                f"{missing} are in your downloads: name their folder with --data-root, $OPENCIL_DATA or "
-                "place.data_root"
-            )
+            raise BadInput(f"{missing}: name the folder of your downloads with --data-root or $OPENCIL_DATA")
         source = f"; its home page is {self.home}" if self.home else ""
         raise BadInput(f"{missing} are not in {root}: expected at {' or at '.join(places[:3])}{source}")
 
@@ -76,39 +64,32 @@ class FileDataset(Dataset):
     def serve(self, name: str, split: Split, size: int, access: Access) -> Images:
         """Return the images of a split, resident or streamed as ``access`` says."""
         file, workers = self.prepared_file(name, split, size, access), access.workers or count_workers()
-        prepared, key = file.load(), file.key
-        streamed = access.streams(len(prepared or file.on_disk.source), size)
-        if not streamed:
-            prepared = file.load(verify=True, writable=True)
-            if prepared is None:
-                _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
-                file.make(workers)
-                prepared = file.load(writable=True)
+        original, key = file.on_disk.source, file.key
+        resident = not access.streams(len(original), size)
+        prepared = file.load(verify=resident, writable=resident)
+        if resident and prepared is None:
+            _log.warning("preparing %s images of %s, once, into %s", split, name, file.path.parent)
+            file.make(workers)
+            prepared = file.load(writable=True)
         if prepared and prepared.left_out:
             _log.warning("%s: %d corrupt %s images are left out", name, len(prepared.left_out), split)
-            key = hashlib.sha256(f"{key} without {prepared.left_out}".encode()).hexdigest()
-        source = prepared or file.on_disk.source
+            key = hashlib.sha256(f"{key} without {[*prepared.left_out]}".encode()).hexdigest()
+        source = prepared or original
         labels = torch.from_numpy(source.labels)
-        if prepared and not streamed:
-            return ImageSet(name, torch.from_numpy(prepared.array()), labels, prepared.classes)
+        if prepared and resident:
+            pixels = prepared.images[prepared.rows] if prepared.left_out else prepared.images
+            return ImageSet(name, torch.from_numpy(pixels), labels, source.classes)
         return StreamedImages(name, source, labels, size, workers, key, source.classes)
 
     def prepare(
         self, name: str, split: Split, size: int, access: Access, skip_corrupt: bool, progress: Progress
-    ) -> PreparedSplit:
+    ) -> PreparedSource:
         """Decode a split into its prepared file, unless an undamaged one is there."""
         file = self.prepared_file(name, split, size, access)
-        workers = access.workers or count_workers()
-        prepared = file.load(verify=True) or file.make(workers, skip_corrupt, progress)
-        progress(len(prepared), len(prepared))
-        left_out = [file.on_disk.source.name(index) for index in prepared.left_out]
-        return PreparedSplit(len(prepared), left_out, file.path.stat().st_size)
+        return file.load(verify=True) or file.make(access.workers or count_workers(), skip_corrupt, progress)
 
     def prepared_file(self, name: str, split: Split, size: int, access: Access) -> PreparedFile:
-        """Return the file for the split's prepared images of a size, whether it is there or not.
-
-        The same dataset at another place has another file.
-        """
+        """Return the file for the split's prepared images of a size; each place of a dataset has its own."""
         on_disk = self.locate(name, split, access.root)
         place = hashlib.sha256(f"{on_disk.layout.name}:{on_disk.place.resolve()}".encode()).hexdigest()[:8]
         folder = cache_folder(access.root, access.cache)
@@ -139,15 +120,16 @@ class OwnDataset(FileDataset):
 
     def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
         """Return the split in the config's folder or list, if the folder exists."""
-        for inner in map(Path, self.places(split)):
-            folder = (root or Path()) / inner
-            if (root is None and not inner.is_absolute()) or not folder.is_dir():
-                continue
-            images = self.train_list if split == "train" else self.test_list
+        for place in self.places(split):
+            base, images = root or Path(), self.train_list if split == "train" else self.test_list
+            folder = base / place
+            if not folder.is_dir() or (root is None and not Path(place).is_absolute()):
+                return None
             if images is None:
                 return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
-            place = (root or Path()) / images
-            if not place.is_file():
-                raise BadInput(f"{split}_list = {images!r} is not allowed: there is no file {place}")
-            return SplitOnDisk(Layout("list", (), partial(read_listed_images, folders=(folder,))), place)
+            if not (base / images).is_file():
+                raise not_allowed(f"{split}_list", images, f"there is no file {base / images}")
+            return SplitOnDisk(
+                Layout("list", (), partial(read_listed_images, folders=(folder,))), base / images
+            )
         return None

@@ -1,6 +1,7 @@
 """Normalised images from the user: arrays, Datasets, DataLoaders and other iterables of batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -23,72 +24,58 @@ Pair = tuple[Tensor, Tensor | None]
 Reader = Callable[[Tensor | None, int], Iterable[Any]]
 
 
+@dataclass(eq=False)
 class ForeignImages:
-    """Serve normalised images in batches, always in the same order.
+    """Serve normalised images in batches, always in the same order."""
 
-    ``count`` is their number; without it they are read in order only. ``name`` is for errors, ``device`` is
-    the device of the batches, ``labelled``: read their labels too. ``again``: they can be read a second time.
-    """
-
-    def __init__(
-        self,
-        read: Reader,
-        count: int | None,
-        name: str,
-        device: torch.device,
-        labelled: bool,
-        again: bool = True,
-    ) -> None:
-        self.name, self.by_index, self.again = name, count is not None, again
-        self._read, self._count, self.device, self._labelled = read, count, device, labelled
-        self._sums: list[float] = []  # of each image, where only the order identifies it
+    read: Reader
+    count: int | None  #: without it the images are read in order only
+    name: str
+    device: torch.device  #: of the batches
+    labelled: bool  #: whether to read their labels too
+    again: bool = True  #: whether they can be read a second time
+    sums: list[float] = field(default_factory=list)  #: of each image, where only the order identifies it
 
     def __len__(self) -> int:
-        if self._count is None and not self._sums:
+        if self.count is None and not self.sums:
             for _ in self.batches(None, 2**20):
                 pass
-        return self._count or len(self._sums)
+        return self.count or len(self.sums)
 
     def batches(self, indices: Tensor | None, size: int) -> Iterator[Pair]:
-        """Yield float32 images [≤ size, C, H, W] and int64 labels, if there are any, on the device.
-
-        Images without indices are refused if they differ from those of the first pass.
-        """
-        if not self.by_index and (indices is not None or (self._sums and not self.again)):
-            raise BadInput(
-                f"{self.name} is an iterable of batches, without images by index, and an iterator yields "
-                "them once: give a Dataset, a DataLoader over a Dataset, or an array"
-            )
+        """Yield float32 images [≤ size, C, H, W] and int64 labels, if there are any, on the device."""
+        if self.count is None and (indices is not None or (self.sums and not self.again)):
+            raise BadInput(f"{self.name} is an iterable, to be read in order: give a Dataset or an array")
         seen, sums = 0, list[float]()
-        for batch in self._read(indices, size):
-            images, labels = _split_pair(batch, self.name, self._labelled)
-            _check_images(images, images.is_floating_point(), f"batches of {self.name}")
+        for batch in self.read(indices, size):
+            images, labels = _split_pair(batch, self.name, self.labelled)
+            if images.ndim != 4 or not images.is_floating_point():
+                raise BadInput(
+                    f"images of {self.name} are {images.dtype} {list(images.shape)}: floating-point numbers "
+                    "[N, channels, H, W] are needed, normalised, or an ImageSet with a transform"
+                )
             if labels is not None and len(labels) != len(images):
                 raise BadInput(f"{self.name} has a batch of {len(images)} images and {len(labels)} labels")
-            if not torch.isfinite(images).all():
-                bad = int((~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()[0])
-                raise BadInput(f"image {seen + bad} of {self.name} is not finite: a model cannot read it")
+            if len(bad := (~torch.isfinite(images)).flatten(1).any(dim=1).nonzero()):
+                raise BadInput(f"image {seen + int(bad[0])} of {self.name} is not finite")
             seen += len(images)
-            if not self.by_index:
+            if self.count is None:
                 sums += as_float64(images).flatten(1).sum(dim=1).tolist()
             for start in range(0, len(images), size):
-                part = slice(start, start + size)
-                of_part = None if labels is None else labels[part].to(self.device)
-                yield images[part].float().to(self.device), of_part
+                rows = slice(start, start + size)
+                yield (
+                    images[rows].float().to(self.device),
+                    None if labels is None else labels[rows].to(self.device),
+                )
         if not seen and indices is None:
-            raise _no_images(self.name)
-        if self._sums not in ([], sums):
-            raise BadInput(
-                f"{self.name} gave other images, or the same in another order, when it was read again: "
-                "use shuffle=False and no random augmentation"
-            )
-        self._sums = sums
+            raise BadInput(f"{self.name} has no images")
+        if self.sums not in ([], sums):
+            raise BadInput(f"{self.name} gave other images when it was read again: do not shuffle it")
+        self.sums = sums
 
 
 def _serve_array(array: "np.ndarray[Any, Any] | Tensor", name: str, *values: Any) -> ForeignImages:
     """Serve an array, such as a memory map, or a tensor [N, C, H, W], of any device."""
-    floating = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
-    _check_images(array, floating and len(array) > 0, f"images of {name}")
 
     def read(indices: Tensor | None, size: int) -> Iterator[Any]:
         for rows in torch.split(torch.arange(len(array)) if indices is None else indices.cpu(), size):
@@ -101,7 +88,7 @@ def _serve_loader(loader: "DataLoader[Any]", name: str, *values: Any) -> Foreign
     """Serve a DataLoader over a map-style Dataset, whose order is drawn once."""
     drawn = [list(batch) for batch in loader.batch_sampler or ()]
     if not drawn:
-        raise _no_images(name)
+        raise BadInput(f"{name} has no images")
     order, largest = torch.tensor(list(chain(*drawn)), dtype=torch.int64), max(map(len, drawn))
     if loader.collate_fn is default_collate:
         # An image that torch cannot collate is refused before anything runs.
@@ -142,27 +129,15 @@ def serve_images(
         if images.batch_sampler is not None and not isinstance(images.dataset, IterableDataset):
             return _serve_loader(images, *values)
     elif isinstance(images, (str, bytes, Mapping, type)) or not (indexed or hasattr(images, "__iter__")):
+        kind = type(images).__name__
         raise BadInput(
-            f"{name} is a {type(images).__name__}: images are a tensor or array [N, channels, H, W], an "
-            "image set, a Dataset, a DataLoader or another iterable of batches"
+            f"{name} is a {kind}: a tensor, an array, a Dataset or an iterable of batches is needed"
         )
     elif indexed and not len(images):
-        raise _no_images(name)
+        raise BadInput(f"{name} has no images")
     elif indexed and _split_pair(images[0], name, labelled=False)[0].ndim == 3:
         return _serve_loader(DataLoader(images, batch_size), *values)
     return ForeignImages(lambda *_: images, None, *values, again=not isinstance(images, Iterator))
-
-
-def _no_images(name: str) -> BadInput:
-    return BadInput(f"{name} has no images: at least one is needed")
-
-
-def _check_images(images: "np.ndarray[Any, Any] | Tensor", usable: bool, what: str) -> None:
-    if images.ndim != 4 or not usable:
-        raise BadInput(
-            f"{what} are {images.dtype} {list(images.shape)}: normalised floating-point images [N, channels, "
-            "H, W] are needed, at least one, or an ImageSet of bytes with a transform"
-        )
 
 
 def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
@@ -172,16 +147,13 @@ def _split_pair(item: Any, name: str, labelled: bool) -> Pair:
         images = next((item[key] for key in IMAGE_KEYS if key in item), None)
         labels = next((item[key] for key in LABEL_KEYS if key in item), None)
         if images is None:
-            raise BadInput(
-                f"{name} has mappings with {', '.join(map(str, item)) or 'nothing'}: images are looked for "
-                f"under {', '.join(IMAGE_KEYS)}"
-            )
+            raise BadInput(f"{name} has mappings without images: {', '.join(IMAGE_KEYS)} are looked for")
     elif isinstance(item, (tuple, list)) and item:
         images, labels = (*item, None)[:2]
     if not isinstance(images, (Tensor, np.ndarray)):
         raise BadInput(
-            f"{name} gives a {type(images).__name__} as image: a tensor or an array is needed, normalised as "
-            "the model wants it; a dataset's transform makes it (torchvision: ToTensor, then Normalize)"
+            f"{name} gives a {type(images).__name__} as image: a normalised tensor or array is needed "
+            "(torchvision: ToTensor, then Normalize)"
         )
     found = dense(images, f"images of {name}")
     return found, whole_numbers(labels, f"labels of {name}") if labelled and labels is not None else None

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
@@ -31,7 +31,7 @@ class Images(ABC):
     """Labelled RGB images of one size, served in batches; subclasses are dataclasses.
 
     ``labels``: int64 [N], on the device of the batches. ``classes``: the names of labels 0, 1, … if they are
-    known.
+    known. ``side``: height and width in pixels. ``fingerprint``: a digest of the pixels, or of their files.
     """
 
     #: Whether serving an image costs more than a copy.
@@ -40,6 +40,8 @@ class Images(ABC):
     name: str
     labels: Tensor
     classes: tuple[str, ...]
+    side: int
+    fingerprint: str
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,16 +53,6 @@ class Images(ABC):
     def device(self) -> torch.device:
         """Return the device of the batches."""
         return self.labels.device
-
-    @property
-    @abstractmethod
-    def side(self) -> int:
-        """Return the height and width of the images in pixels."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return a digest of the pixels, or of the files with the images."""
 
     @abstractmethod
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
@@ -77,10 +69,6 @@ class Images(ABC):
         names = tuple(self.classes[c] for c in order) if self.classes else ()
         return self._with(labels=position.to(self.labels.device)[self.labels], classes=names)
 
-    def with_labels_of(self, other: "Images") -> Self:
-        """Return the same images with the labels and class names of other images in the same order."""
-        return self._with(labels=other.labels, classes=other.classes)
-
     def _with(self, **values: Any) -> Self:
         return cast(Self, replace(cast(Any, self), **values))
 
@@ -93,26 +81,19 @@ class ImageSet(Images):
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...] = ()
+    side: int = field(init=False)
 
     def __post_init__(self) -> None:
         shape = list(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3] or self.images.dtype != torch.uint8:
-            raise BadInput(
-                f"images of {self.name!r} are {self.images.dtype} {shape}: uint8 [N, 3, H, H] is needed"
-            )
+            raise BadInput(f"images of {self.name!r} are {self.images.dtype} {shape}, not uint8 [N, 3, H, H]")
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise BadInput(
-                f"labels of {self.name!r} are {self.labels.dtype} {list(self.labels.shape)}: "
-                f"int64 [{len(self.images)}] is needed, one for each image"
-            )
-
-    @property
-    def side(self) -> int:
-        """Return the height and width of the images in pixels."""
-        return self.images.shape[-1]
+            given = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise BadInput(f"labels of {self.name!r} are {given}, not int64 [{len(self.images)}]")
+        object.__setattr__(self, "side", shape[-1])
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]  # a value, computed when it is first read
         """Return the SHA-256 of the pixels."""
         digest = hashlib.sha256(str(list(self.images.shape)).encode())
         digest.update(self.images.cpu().contiguous().flatten().numpy().data)

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opencil.errors import BadInput
+from opencil.errors import not_allowed
 
 
 def quota(size: int, seen: int) -> int:
     """Return the number of exemplars per class when ``seen`` classes share ``size`` images."""
     if size < seen:
-        raise BadInput(
-            f"memory = {size} is not allowed: at least 1 image for each of {seen} classes is needed"
-        )
+        raise not_allowed("memory", size, f"at least 1 image for each of {seen} classes is needed")
     return size // seen
 
 
@@ -59,10 +57,8 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store: all indices, and the number of exemplars of each class."""
-        return {
-            "indices": self.indices,
-            "counts": torch.tensor([len(c) for c in self.per_class], dtype=torch.int64),
-        }
+        counts = torch.tensor([len(c) for c in self.per_class], dtype=torch.int64)
+        return {"indices": self.indices, "counts": counts}
 
     @classmethod
     def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":

@@ -1,14 +1,13 @@
 """Prepared images: a split decoded once into one file, and mapped into memory by every later start.
 
-The file is in the Safetensors format: ``images`` uint8 [N, 3, side, side], ``labels``, a CRC-32 of each image
-(``checksums``), and which images are ``corrupt``. Its metadata are the class names and a key of the original
-files. ``sha256`` covers everything but the images.
+The file is in the Safetensors format: ``checksums`` int64 [N], the CRC-32 of each image or −1 for a corrupt
+one, and ``images`` uint8 [N, 3, side, side]. Labels and classes are those of the original files, whose key is
+in the header. All files of one key have the same header.
 """
 
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 import zlib
@@ -16,18 +15,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from opencil.data.images import Progress
-from opencil.data.readers.source import ImageSource, Pixels, SplitOnDisk
+from opencil.data.readers.source import ImageSource, Labels, Pixels, SplitOnDisk
 from opencil.data.streamed import decode_batches
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import DiskError, size_in_words, write
 
-_BATCH = 256
-_TYPES = {"I64": "<i8", "U8": "u1", "U32": "<u4"}  # of Safetensors, and of numpy
+_BATCH, _CORRUPT = 256, -1
 _log = logging.getLogger("opencil.data")
 
 
@@ -43,27 +40,18 @@ def cache_folder(root: Path | None, chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencil"
 
 
-def compute_checksums(images: Pixels) -> list[int]:
-    """Return the CRC-32 of each image."""
-    return [zlib.crc32(image.data) for image in images]
-
-
 @dataclass(frozen=True)
 class PreparedSource(ImageSource):
     """Images of a prepared file; each is compared with its checksum when it is read.
 
-    ``images`` are all images of the file, and ``rows`` are those that are not corrupt.
+    ``images`` and ``checksums`` are those of all images, and ``rows`` are the images that are not corrupt.
     """
 
     place: Path
     images: Pixels
-    checksums: np.ndarray[Any, np.dtype[np.uint32]]
-    rows: np.ndarray[Any, np.dtype[np.int64]]
-
-    @property
-    def left_out(self) -> list[int]:
-        """Return the indices of the corrupt images in the original split."""
-        return sorted({*range(len(self.images))}.difference(self.rows.tolist()))
+    checksums: Labels
+    rows: Labels
+    left_out: dict[int, str]  #: the names of the corrupt images by their index
 
     def name(self, index: int) -> str:
         """Return the file and the image's number in it."""
@@ -71,17 +59,10 @@ class PreparedSource(ImageSource):
 
     def pixels(self, index: int, side: int) -> Pixels:
         """Return an image without decoding anything."""
-        row = int(self.rows[index])
-        image: Pixels = self.images[row]
-        if zlib.crc32(image.data) != self.checksums[row]:
-            raise OpenCILError(
-                f"prepared image {self.name(index)} is damaged: 'opencil data prepare' makes the file again"
-            )
+        image: Pixels = self.images[self.rows[index]]
+        if zlib.crc32(image.data) != self.checksums[self.rows[index]]:
+            raise OpenCILError(f"{self.name(index)} is damaged: 'opencil data prepare' makes the file again")
         return image
-
-    def array(self) -> Pixels:
-        """Return all images but the corrupt ones, uint8 [N, 3, side, side]."""
-        return self.images[self.rows] if self.left_out else self.images
 
 
 @dataclass(frozen=True)
@@ -110,20 +91,29 @@ class PreparedFile:
     def load(self, *, verify: bool = False, writable: bool = False) -> PreparedSource | None:
         """Map the file; return None, and log why, where it is absent, damaged or made from other files.
 
-        ``verify`` compares all images with their checksums at once. ``writable`` copies
-        pages when they are written to, as torch requires of an array.
+        ``verify`` compares all images with their checksums at once. ``writable`` copies pages when they are
+        written to, as torch requires of an array.
         """
         if not self.path.is_file():
             return None
+        header, original = self._header(), self.on_disk.source
+        start = len(header) + 8 * len(original)
         try:
             # Not writable unless necessary: the system refuses to map more than it has memory for.
-            source = self._parse(np.memmap(self.path, np.uint8, "c" if writable else "r"))
-            if verify and compute_checksums(np.asarray(source.images)) != source.checksums.tolist():
+            content = np.memmap(self.path, np.uint8, "c" if writable else "r")
+            if content[: len(header)].tobytes() != header:
+                raise ValueError("it was made from other files")
+            checksums = np.array(content[len(header) : start].view("<i8"), np.int64)
+            images = content[start:].reshape(len(original), 3, self.side, self.side)
+            rows, plain = np.flatnonzero(checksums != _CORRUPT), np.asarray(images)
+            if verify and any(zlib.crc32(plain[row].data) != checksums[row] for row in rows):
                 raise ValueError("an image differs from its checksum")
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError) as error:
             _log.warning("%s is prepared again: %s", self.path, error)
             return None
-        return source
+        labels, corrupt = original.labels[rows], np.flatnonzero(checksums == _CORRUPT).tolist()
+        left_out = {index: original.name(index) for index in corrupt}
+        return PreparedSource(labels, original.classes, self.path, images, checksums, rows, left_out)
 
     def make(
         self, workers: int, skip_corrupt: bool = False, progress: Progress = lambda *_: None
@@ -134,7 +124,7 @@ class PreparedFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if needed > (free := shutil.disk_usage(self.path.parent).free):
                 raise OSError(
-                    f"{self.path} takes {size_in_words(needed)}, and {size_in_words(free)} are free"
+                    f"{self.path}: {size_in_words(needed)} are needed, {size_in_words(free)} are free"
                 )
             write(self.path, lambda partial: self._write(partial, workers, skip_corrupt, progress))
         except OSError as error:
@@ -144,62 +134,35 @@ class PreparedFile:
         return source
 
     def _write(self, path: Path, workers: int, skip_corrupt: bool, progress: Progress) -> None:
-        source, done = self.on_disk.source, 0
-        count = len(source)
-        checksums, corrupt = np.zeros(count, "<u4"), np.zeros(count, np.uint8)
-        head = self._header(count) + source.labels.astype("<i8").tobytes()
-        decoding = decode_batches(source, range(count), self.side, _BATCH, workers)
+        source, header, checksums = self.on_disk.source, self._header(), list[int]()
+        decoding = decode_batches(source, range(len(source)), self.side, _BATCH, workers)
         with path.open("wb") as file, closing(decoding) as batches:
-            file.write(head)
-            for pixels, errors in batches:
+            file.seek(len(header) + 8 * len(source))
+            for pixels, corrupt in batches:
+                if corrupt and not skip_corrupt:
+                    raise next(iter(corrupt.values()))
                 array = pixels.numpy()
-                for position, error in errors.items():
-                    if not skip_corrupt:
-                        raise error
-                    corrupt[done + position], array[position] = 1, 0
-                checksums[done : done + len(array)] = compute_checksums(array)
+                array[list(corrupt)] = 0
+                checksums += [
+                    _CORRUPT if i in corrupt else zlib.crc32(image.data) for i, image in enumerate(array)
+                ]
                 file.write(array.data)
-                done += len(array)
-                progress(done, count)
-            if corrupt.all():
+                progress(len(checksums), len(source))
+            if max(checksums) == _CORRUPT:
                 raise BadInput(f"{self.on_disk.place} has no image that can be decoded")
-            tail = checksums.tobytes() + corrupt.tobytes()
-            file.write(tail + hashlib.sha256(head + tail).digest())
+            file.seek(0)
+            file.write(header + np.array(checksums, "<i8").tobytes())
 
-    def _header(self, count: int) -> bytes:
-        metadata = {"key": self.key, "classes": json.dumps(self.on_disk.source.classes)}
-        header: dict[str, Any] = {"__metadata__": metadata}
-        end = 0
-        for name, kind, shape in (
-            ("labels", "I64", [count]),
-            ("images", "U8", [count, 3, self.side, self.side]),
-            ("checksums", "U32", [count]),
-            ("corrupt", "U8", [count]),
-            ("sha256", "U8", [32]),
-        ):
-            start, end = end, end + math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    def _header(self) -> bytes:
+        """Return the file's first bytes, which the original files and the side determine."""
+        count = len(self.on_disk.source)
+        shape, middle = [count, 3, self.side, self.side], 8 * count
+        ends = [middle, middle + count * 3 * self.side**2]
+        header = {
+            "__metadata__": {"key": self.key},
+            "checksums": {"dtype": "I64", "shape": [count], "data_offsets": [0, middle]},
+            "images": {"dtype": "U8", "shape": shape, "data_offsets": ends},
+        }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
-
-    def _parse(self, content: Pixels) -> PreparedSource:
-        """Return the images in the bytes of a file; raise an error if they are others or damaged."""
-        start = 8 + int.from_bytes(content[:8].tobytes(), "little")
-        header = json.loads(content[8:start].tobytes())
-        metadata = header["__metadata__"]
-        del header["__metadata__"]
-        if metadata["key"] != self.key:
-            raise ValueError("it was made from other files")
-        found: dict[str, np.ndarray[Any, Any]] = {}
-        for name, value in header.items():
-            begin, end = (start + offset for offset in value["data_offsets"])
-            found[name] = content[begin:end].view(_TYPES[value["dtype"]]).reshape(value["shape"])
-        labels, images, checksums, corrupt, sha256 = found.values()
-        rest = (content[:start], labels, checksums, corrupt)
-        digest = hashlib.sha256(b"".join(part.tobytes() for part in rest)).digest()
-        if digest != sha256.tobytes() or images.shape[1:] != (3, self.side, self.side):
-            raise ValueError("its labels or its header are damaged")
-        rows, classes = np.flatnonzero(corrupt == 0), tuple(json.loads(metadata["classes"]))
-        own = np.array(labels[rows], np.int64)
-        return PreparedSource(own, classes, self.path, images, np.array(checksums), rows)

@@ -11,7 +11,6 @@ import torch
 
 from opencil.data.corruptions import CORRUPTIONS, STANDARD, corrupt_images
 from opencil.data.images import Images, ImageSet
-from opencil.data.precision import to_float64_device
 from opencil.errors import BadInput, one_line, unknown
 from opencil.validation import Bound, Values, Whole
 
@@ -45,29 +44,24 @@ class ShiftedSet(Values):
     def make(self, name: str, test: Images, root: Path | None) -> ImageSet:
         """Return the shifted ID test images, in their order and with their labels."""
         count, side = len(test), test.side
-        changed = torch.empty(count, 3, side, side, dtype=torch.uint8, device=test.device)
+        changed = np.empty((count, 3, side, side), np.uint8)
         pairs = list(product(self.corruptions, self.severities))
         of_image = np.random.default_rng(self.seed).permutation(np.arange(count) % len(pairs))
         folder = None if self.files is None else (root or Path()) / self.files
         if folder is not None:
             labels = _read_array(folder, "labels", _SEVERITIES * count)
             if not np.array_equal(labels, np.tile(test.labels.cpu().numpy(), _SEVERITIES)):
-                raise BadInput(
-                    f"{folder / 'labels.npy'} does not have the labels of {test.name!r}'s test images: its "
-                    "files are of another dataset, or in another order"
-                )
+                raise BadInput(f"{folder / 'labels.npy'} has other labels than {test.name!r}'s test images")
         for i, (corruption, severity) in enumerate(pairs[:count]):
             rows = np.flatnonzero(of_image == i)
             if folder is not None:
                 pixels = _read_array(folder, corruption, _SEVERITIES * count, side, side, 3)
-                part = np.array(pixels[(severity - 1) * count + rows])
-                images = torch.from_numpy(part).permute(0, 3, 1, 2)
+                changed[rows] = pixels[(severity - 1) * count + rows].transpose(0, 3, 1, 2)
             else:
                 (batch,) = test.batches(torch.from_numpy(rows), len(rows))
                 generators = [np.random.default_rng([self.seed, int(i)]) for i in rows]
-                images = corrupt_images(to_float64_device(batch), corruption, severity, generators)
-            changed[torch.from_numpy(rows).to(test.device)] = images.to(test.device)
-        return ImageSet(name, changed, test.labels, test.classes)
+                changed[rows] = corrupt_images(batch.cpu().numpy(), corruption, severity, generators)
+        return ImageSet(name, torch.from_numpy(changed).to(test.device), test.labels, test.classes)
 
 
 def _read_array(folder: Path, name: str, *shape: int) -> np.ndarray[Any, Any]:
@@ -79,7 +73,6 @@ def _read_array(folder: Path, name: str, *shape: int) -> np.ndarray[Any, Any]:
         raise BadInput(f"shifted images cannot be read from {path}: {one_line(error)}") from None
     if array.shape != shape or array.dtype.kind not in "iu" or (len(shape) > 1 and array.dtype != np.uint8):
         raise BadInput(
-            f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed, the test "
-            "images at severities 1 to 5"
+            f"{path} has {array.dtype} {list(array.shape)}: whole numbers {list(shape)} are needed"
         )
     return array

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from opencil.data.images import Images
-from opencil.errors import BadInput, shown
+from opencil.errors import BadInput, not_allowed
 
 
 def class_order(classes: int, seed: int = 1993) -> list[int]:
-    """Return the order in which classes are learned; a class's new label is its position in the order.
-
-    NumPy's legacy generator draws it, as in other libraries: orders are comparable.
-    """
+    """Draw the order in which classes are learned by NumPy's legacy generator, as other libraries do."""
     return [int(c) for c in np.random.RandomState(seed).permutation(classes)]
 
 
@@ -41,12 +38,8 @@ class StepSizes:
     @classmethod
     def parse(cls, value: int | str) -> "StepSizes":
         """Return the sizes of a number or a text."""
-        match = _SIZES.fullmatch(str(value))
-        if not match:
-            raise BadInput(
-                f"classes_per_step = {shown(value)} is not allowed: a number of classes is (10), or a first "
-                "step before it (50+10), or the sizes of all steps (20-20-10)"
-            )
+        if not (match := _SIZES.fullmatch(str(value))):
+            raise not_allowed("classes_per_step", value, "sizes such as 10, 50+10 and 20-20-10 are")
         first = tuple(int(size) for size in (match["all"] or match["first"] or "").split("-") if size)
         then = int(match["then"]) if match["then"] else None
         while first and first[-1] == then:  # 10+10 is 10
@@ -70,10 +63,7 @@ class StepSizes:
         """Return the number of classes of each step; the last of equal steps takes the rest."""
         left = classes - sum(self.first)
         if left < 0 or (left and self.then is None):
-            raise BadInput(
-                f"classes_per_step = {shown(self.label)} is not allowed: the sizes sum to {sum(self.first)}, "
-                f"and there are {classes} classes"
-            )
+            raise not_allowed("classes_per_step", self.label, f"there are {classes} classes")
         then = self.then or 1
         return (*self.first, *(min(then, left - start) for start in range(0, left, then)))
 
@@ -150,29 +140,19 @@ class Stream:
 
     @classmethod
     def create(
-        cls,
-        train: Images,
-        test: Images,
-        per_step: int | str,
-        order_seed: int = 1993,
-        order: Sequence[int] | None = None,
+        cls, train: Images, test: Images, per_step: int | str, order: int | Sequence[int] = 1993
     ) -> "Stream":
-        """Order the classes of a dataset and divide them into steps."""
+        """Order the classes of a dataset, as listed or as drawn by a seed, and divide them into steps."""
         classes = count_classes(train)
         if count_classes(test) != classes:
             raise BadInput(
-                f"{train.name!r} has {classes} classes in training and {count_classes(test)} in test images"
+                f"{train.name!r} has {classes} classes in training images, and others in test images"
             )
-        order = class_order(classes, order_seed) if order is None else list(order)
+        order = class_order(classes, order) if isinstance(order, int) else list(order)
         if sorted(order) != list(range(classes)):
             raise BadInput(f"class_order is not allowed: each of 0 to {classes - 1} is needed in it, once")
         sizes = StepSizes.parse(per_step).of(classes)
         return cls(train.relabel(order), test.relabel(order), sizes)
-
-    @property
-    def classes(self) -> int:
-        """Return the number of classes of all steps."""
-        return sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -184,12 +164,8 @@ class Stream:
         sizes = self.sizes[: range(len(self))[index] + 1]
         seen, old = sum(sizes), sum(sizes[:-1])
         train, test = self.train.labels, self.test.labels
-        return Step(
-            sizes=sizes,
-            steps=len(self),
-            train=((train >= old) & (train < seen)).nonzero().flatten().cpu(),
-            test=(test < seen).nonzero().flatten().cpu(),
-        )
+        new = ((train >= old) & (train < seen)).nonzero().flatten()
+        return Step(sizes, len(self), new.cpu(), (test < seen).nonzero().flatten().cpu())
 
 
 def count_classes(images: Images) -> int:
@@ -198,8 +174,6 @@ def count_classes(images: Images) -> int:
         raise BadInput(f"{images.name!r} has no images")
     present = torch.unique(images.labels).cpu()
     if not torch.equal(present, torch.arange(len(present))):
-        raise BadInput(
-            f"labels of {images.name!r} are not 0 … C−1 without a gap: the lowest is {int(present[0])}, "
-            f"the highest {int(present[-1])}, and {len(present)} differ"
-        )
+        low, high, many = int(present[0]), int(present[-1]), len(present)
+        raise BadInput(f"labels of {images.name!r} have gaps: they are {many} values from {low} to {high}")
     return len(present)

@@ -79,28 +79,15 @@ class StreamedImages(Images):
     name: str
     source: ImageSource
     labels: Tensor
-    size: int
+    side: int
     workers: int
-    key: str
+    fingerprint: str
     classes: tuple[str, ...] = ()
 
-    @property
-    def side(self) -> int:
-        """Return the height and width of the images in pixels."""
-        return self.size
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the digest of the files' names, sizes and times."""
-        return self.key
-
     def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
-        """Yield the images at ``indices``, in that order, as uint8 batches [≤ size, 3, H, W] on the device.
-
-        A corrupt image raises an error with its name. Closing the iterator early ends the threads.
-        """
+        """Yield the images at ``indices``, in that order, or raise the error of a corrupt one."""
         pinned = self.device.type == "cuda"  # only pinned memory is copied to a GPU beside the computation
-        decoding = decode_batches(self.source, indices.tolist(), self.size, size, self.workers, pinned)
+        decoding = decode_batches(self.source, indices.tolist(), self.side, size, self.workers, pinned)
         with closing(decoding) as batches:
             for pixels, corrupt in batches:
                 for error in corrupt.values():

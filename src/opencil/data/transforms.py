@@ -1,5 +1,6 @@
 """Transform batches of bytes into inputs of a network, on the device of the images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -8,42 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil.data.images import Images, move_to
-from opencil.errors import BadInput
+from opencil.data.images import Images
+from opencil.errors import BadInput, not_allowed
 from opencil.validation import Count, Fraction, Positive, Values, Whole
 
-
-@dataclass(frozen=True)
-class Draw:
-    """Random choices for N images: crop offsets int64, flips bool, and brightness factors float32, if any."""
-
-    top: Tensor
-    left: Tensor
-    flip: Tensor
-    brightness: Tensor | None = None
-
-    def __getitem__(self, rows: slice) -> "Draw":
-        return Draw(*(tensor[rows] for tensor in self.tensors))
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the choices in the order of the constructor."""
-        plain = (self.top, self.left, self.flip)
-        return plain if self.brightness is None else (*plain, self.brightness)
-
-    def to(self, device: torch.device) -> "Draw":
-        """Copy the choices to a device without waiting for it."""
-        return Draw(*(move_to(tensor, device) for tensor in self.tensors))
+#: Random choices for N images: top and left of crops, int64; flips, bool; with ``brightness`` its factors.
+Draw = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Transform(Values):
     """Random crop and horizontal flip for training, centre crop for evaluation; then normalisation.
 
-    A seeded generator on the CPU draws an epoch's choices at once. So every device gets the same images, and
-    a captured step contains no random numbers. ``fit`` replaces a mean or std of ``compute``. ``resize``
-    resizes images before anything else. ``brightness`` b multiplies pixels of training images by a factor
-    uniform in [1 − b, 1 + b].
+    A seeded generator on the CPU draws an epoch's choices at once, the same for any device. ``fit`` replaces
+    a mean or std of ``compute``. ``resize`` resizes images before anything else. ``brightness`` b multiplies
+    pixels of training images by a factor uniform in [1 − b, 1 + b].
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -75,24 +55,24 @@ class Transform(Values):
         top, left = torch.randint(0, span + 1, (2, count), generator=generator)
         flip = torch.rand(count, generator=generator) < (0.5 if self.flip else 0.0)
         if not self.brightness:
-            return Draw(top, left, flip)
-        return Draw(top, left, flip, 1 + self.brightness * (2 * torch.rand(count, generator=generator) - 1))
+            return top, left, flip
+        return (top, left, flip, 1 + self.brightness * (2 * torch.rand(count, generator=generator) - 1))
 
     def train(self, images: Tensor, draw: Draw) -> Tensor:
         """Pad uint8 [B, 3, H, W] with zeros, crop, flip, brighten, normalise: float32 [B, 3, crop, crop]."""
-        device = images.device
+        device, (top, left, flip, *brightness) = images.device, draw
         padded = F.pad(self._resize(images), (self.padding,) * 4)
         pixels = torch.arange(self.crop, device=device)
-        rows = draw.top[:, None] + pixels  # [B, crop]
-        columns = draw.left[:, None] + torch.where(draw.flip[:, None], pixels.flip(0), pixels)
+        rows = top[:, None] + pixels  # [B, crop]
+        columns = left[:, None] + torch.where(flip[:, None], pixels.flip(0), pixels)
         cropped = padded[
             torch.arange(len(images), device=device)[:, None, None, None],
             torch.arange(images.shape[1], device=device)[:, None, None],
             rows[:, None, :, None],
             columns[:, None, None, :],
         ]
-        if draw.brightness is not None:
-            cropped = (cropped * draw.brightness[:, None, None, None]).clamp(0, 255)
+        for factor in brightness:
+            cropped = (cropped * factor[:, None, None, None]).clamp(0, 255)
         return self.normalise(cropped)
 
     def test(self, images: Tensor) -> Tensor:
@@ -114,7 +94,7 @@ class Transform(Values):
 
     def _check(self, side: int) -> None:
         if self.crop > side:
-            raise BadInput(f"crop = {self.crop} is not allowed: images of {side} pixels allow at most {side}")
+            raise not_allowed("crop", self.crop, f"images of {side} pixels allow at most {side}")
 
     def _resize(self, images: Tensor) -> Tensor:
         """Resize bytes bilinearly with anti-aliasing, as image files are resized."""
@@ -130,10 +110,7 @@ class Transform(Values):
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return mean and standard deviation of each channel, in [0, 1], to four digits.
-
-    They are over all pixels of at most 20,000 images at even distances.
-    """
+    """Return mean and std of each channel, in [0, 1], of at most 20,000 images at even distances."""
     chosen = torch.linspace(0, len(images) - 1, min(len(images), 20_000)).round().long()
     total, squares, count = torch.zeros(3).double(), torch.zeros(3).double(), 0
     for pixels in images.batches(chosen, max(1, 2**22 // images.side**2)):  # about 100 MB of doubles

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opencil.data.images import Images, move_to
-from opencil.data.transforms import Draw, Transform
+from opencil.data.transforms import Transform
 from opencil.engine.ranks import Share
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, nearest
@@ -78,7 +78,8 @@ class ImageFeed(Feed):
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:
         numbers = generator(*self._seed, purpose, number)
-        return self._transform.draw(length, self._images.side, numbers).to(self.device).tensors
+        drawn = self._transform.draw(length, self._images.side, numbers)
+        return tuple(move_to(tensor, self.device) for tensor in drawn)
 
 
 class TensorFeed(Feed):
@@ -122,9 +123,9 @@ def augmented_loss(
     def of_batch(pixels: Tensor, labels: Tensor, *served: Tensor) -> Tensor:
         more: dict[str, Tensor] = {}
         with torch.autocast(pixels.device.type, enabled=False):
-            images = to_fast_layout(transform.train(pixels, Draw(*served[:drawn])))
+            images = to_fast_layout(transform.train(pixels, served[:drawn]))
             if "second_view" in extras:
-                second = Draw(*served[drawn : 2 * drawn])
+                second = served[drawn : 2 * drawn]
                 more["second_view"] = to_fast_layout(transform.train(pixels, second))
         if "index" in extras:
             more["index"] = served[-1]

@@ -58,7 +58,7 @@ class Inputs:
         if indices.ndim != 1 or indices.dtype != torch.int64:
             raise BadInput(f"indices are {describe(indices)}: int64 [N] is needed")
         # An iterable has no count before it is read.
-        if len(indices) and (isinstance(images, Images) or images.by_index):
+        if len(indices) and (isinstance(images, Images) or images.count is not None):
             low, high = (int(end) for end in indices.aminmax())
             if not 0 <= low <= high < len(images):
                 raise BadInput(f"indices go from {low} to {high}: there are images 0 to {len(images) - 1}")

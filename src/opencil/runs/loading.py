@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencil.config import Config, PlaceConfig, resolve
-from opencil.data.benchmark import BenchmarkData, find_dataset, load_data
+from opencil.data.benchmark import OOD, BenchmarkData, find_dataset
 from opencil.data.check import BenchmarkSplit, describe
 from opencil.data.images import Access, Split
 from opencil.data.roles import SHIFTED, Role
@@ -49,19 +49,23 @@ def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
 
 def load(config: Config) -> BenchmarkData:
     """Load the data of a config's benchmark, on the config's device."""
-    benchmark, place = config.benchmark, config.place
-    data = load_data(
-        benchmark.id,
-        benchmark.ood,
-        shifted=benchmark.shifted,
-        image_size=benchmark.image_size,
-        transform=benchmark.transform,
-        device=resolve_device(place.devices[0]),
-        access=access(place),
-        own=benchmark.datasets,
+    benchmark, read, device = config.benchmark, access(config.place), resolve_device(config.place.devices[0])
+    train, test, *others = (
+        entry.dataset.serve(entry.name, entry.split, benchmark.image_size, read).to(device)
+        for entry in splits(config)
     )
-    benchmark.check_classes(count_classes(data.train))
-    return data
+    if train.classes and test.classes and train.classes != test.classes:
+        which = ", ".join(sorted({*train.classes} ^ {*test.classes})[:5]) or "they are in another order"
+        raise BadInput(f"the classes of {train.name!r} in training and test images differ: {which}")
+    benchmark.check_classes(count_classes(train))
+    ood = zip(benchmark.ood.items(), others, strict=True)
+    return BenchmarkData(
+        train,
+        test,
+        {name: OOD(images, role) for (name, role), images in ood},
+        benchmark.transform.fit(train),
+        {name: kind.make(name, test, read.root) for name, kind in benchmark.shifted.items()},
+    )
 
 
 def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:

@@ -76,10 +76,11 @@ class Run:
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
         self.spec, self.folder, self.data = spec, folder, data
         order = spec.values.get("class_order") if spec.foreign else None
-        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order, order)
+        self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order if order is None else order)
         #: The shifted test images with the stream's labels: a step's are at the indices of its test images.
         self.shifted = {
-            name: images.with_labels_of(self.stream.test) for name, images in data.shifted.items()
+            name: replace(images, labels=self.stream.test.labels, classes=self.stream.test.classes)
+            for name, images in data.shifted.items()
         }
         self.learner = spec.learner()
         self.setting = Setting(

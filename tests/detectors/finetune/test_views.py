@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from opencil.data.digits import Noise
 from opencil.data.images import ImageSet
-from opencil.data.transforms import Draw, Transform
+from opencil.data.transforms import Transform
 from opencil.detectors.finetune import views as views_module
 from opencil.detectors.finetune.logitnorm import LogitNorm
 from opencil.detectors.finetune.more import TaskHead
@@ -159,7 +159,7 @@ def test_views_are_augmented_as_the_transform_allows(images: ImageSet) -> None:
     for top in range(3):
         for left in range(3):
             for flip in (False, True):
-                draw = Draw(*(torch.full((12,), value) for value in (top, left, flip)))
+                draw = [torch.full((12,), value) for value in (top, left, flip)]
                 for i, view in enumerate(TRANSFORM.train(images.images, draw)):
                     known[view.numpy().tobytes()] = (i, top, left, flip)
     source = ViewSource(Inputs(Reader(), images, TRANSFORM), images.labels, images.labels < 2)

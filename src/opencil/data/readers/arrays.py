@@ -16,18 +16,15 @@ from opencil.errors import BadInput, one_line
 def idx(stem: str, *folders: str) -> Layout:
     """Return the layout of MNIST: a file of images and a file of labels, each in any of its spellings."""
 
-    def spellings(content: str) -> list[str]:
-        return [f"{stem}-{content}-ubyte{ending}" for ending in (".gz", "")]
+    def spellings(content: str, rank: int) -> list[str]:
+        return [f"{stem}-{content}{dot}idx{rank}-ubyte{end}" for dot in "-." for end in (".gz", "")]
 
     def parts(place: Path) -> tuple[Path, ...]:
-        labels = map(place.with_name, [*spellings("labels-idx1"), *spellings("labels.idx1")])
-        return (place, *islice(filter(Path.is_file, labels), 1))
-
-    names = [*spellings("images-idx3"), *spellings("images.idx3")]
+        return (place, *islice(filter(Path.is_file, map(place.with_name, spellings("labels", 1))), 1))
 
     return Layout(
         "idx",
-        tuple(f"{folder}/{name}" for folder in folders for name in names),
+        tuple(f"{folder}/{name}" for folder in folders for name in spellings("images", 3)),
         lambda place: _read_mnist(*parts(place)),
         lambda place: place.is_file() and len(parts(place)) == 2,
         parts,
@@ -50,10 +47,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
         raise BadInput(f"{path} cannot be read as an idx file: {error}") from None
     pixels = np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions))
     if magic != 0x800 + dimensions or not len(pixels) or len(pixels) != math.prod(shape):
-        raise BadInput(
-            f"{path} is damaged or no idx file of bytes in {dimensions} dimensions: its magic number is "
-            f"{magic}, and it has {len(pixels):,} bytes for dimensions {shape}"
-        )
+        raise BadInput(f"{path} is damaged, or no idx file of bytes in {dimensions} dimensions")
     return pixels.reshape(shape)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opencil.data.readers.source import LARGEST_FILE, SUFFIXES, FileSource, Layout, no_parts
+from opencil.data.readers.source import LARGEST_FILE, SUFFIXES, FileSource, Layout
 from opencil.errors import BadInput
 
 
@@ -55,16 +55,13 @@ def read_class_folders(folder: Path) -> FileSource:
     if not names:
         raise BadInput(f"{folder} has no folders of classes")
     if stray := sorted(filter(is_image, files)):
-        raise BadInput(
-            f"{folder} has images outside its {len(names)} folders of classes, such as {stray[0]!r}"
-        )
+        raise BadInput(f"{folder} has images outside its folders of classes, such as {stray[0]!r}")
     counts = Counter(name.strip().casefold() for name in names)
     if twice := [name for name in names if counts[name.strip().casefold()] > 1]:
         raise BadInput(f"{folder} has the class {twice[0]!r} twice: the other folder is {twice[1]!r}")
     images = [list(find_images(folder / name)) for name in names]
-    for name, paths in zip(names, images, strict=True):
-        if not paths:
-            raise BadInput(f"class {name!r} of {folder} is empty: it has no images")
+    if empty := [name for name, paths in zip(names, images, strict=True) if not paths]:
+        raise BadInput(f"class {empty[0]!r} of {folder} has no images")
     labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(paths) for paths in images])
     return FileSource(labels, tuple(names), [path for paths in images for path in paths])
 
@@ -83,7 +80,7 @@ def folders(*names: str) -> Layout:
     def fits(folder: Path) -> bool:
         return folder.is_dir() and bool(list_folder(folder)[0])
 
-    return Layout("class folders", names, read_class_folders, fits, no_parts, "/<class>/<image>")
+    return Layout("class folders", names, read_class_folders, fits, inside="/<class>/<image>")
 
 
 def flat(*names: str) -> Layout:
@@ -92,7 +89,7 @@ def flat(*names: str) -> Layout:
     def fits(folder: Path) -> bool:
         return folder.is_dir() and any(map(is_image, list_folder(folder)[1]))
 
-    return Layout("flat folder", names, read_flat_folder, fits, no_parts, "/<image>")
+    return Layout("flat folder", names, read_flat_folder, fits, inside="/<image>")
 
 
 class Line(NamedTuple):
@@ -144,10 +141,8 @@ def read_listed_images(path: Path, folders: tuple[Path, ...]) -> FileSource:
     present = {parent: list_folder(parent)[1] for parent in {p.parent for p in paths} if parent.is_dir()}
     absent = [line for line, p in zip(lines, paths, strict=True) if p.name not in present.get(p.parent, ())]
     if absent:
-        raise BadInput(
-            f"list {path}, line {absent[0].number} names {absent[0].path!r}, which is not in {folder}: "
-            f"{len(absent):,} of its {len(lines):,} images are missing"
-        )
+        first, missing = absent[0], f"{len(absent):,} of {len(lines):,} images are missing in {folder}"
+        raise BadInput(f"list {path}, line {first.number} names {first.path!r}: {missing}")
     unlabelled = [line for line in lines if line.label is None]
     if unlabelled and len(unlabelled) < len(lines):
         raise BadInput(f"list {path}, line {unlabelled[0].number}: it has no label, but other lines have")
@@ -186,7 +181,7 @@ def shipped_list(chosen: str, archive: str, *folders: str) -> tuple[Layout, Layo
     """Return the layouts of the images of a package's list: in a folder, or in a zip archive."""
     read = partial(_read_selection, chosen)
     return (
-        Layout("folder, shipped list", folders, read, Path.is_dir, no_parts),
+        Layout("folder, shipped list", folders, read, Path.is_dir),
         Layout("zip, shipped list", (archive,), read),
     )
 
@@ -210,7 +205,5 @@ def _read_selection(chosen: str, place: Path) -> FileSource:
         present = {PurePosixPath(member).name: root / member for member in members}
     names = read_shipped_list(chosen)
     if absent := [name for name in names if name not in present]:
-        raise BadInput(
-            f"{place} has no {absent[0]!r}: {len(absent):,} of the {len(names):,} images are missing"
-        )
+        raise BadInput(f"{place} has no {absent[0]!r}: {len(absent):,} of {len(names):,} images are missing")
     return FileSource(np.zeros(len(names), np.int64), (place.stem,), [present[name] for name in names])

@@ -81,16 +81,17 @@ def cifar(folder: str, archive: str, label: str, meta: str, *batches: str) -> tu
     ``label`` begins the keys of labels and of class names; ``meta`` is the file of class names.
     """
 
+    names = (*batches, meta)
+
     def parts(place: Path) -> tuple[Path, ...]:
-        return tuple(filter(Path.is_file, map(place.with_name, (*batches, meta))))
+        return tuple(filter(Path.is_file, map(place.with_name, names)))
 
     def read_folder(place: Path) -> ArraySource:
         pickles = {path.name: path.read_bytes() for path in parts(place)}
         return _read_cifar(place.parent, pickles, label, meta, batches)
 
     def read_archive(place: Path) -> ArraySource:
-        pickles = _read_members(place, folder, (*batches, meta))
-        return _read_cifar(place, pickles, label, meta, batches)
+        return _read_cifar(place, _read_members(place, folder, names), label, meta, batches)
 
     def fits(place: Path) -> bool:
         return {path.name for path in parts(place)}.issuperset(batches)
@@ -115,7 +116,7 @@ def _read_cifar(
             raise BadInput(f"pickle {name} has no 'data' of bytes [N, 3072]: it is not a CIFAR batch")
         if not isinstance(own, list) or not all(type(v) is int and 0 <= v < 1000 for v in own):
             raise BadInput(f"pickle {name} has no list of labels '{label}s'")
-        if len(own) != len(data):
+        if len(own) != len(data) or not own:
             raise BadInput(f"pickle {name} has {len(data)} images and {len(own)} labels")
         pixels.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += own
@@ -127,20 +128,17 @@ def _read_cifar(
 
 def _read_members(archive: Path, folder: str, names: tuple[str, ...]) -> dict[str, bytes]:
     """Return the contents of regular files in a tar archive, without unpacking it to disk."""
-    wanted = {PurePosixPath(folder, name): name for name in names}
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                name = wanted.get(PurePosixPath(member.name))
-                if name is None or name in found or not member.isfile():
+                path = PurePosixPath(member.name)
+                if path.parent != PurePosixPath(folder) or path.name not in names:
                     continue
                 if member.size > LARGEST_FILE:
-                    raise ValueError(f"its member {name!r} has more than {LARGEST_FILE:,} bytes")
-                if file := tar.extractfile(member):
-                    found[name] = file.read()
-                if len(found) == len(wanted):
-                    break
+                    raise ValueError(f"its member {path.name!r} has more than {LARGEST_FILE:,} bytes")
+                if member.isfile() and (file := tar.extractfile(member)):
+                    found[path.name] = file.read()
     except Exception as error:  # damaged headers fail in many ways
         raise BadInput(f"archive {archive} cannot be read: {one_line(error)}") from None
     return found

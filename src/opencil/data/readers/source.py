@@ -1,6 +1,6 @@
 """Images of a split as a reader delivers them, and the layouts in which splits are stored.
 
-Pillow is imported inside functions, so that listing the registered datasets stays fast.
+Pillow is imported inside functions: listing datasets stays fast.
 """
 
 import io
@@ -58,10 +58,7 @@ def read_image(read: Callable[[], bytes], name: str) -> "Image.Image":
 
 def _check_size(name: str, width: int, height: int) -> None:
     if width * height > LARGEST_IMAGE:
-        raise CorruptImage(
-            f"image {name} is refused: it has {width} x {height} pixels, more than {LARGEST_IMAGE:,}: make "
-            "it smaller first, or leave it out"
-        )
+        raise CorruptImage(f"image {name} has {width} x {height} pixels, more than {LARGEST_IMAGE:,}")
 
 
 def _as_rgb(image: "Image.Image") -> "Image.Image":
@@ -81,10 +78,7 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def crop_square(image: "Image.Image", side: int, name: str) -> Pixels:
-    """Resize an RGB image's shorter side to ``side`` and crop its centre: uint8 [3, side, side].
-
-    Bilinear with anti-aliasing, rounded like torchvision's Resize and CenterCrop.
-    """
+    """Resize an RGB image bilinearly and crop its centre as torchvision rounds: uint8 [3, side, side]."""
     from PIL import Image
 
     width, height = image.size
@@ -156,11 +150,6 @@ class FileSource(ImageSource):
         return crop_square(read_image(self.paths[index].read_bytes, name), side, name)
 
 
-def no_parts(_: Path) -> tuple[Path, ...]:
-    """Return no files: each image is a file of its own."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Layout:
     """A way to store a split, and the places where it may be, relative to a folder.
@@ -173,7 +162,7 @@ class Layout:
     places: tuple[str, ...]
     read: Callable[[Path], ImageSource]
     fits: Callable[[Path], bool] = Path.is_file
-    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,)
+    parts: Callable[[Path], tuple[Path, ...]] = lambda place: (place,) if place.is_file() else ()
     inside: str = ""
 
     def find(self, base: Path) -> "SplitOnDisk | None":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.images import Images, move_to
-from opencil.data.transforms import Draw, Transform
+from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL, Arithmetic
 from opencil.engine.device import SideStream
 from opencil.engine.feed import epoch_order, to_fast_layout
@@ -166,29 +166,32 @@ class ViewSource:
         place, found = slice(first * batch, last * batch), []
         images, transform = self.inputs.images, self.inputs.transform
         with self._side.active():
-            for order, draw, reader in self._epochs(epoch, batch):
+            for order, augmented in self._epochs(epoch, batch):
                 positions = move_to(order[place], self.device)
-                if draw is not None and reader is not None and transform is not None:
-                    views = transform.train(reader.read(first // self._together(batch)), draw[place])
+                if augmented is not None and transform is not None:
+                    draw, reader = augmented
+                    pixels = reader.read(first // self._together(batch))
+                    views = transform.train(pixels, [choice[place] for choice in draw])
                 else:
                     rows = self._indices.to(self.device)[positions]
                     views = torch.cat([part for part, _ in images.batches(rows, batch)])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found
 
-    def _draw_epoch(self, number: int, batch: int) -> list[tuple[Tensor, Draw | None, _ChunkReader | None]]:
+    def _draw_epoch(
+        self, number: int, batch: int
+    ) -> list[tuple[Tensor, tuple[list[Tensor], _ChunkReader] | None]]:
         """Draw each pool's order and augmentations of an epoch on the CPU; the order stays there."""
         length, found = self.iterations(batch) * batch, []
         images, transform = self.inputs.images, self.inputs.transform
         for name, positions in self.pools.items():
-            seed, draw, reader = (*self.seed, name), None, None
+            seed, augmented = (*self.seed, name), None
             order = positions[epoch_order(len(positions), length, number, seed)]
             if isinstance(images, Images) and transform is not None:
-                draw = transform.draw(length, images.side, generator(*seed, "augment", number)).to(
-                    self.device
-                )
+                drawn = transform.draw(length, images.side, generator(*seed, "augment", number))
                 reader = _ChunkReader(images, self._indices[order], self._together(batch) * batch)
-            found.append((order, draw, reader))
+                augmented = [move_to(tensor, self.device) for tensor in drawn], reader
+            found.append((order, augmented))
         return found
 
 
