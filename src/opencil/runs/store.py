@@ -48,7 +48,7 @@ from opencil.files import (
     write_checked,
     write_json,
 )
-from opencil.plugins import Notes, describe_missing, merge_notes, missing_names
+from opencil.plugins import merge_notes
 from opencil.runs.spec import RunSpec, training_values
 from opencil.study.records import Identity, is_identity
 from opencil.study.rows import read_tables, write_rows
@@ -431,18 +431,6 @@ def folders_below(
         seen.add(real)
         yield Path(place), {*folders, *files}
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
-
-
-def plugins_noted(root: Path, problem: str) -> str:
-    """Return which plugin registered the unknown name in ``problem``, as stored runs noted; or ''."""
-    notes: Notes = {}
-    for path in root.rglob("config.yml") if root.is_dir() else ():
-        with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
-            if "\nplugins:" in path.read_text(encoding="utf-8"):
-                notes = merge_notes(RunFolder(path.parent).stored().get("plugins"), notes)
-    missing = missing_names(notes).items()
-    lacking = {plugin: [n for n in names if f"{n} is unknown" in problem] for plugin, names in missing}
-    return describe_missing({plugin: names for plugin, names in lacking.items() if names})
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:
