@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from opencil.cli.check import checks_of
 from opencil.testing import BACKBONE_CHECKS, DETECTOR_CHECKS, LEARNER_CHECKS, METRIC_CHECKS
-from opencil.testing.verdicts import checks_of
 from tests.cli.common import call
 
 PLUGINS = Path(__file__).parents[1] / "plugins"

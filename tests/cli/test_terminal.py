@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import opencil
 from opencil.cli import app
 from opencil.cli.progress import progress
-from opencil.cli.run import duration, opening
+from opencil.cli.run import opening
 from opencil.config import Config, PlaceConfig, SeedConfig
 from opencil.engine.arithmetic import Arithmetic
 from opencil.runs.events import Evaluated, Failed
@@ -49,13 +49,6 @@ def test_the_opening_line_counts_what_is_done(tiny: Callable[..., Config], finis
         f"2 runs, 1 done: icarl on digits (k = 2; seeds 0, 1); energy, msp, relation; on cpu; "
         f"stored in {finished}; about "
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "1 s"), (75, "75 s"), (100, "2 min"), (3000, "50 min"), (9000, "2.5 h")]
-)
-def test_durations_are_as_people_say_them(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_a_dry_run_says_what_would_run_and_writes_nothing(finished: Path, tmp_path: Path) -> None:
@@ -125,13 +118,11 @@ def test_nothing_but_failures_stays_on_the_screen(
 ) -> None:
     (spec,) = plan(tiny(tmp_path))
 
-    def write(event: Any) -> None:
-        terminal.file.write(f"{event.error}\n")  # as another console would, past the bars
-
     try:
-        with progress(terminal, 1, troubled=write) as show:
+        with progress(terminal, 1) as show:
             show(Evaluated(spec, 1, 4, "msp"))
             show(Failed(spec, opencil.OpenCILError("of it")))
+            terminal.print("of it")
             show(Evaluated(spec, 1, 4, "msp"))
             if leaving:
                 raise leaving

@@ -52,7 +52,6 @@ COMMANDS = {
     "run --pack some": 'place.pack = "some"',
     "run --cil finetune --detector ber": "ber",
     "run several.yml": "benchmark.batch_size",
-    "data show empty digits --split val": "--split 'val'",
     # Wrong devices, files and folders.
     "run --device mps": "cpu",
     "run absent.yml": "absent.yml",
@@ -91,7 +90,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no such value": (lambda: opencil.create_detector("energy", temprature=2.0), "'temperature'?"),
     "a value deeper": (lambda: opencil.create_learner("icarl", lr=0.1), "did you mean icarl.first.lr?"),
     "a value of another type": (lambda: opencil.create_detector("energy", temperature="hot"), "valid number"),
-    "no such layer": (lambda: opencil.wrap(MODEL, head="classifier"), "allowed are 1"),
+    "no such layer": (lambda: opencil.wrap(MODEL, head="classifier"), "a linear layer is needed"),
     "no model": (lambda: opencil.evaluate(3, IMAGES, {"o": IMAGES}, detectors="msp"), "model"),  # type: ignore[arg-type]
     "no images": (lambda: opencil.evaluate(MODEL, 3, {"o": IMAGES}, detectors="msp"), "test"),  # type: ignore[arg-type]
     "scores of no sample": (lambda: opencil.ood_metrics(np.ones(0), np.ones(3)), "ID scores"),

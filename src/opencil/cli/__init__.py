@@ -1,12 +1,15 @@
 """The command line: turn flags into a config, show events as they happen, and print tables."""
 
+import inspect
+import re
+
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, evaluate, report, run, runs
+from opencil.cli import check, data, report, run, runs
 from opencil.cli import list as listing
+from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
-from opencil.cli.options import switch
 
 app = typer.Typer(
     cls=Guarded,
@@ -15,10 +18,9 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_CHECKPOINTS = "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method"
 for _name, _command, _example in (
     ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),
-    ("evaluate", evaluate.evaluate, _CHECKPOINTS),
+    ("evaluate", run.evaluate, "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method"),
     ("config", run.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),
@@ -28,6 +30,9 @@ for _name, _command, _example in (
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
+for _group in (app, data.app, runs.app):
+    for _info in _group.registered_commands:  # typer would keep the ends of a docstring's lines
+        _info.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_info.callback) or "")
 
 
 def _print_version(wanted: bool) -> None:

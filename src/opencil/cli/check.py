@@ -1,13 +1,37 @@
 """``opencil check`` and ``opencil doctor``: try a plugin's contracts, and whether runs would work here."""
 
+import traceback
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.text import Text
 
-from opencil.cli.options import DATA_ROOT, PLUGIN, Plugins, argument, option
+from opencil.cli.flags import DATA_ROOT, PLUGIN, Plugins, argument, option
 from opencil.cli.screen import print_line, screen
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError
+from opencil.plugins import import_plugin
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
+
+
+class Check(NamedTuple):
+    """A check of one subject, such as ``detector margin``, from a file if it is a plugin's."""
+
+    subject: str
+    name: str
+    call: "partial[None]"
+    file: str | None = None
+
+    def run(self) -> tuple[str, list[str]]:
+        """Run the check; return the problem, '' if it passes, and the places in the file, innermost last."""
+        try:
+            self.call()
+        except Exception as error:
+            kind = "it is refused" if isinstance(error, OpenCILError) else type(error).__name__
+            broken = isinstance(error, AssertionError) and str(error)
+            return broken or f"{kind}: {error}".removesuffix(": "), _places(error, self.file)
+        return "", []
 
 
 def check(
@@ -22,39 +46,67 @@ def check(
     checks passed. 1: some failed.
     """
     from opencil.config import read_yaml, resolve
-    from opencil.testing.verdicts import Check, checks_of, checks_of_benchmark, verdict
+    from opencil.testing import BENCHMARK_CHECKS
 
     checks: list[Check] = []
     plugins = dict.fromkeys(file for file in files if not file.endswith((".yml", ".yaml")))
     with screen.status("importing"):
-        for file in files:
-            if file not in plugins:
-                config = resolve(read_yaml(Path(file)))
-                checks += checks_of_benchmark(config)
-                plugins |= dict.fromkeys(config.plugins)
+        for file in (file for file in files if file not in plugins):
+            config = resolve(read_yaml(Path(file)))
+            subject = f"benchmark {config.benchmark.name}"
+            checks += [Check(subject, key, partial(call, config)) for key, call in BENCHMARK_CHECKS.items()]
+            plugins |= dict.fromkeys(config.plugins)
         root = Path(data_root) if data_root else None
         checks += [check for plugin in plugins for check in checks_of(plugin, root, image_size)]
-    width, done, failed = max(len(check.name) for check in checks), 0, 0
-    for subject, same in groupby(checks, lambda check: check.subject):
-        print_line(subject, style="bold")
-        for check in same:
-            done += 1
-            name = check.name.replace("_", " ")
-            if check.left_out:
-                print_line(f"{name:{width}}  {check.left_out}", "left out", indent=2)
-                continue
-            with screen.status(Text(f"{done} of {len(checks)}: {subject}, {name}")):
-                ended = verdict(check)
-            failed += bool(ended.problem)
-            mark = "bad" if ended.problem else "good"
-            print_line(f"{name:{width}}  {ended.problem or check.promise}", mark, indent=2)
-            for frame in ended.frames:
-                print_line(frame, indent=width + 6)
-    tried = sum(not check.left_out for check in checks)
+    width, failed, subject = max(len(check.name) for check in checks), 0, ""
+    for number, check in enumerate(checks, 1):
+        if subject != check.subject:
+            print_line(subject := check.subject, style="bold")
+        name, promise = check.name.replace("_", " "), (check.call.func.__doc__ or "").replace("``", "")
+        with screen.status(Text(f"{number} of {len(checks)}: {subject}, {name}")):
+            problem, places = check.run()
+        failed += bool(problem)
+        print_line(f"{name:{width}}  {problem or promise}", "bad" if problem else "good", indent=2)
+        for place in places:
+            print_line(place, indent=width + 6)
     if failed:
-        raise OpenCILError(f"{failed} of {tried} checks failed")
-    left = f", {len(checks) - tried} left out" if tried < len(checks) else ""
-    print_line(f"all {tried} checks passed{left}")
+        raise OpenCILError(f"{failed} of {len(checks)} checks failed")
+    print_line(f"all {len(checks)} checks passed")
+
+
+def checks_of(plugin: str, root: Path | None = None, side: int = 32) -> list[Check]:
+    """Return the checks of everything a plugin registers; import the plugin if necessary."""
+    from opencil import testing
+
+    own = import_plugin(plugin)
+    contracts = {
+        LEARNERS: (testing.LEARNER_CHECKS, ()),
+        DETECTORS: (testing.DETECTOR_CHECKS, ()),
+        DATASETS: (testing.DATASET_CHECKS, (root, side)),
+        BACKBONES: (testing.BACKBONE_CHECKS, (side,)),
+        METRICS: (testing.METRIC_CHECKS, ()),
+    }
+    found = []
+    registered = [(r, name) for r in contracts for name in r.names() if r.plugin_of(name) == own.name]
+    for registry, name in registered:
+        checks, values = contracts[registry]
+        subject, file = f"{registry.kind} {name}", own.module.__file__
+        found += [Check(subject, key, partial(call, name, *values), file) for key, call in checks.items()]
+    if not found:
+        raise BadInput(f"plugin {plugin} registers nothing: decorate its classes, as with register_detector")
+    return found
+
+
+def _places(error: BaseException, file: str | None) -> list[str]:
+    """Return the last places in a file where an error and its causes were raised."""
+    frames: list[traceback.FrameSummary] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = [*traceback.extract_tb(cause.__traceback__), *frames]
+        cause = cause.__cause__
+    own = [frame for frame in frames if frame.filename == file]
+    places = [f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in own]
+    return list(dict.fromkeys(places))[-3:]
 
 
 def doctor(
@@ -64,9 +116,7 @@ def doctor(
 ) -> None:
     """Look at versions, devices, memory, data and folders, and say what to do.
 
-    Exit code 0: 'opencil run --benchmark digits' would work. 1: it would not.
-
-    Lines with ! are about what other runs may need.
+    Exit code 0: 'opencil run --benchmark digits' would work. 1: it would not. Lines with ! are about others.
     """
     from opencil.runs.checkup import checkup
 

@@ -1,18 +1,76 @@
-"""Declare the flags of a config once, for all commands that take one."""
+"""Declare flags and arguments with their completion in a shell, and once the flags of a config."""
 
 import inspect
-from collections.abc import Callable, Container
-from functools import wraps
+from collections.abc import Callable, Container, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opencil.cli import options
-from opencil.cli.options import argument, completing, option, switch
+import typer
+
 from opencil.errors import BadInput
+from opencil.plugins import load_plugin
+from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
     from opencil.config import Config
 
+
+def option(
+    metavar: str | None, text: str, default: Any = None, *names: str, complete: Any = None, **more: Any
+) -> Any:
+    """Return a flag with its help; ``names`` replace the name of its parameter."""
+    return typer.Option(default, *names, help=text, metavar=metavar, autocompletion=complete, **more)
+
+
+def switch(name: str, text: str, **more: Any) -> Any:
+    """Return a flag without a value; its default is False."""
+    return typer.Option(False, name, help=text, **more)
+
+
+def argument(metavar: str, text: str, default: Any = ..., complete: Any = None, **more: Any) -> Any:
+    """Return a positional argument with its help; it is required unless it has a default."""
+    return typer.Argument(default, help=text, metavar=metavar, autocompletion=complete, **more)
+
+
+def completing(known: Callable[[], Iterable[str]], several: bool = False) -> Callable[[str], list[str]]:
+    """Return a function to complete a name or, with ``several``, the last of names with commas between."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        given = before.split(",")
+        return [f"{before}{comma}{n}" for n in known() if n.startswith(last) and n not in given]
+
+    return complete
+
+
+def names(flag: str, text: str | None) -> list[str]:
+    """Return the names in a flag's text, each once, or none without the flag."""
+    found = list(dict.fromkeys((text or "").replace(",", " ").split()))
+    if text is not None and not found:
+        raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them")
+    return found
+
+
+def _load_all(plugins: list[str] | None) -> list[str] | None:
+    for plugin in plugins or ():
+        load_plugin(plugin)
+    return plugins
+
+
+benchmark_names = completing(lambda: import_module("opencil.config").list_benchmarks())
+dataset_names = completing(DATASETS.names)
+detector_names = completing(lambda: [*DETECTORS.names(), *DETECTORS.groups()], several=True)
+table_names = completing(lambda: [*import_module("opencil.report.tables").KINDS, "all"], several=True)
+
+#: Flags of several commands.
+BENCHMARK = option("NAME", "Benchmark: see 'opencil list benchmarks'.", complete=benchmark_names)
+DATA_ROOT = option("DIR", "Folder of your downloads.", envvar="OPENCIL_DATA")
+PLUGIN = option("FILE.py", "Your Python file or module; repeatable.", None, "--plugin", callback=_load_all)
+RUNS = argument("FOLDER", "Folders of runs, or single runs.", [Path("runs")], show_default="runs")
+Plugins = list[str] | None
+
+# --- the flags of a config -------------------------------------------------------------------------
 
 _STEPS, _SCALE, _SHIPPED = "benchmark.classes_per_step", "cil.*.epochs_scale", "the benchmark's"
 #: By panel of the help: each flag's key in the config, metavar, default in words, and help.
@@ -42,50 +100,28 @@ _PANELS = {
 }
 _KEYS = {name: row[0] for flags in _PANELS.values() for name, row in flags.items()}
 _COMPLETE = {
-    "benchmark": options.benchmark_names,
-    "cil": options.learner_names,
-    "detector": options.detector_names,
-    "metric": options.metric_names,
-    "device": options.device_names,
+    "benchmark": benchmark_names,
+    "cil": completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True),
+    "detector": detector_names,
+    "metric": completing(METRICS.names, several=True),
+    "device": completing(lambda: import_module("opencil.engine.device").present_devices()),
     "precision": completing(lambda: ("bf16", "tf32", "fp32")),
     "launcher": completing(lambda: ("local", "ray")),
 }
-_SET = option(
-    "KEY=VALUE",
-    "Any value of the config, as cil.icarl.epochs=5; may be repeated.",
-    None,
-    "--set",
-    complete=options.config_keys,
-    rich_help_panel="What to run",
-)
-_DETERMINISTIC = switch(
-    "--deterministic", "Refuse operations that cannot give the same bits every time.", rich_help_panel="How"
-)
 #: Flags whose text is read as YML: a value, or the values of a list.
 _YML = {"classes_per_step": "[{}]", "seed": "[{}]", "pack": "{}", "jobs": "{}", "epochs_scale": "{}"}
 
 
-def names(flag: str, text: str | None) -> list[str] | None:
-    """Return the names in a flag's text, each once; None without the flag."""
-    if text is None:
-        return None
-    if found := text.replace(",", " ").split():
-        return list(dict.fromkeys(found))
-    raise BadInput(f"{flag} {text!r} names nothing: allowed are names with commas between them")
-
-
 def takes_config(command: Callable[..., None], without: Container[str] = ()) -> Callable[..., None]:
     """Give a command the flags of a config beside its own; ``without`` names flags to leave out."""
-    taken = {p.name: p for p in _parameters() if p.name not in without}
+    taken = [p for p in _parameters() if p.name not in without]
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "config"]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *taken.values())]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *taken)]
 
-    @wraps(command)
     def call(**flags: Any) -> None:
-        config = _resolve({name: flags.pop(name) for name in taken})
-        command(config=config, **flags)
+        command(config=_resolve({p.name: flags.pop(p.name) for p in taken}), **flags)
 
-    del call.__wrapped__  # typer reads the flags from the signature
+    call.__doc__ = command.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
@@ -97,11 +133,20 @@ def _parameters() -> list[inspect.Parameter]:
     declared: dict[str, tuple[Any, Any]] = {"config": (Path | None, yml)}
     for panel, flags in _PANELS.items():
         for name, (_, metavar, default, text) in flags.items():
-            more: dict[str, Any] = {"complete": _COMPLETE.get(name), "rich_help_panel": panel}
-            more |= {"envvar": "OPENCIL_DATA"} if name == "data_root" else {}
-            declared[name] = str | None, option(metavar, text, show_default=default or True, **more)
-    declared |= {"settings": (list[str] | None, _SET), "plugin": (options.Plugins, options.PLUGIN)}
-    declared["deterministic"] = bool, _DETERMINISTIC
+            more: dict[str, Any] = {"envvar": "OPENCIL_DATA"} if name == "data_root" else {}
+            more |= {
+                "complete": _COMPLETE.get(name),
+                "rich_help_panel": panel,
+                "show_default": default or True,
+            }
+            declared[name] = str | None, option(metavar, text, **more)
+    text = "Any value of the config, as cil.icarl.epochs=5; may be repeated."
+    keys = completing(lambda: (".".join(key) + "=" for key in import_module("opencil.config").config_keys()))
+    settings = option("KEY=VALUE", text, None, "--set", complete=keys, rich_help_panel="What to run")
+    text = "Refuse operations that cannot give the same bits every time."
+    deterministic = switch("--deterministic", text, rich_help_panel="How")
+    declared |= {"settings": (list[str] | None, settings), "plugin": (Plugins, PLUGIN)}
+    declared["deterministic"] = bool, deterministic
     kind = inspect.Parameter.KEYWORD_ONLY
     return [inspect.Parameter(name, kind, default=d, annotation=a) for name, (a, d) in declared.items()]
 
@@ -113,27 +158,17 @@ def _resolve(given: dict[str, Any]) -> "Config":
     from opencil.config.yml import load
     from opencil.validation import merge
 
-    values: dict[str, Any] = {"plugins": given["plugin"] or None}
+    values: dict[str, Any] = {"plugins": given["plugin"]}
     if given["deterministic"]:
         values |= {"training": {"deterministic": True}, "place": {"only_deterministic": True}}
-    chosen = {kind: names(f"--{kind}", given.get(kind)) for kind in ("cil", "detector")}
-    for name, key in _KEYS.items():
-        value: Any = given.get(name)
-        if value is None or name in chosen:
+    for name, text in given.items():
+        if name not in _KEYS or text is None:
             continue
+        value: Any = text
         if name in _YML:
-            value = load(_YML[name].format(value), f"--{name.replace('_', '-')} {value!r}")
-        elif name == "metric":
-            value = names("--metric", value)
-        values = merge(values, nest(key.split("."), value))
+            value = load(_YML[name].format(text), f"--{name.replace('_', '-')} {text!r}")
+        elif name in ("cil", "detector"):
+            value = dict.fromkeys(names(f"--{name}", text))
+        values = merge(values, nest(_KEYS[name].split("."), value))
     user = read_yaml(given["config"]) if given["config"] else {}
-    try:
-        return resolve(user, flags=values, settings=given["settings"] or (), **chosen)
-    except BadInput as error:
-        from opencil.runs.store import plugins_noted
-
-        place = user.get("place")
-        runs = given.get("runs") or (place.get("runs") if isinstance(place, dict) else None) or "runs"
-        if hint := plugins_noted(Path(str(runs)), str(error)):
-            raise BadInput(f"{error}\n{hint}") from None
-        raise
+    return resolve(user, flags=values, settings=given["settings"] or ())

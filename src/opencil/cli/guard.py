@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,20 +30,6 @@ class Interrupts:
         if first or number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    @property
-    def sentence(self) -> str:
-        """Return the reason of the end, and how to resume."""
-        event = "interrupted" if self.seen in (None, signal.SIGINT) else f"stopped by {self.seen.name}"
-        # The signal may have interrupted the import of torch, which must not be imported here.
-        if self.seen == signal.SIGTERM and os.environ.get("WORLD_SIZE", "1") != "1":
-            event += ", which torchrun sends when a rank is lost too"
-        return f"{event}: finished work is stored, and the same command resumes it"
-
-    @property
-    def exit_code(self) -> int:
-        """Return the exit code of an interrupted command; 75 is EX_TEMPFAIL: the same command resumes."""
-        return 130 if self.seen in (None, signal.SIGINT) else 75
-
 
 interrupts = Interrupts()
 
@@ -57,21 +42,23 @@ def exit_on_errors() -> Iterator[None]:
     """
     interrupts.seen, usual = None, dict[int, Any]()
     queues = getattr(signal, "SIGUSR1", signal.SIGTERM)
-    if threading.current_thread() is threading.main_thread():
-        for number in {signal.SIGINT, signal.SIGTERM, queues}:
-            handler = signal.getsignal(number)
-            # A job's starter may ignore SIGUSR1; nobody sends it by accident.
-            ignored = number == queues and handler is signal.SIG_IGN
-            if ignored or handler in (signal.default_int_handler, signal.SIG_DFL):
-                usual[number] = signal.signal(number, interrupts.note)
+    for number in {signal.SIGINT, signal.SIGTERM, queues}:
+        handler = signal.getsignal(number)
+        # A job's starter may ignore SIGUSR1; nobody sends it by accident.
+        ignored = number == queues and handler is signal.SIG_IGN
+        if ignored or handler in (signal.default_int_handler, signal.SIG_DFL):
+            usual[number] = signal.signal(number, interrupts.note)
     try:
         yield
     except (KeyboardInterrupt, Exception) as error:
         for number in usual:  # a further one is not to hide this error
             signal.signal(number, signal.SIG_IGN)
         if interrupts.seen or isinstance(error, KeyboardInterrupt):
-            print_note(interrupts.sentence)
-            raise typer.Exit(interrupts.exit_code) from None
+            queued = interrupts.seen if interrupts.seen != signal.SIGINT else None
+            event = f"stopped by {queued.name}" if queued else "interrupted"
+            if os.environ.get("RANK", "0") == "0":  # of torchrun's, the first speaks for all
+                print_note(f"{event}: finished work is stored, and the same command resumes it")
+            raise typer.Exit(75 if queued else 130) from None  # 75: EX_TEMPFAIL
         if not isinstance(error, (OpenCILError, OSError)):
             raise
         print_error(error)

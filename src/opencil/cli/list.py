@@ -1,6 +1,6 @@
 """``opencil list``: benchmarks, methods, datasets, backbones and metrics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import filter as matching
 from itertools import groupby
@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opencil.cli.flags import names
-from opencil.cli.options import PLUGIN, Plugins, argument, completing, option, switch
+from opencil.cli.flags import PLUGIN, Plugins, argument, completing, names, option, switch
 from opencil.errors import BadInput, nearest, unknown
-from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry, Registry
+from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry
 
 Line = dict[str, str]
-_METHODS: dict[str, Registry[Any]] = {"cil": LEARNERS, "detectors": DETECTORS}
-_REGISTRIES = _METHODS | {"datasets": DATASETS, "backbones": BACKBONES}
+_REGISTRIES = {"cil": LEARNERS, "detectors": DETECTORS, "datasets": DATASETS, "backbones": BACKBONES}
 #: What can be listed.
 KINDS = ("benchmarks", *_REGISTRIES, "metrics")
 #: Columns that tables go without: one name alone has them, and ``--markdown``.
@@ -37,45 +35,38 @@ def list_names(
     """List what there is; one name alone with its paper, labels and values."""
     if what not in KINDS:
         raise unknown("list", what, KINDS)
-    if (needs and what != "detectors") or (year and what not in _METHODS):
-        raise BadInput(f"--needs is for detectors, --year for {' and '.join(_METHODS)}, not for {what}")
-    read, years = _needs(needs) if needs else None, _years(year) if year else None
+    if (needs and what != "detectors") or (year and what not in ("cil", "detectors")):
+        raise BadInput(f"--needs is for detectors, --year for cil and detectors, not for {what}")
+    lines, filters = list(_lines(what, pattern)), ""
+    if needs:
+        from opencil.detectors.detector import Reads
 
-    def matches(entry: Entry[Any]) -> bool:
-        published = entry.paper.year if entry.paper else 0
-        return (years is None or published in years) and (read is None or _reads(entry) <= read)
-
-    lines = list(_lines(what, pattern, matches))
+        given, filters = names("--needs", needs), f" with --needs {needs}"
+        if strange := [name for name in given if name not in get_args(Reads)]:
+            raise unknown("need", strange[0], get_args(Reads))
+        allowed = {"", "–", *given}
+        lines = [li for li in lines if allowed >= {*f"{li['reads']}, {li['set-up reads']}".split(", ")}]
+    if year:
+        years, filters = _years(year), f"{filters} with --year {year}"
+        lines = [line for line in lines if int(line["year"] or 0) in years]
     if not lines:
-        filters = f" with --needs {needs}" * bool(needs) + f" with --year {year}" * bool(year)
-        groups = _METHODS[what].groups() if what in _METHODS else ()
-        known = [*(line["name"] for line in _lines(what, "*")), *groups]
-        hint = "" if pattern in known else nearest(pattern.partition("@")[0], known)
+        known = [line["name"] for line in _lines(what, "*")]
+        known += _REGISTRIES[what].groups() if what in _REGISTRIES else ()
+        hint = "" if filters else nearest(pattern.partition("@")[0], known)
         raise BadInput(f"none of the {what} matches {pattern!r}{filters}{hint}")
     alone = not markdown and [line["name"] for line in lines] == [pattern]
     left_out = {"year"} if markdown or alone else _DETAILS
-    lines = [{key: cell for key, cell in line.items() if key not in left_out} for line in lines]
+    columns = [key for key in lines[0] if key not in left_out and any(line[key] for line in lines)]
     if markdown:
-        for row in (list(lines[0]), ["---"] * len(lines[0]), *(line.values() for line in lines)):
+        for row in (columns, ["---"] * len(columns), *([line[key] for key in columns] for line in lines)):
             typer.echo("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     elif alone:
-        width = max(map(len, lines[0]))
-        for key, value in lines[0].items():
-            if value:  # on one line, so that a link stays in one piece
-                typer.echo(f"{key:{width}}  {value}")
+        width = max(map(len, columns))
+        for key in columns:  # a value on one line, so that a link stays in one piece
+            typer.echo(f"{key:{width}}  {lines[0][key]}")
     else:
-        Console().print(_table(lines))
+        Console().print(_table(columns, lines))
         typer.echo(f"\nopencil list {what} NAME shows all there is of one, --markdown of each")
-
-
-def _needs(text: str) -> set[str]:
-    """Return the needs in the text of ``--needs``."""
-    from opencil.detectors.detector import Reads
-
-    needs = set(names("--needs", text) or [])
-    for name in needs.difference(get_args(Reads)):
-        raise unknown("need", name, get_args(Reads))
-    return needs
 
 
 def _years(text: str) -> range:
@@ -87,21 +78,17 @@ def _years(text: str) -> range:
         raise BadInput(f"--year {text!r} is not understood: 2022, 2020-2023, 2023- and -2019 are") from None
 
 
-def _reads(entry: Entry[Any]) -> frozenset[str]:
-    """Return everything a detector reads."""
-    detector = entry.make()
-    reads: frozenset[str] = detector.reads
-    return reads | detector.reads_to_set_up if detector.needs_setup else reads
-
-
-def _lines(what: str, pattern: str, matches: Callable[[Entry[Any]], bool] = lambda _: True) -> Iterator[Line]:
-    """Yield a line for each name matching a pattern."""
+def _lines(what: str, pattern: str) -> Iterator[Line]:
+    """Yield a line for each name that matches a pattern; methods family by family, post-hoc first."""
     if what == "benchmarks":
-        return _benchmarks(pattern)
-    if what == "metrics":
-        return _metrics(pattern)
-    registry = _REGISTRIES[what]
-    return _entries([entry for entry in map(registry.entry, registry.names(pattern)) if matches(entry)])
+        yield from _benchmarks(pattern)
+    elif what == "metrics":
+        yield from _metrics(pattern)
+    else:
+        lines = [_method(_REGISTRIES[what].entry(name)) for name in _REGISTRIES[what].names(pattern)]
+        yield from sorted(
+            lines, key=lambda line: (line["family"] != "post-hoc", line["family"], line["name"])
+        )
 
 
 def _benchmarks(pattern: str) -> Iterator[Line]:
@@ -123,57 +110,41 @@ def _metrics(pattern: str) -> Iterator[Line]:
         yield line | {"reads": ", ".join(metric.reads), "by default": "yes" * metric.standard}
 
 
-def _entries(entries: list[Entry[Any]]) -> Iterator[Line]:
-    """Yield a line for each name of a registry, family by family; post-hoc detectors come first."""
-    from opencil.validation import flat
-
-    lines = []
-    for entry in entries:
-        paper, family = entry.paper, str(getattr(entry.make, "family", ""))
-        line = {"name": entry.name, "year": str(paper.year) if paper else "", "what it is": entry.about}
-        line["labels"] = "; ".join(f"@{label}: {_join(flat(v))}" for label, v in entry.named.items())
-        line |= {"family": family} | _values(entry)
-        line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
-        lines.append(line | {"plugin": entry.plugin})
-    used = {key for line in lines for key in line if line[key]}
-    for line in sorted(lines, key=lambda line: (line["family"] != "post-hoc", line["family"], line["name"])):
-        line["family"] = line["family"] or "others"
-        yield {key: cell for key, cell in line.items() if key in used}
-
-
-def _values(entry: Entry[Any]) -> Line:
-    """Return a method's default values; for a detector its reads, and no values of its whole family."""
+def _method(entry: Entry[Any]) -> Line:
+    """Return the line of a method; for a detector with its reads, and without values of its whole family."""
     from opencil.validation import flat, plain
 
-    if not hasattr(entry.make, "family"):
-        return {}
-    method = entry.make()
-    if not hasattr(method, "reads"):
-        return {"values": _join(flat(plain(method)))}
-    base = next(base for base in type(method).__mro__[1:] if "family" in vars(base))
-    shared = {f.name for f in fields(base)}
-    own = {key: value for key, value in plain(method).items() if key not in shared}
-    return {
-        "reads": ", ".join(sorted(method.reads)),
-        "set-up reads": ", ".join(sorted(method.reads_to_set_up)) if method.needs_setup else "–",
-        "values": _join(own) or "–",
-    }
+    paper, labels = entry.paper, {f"@{label}": flat(values) for label, values in entry.named.items()}
+    line = {"name": entry.name, "year": str(paper.year) if paper else "", "what it is": entry.about}
+    line["labels"] = "; ".join(f"{label}: {_join(values)}" for label, values in labels.items())
+    line["family"] = str(getattr(entry.make, "family", ""))
+    if hasattr(entry.make, "family"):
+        method, shared = entry.make(), set[str]()
+        if hasattr(method, "reads"):
+            base = next(base for base in type(method).__mro__[1:] if "family" in vars(base))
+            shared = {f.name for f in fields(base)}
+            line["reads"] = ", ".join(sorted(method.reads))
+            line["set-up reads"] = ", ".join(sorted(method.reads_to_set_up)) if method.needs_setup else "–"
+        values = {key: value for key, value in plain(method).items() if key not in shared}
+        line["values"] = _join(flat(values)) or "–"
+    line["paper"] = f"{paper.title}, {paper.year} {paper.link}".strip() if paper else ""
+    return line | {"plugin": entry.plugin}
 
 
 def _join(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-def _table(lines: list[Line]) -> Table:
+def _table(columns: list[str], lines: list[Line]) -> Table:
     """Return lines as a table for a terminal, family by family where there are families."""
-    columns = [column for column in lines[0] if column != "family"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in columns:  # a name is shown in one piece
+    shown = [column for column in columns if column != "family"]
+    for column in shown:  # a name is shown in one piece
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "year"))
-    for family, members in groupby(lines, lambda line: line.get("family")):
-        if family:
-            table.add_row(Text(family, style="bold italic"))
+    for family, members in groupby(lines, lambda line: line.get("family", "")):
+        if "family" in columns:
+            table.add_row(Text(family or "others", style="bold italic"))
         for line in members:
-            table.add_row(*(Text(line[column]) for column in columns))
+            table.add_row(*(Text(line[column]) for column in shown))
         table.add_section()
     return table

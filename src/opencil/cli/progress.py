@@ -6,39 +6,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 from opencil.cli.screen import problems
 
 if TYPE_CHECKING:  # imported where it is used, so that --help and --version answer at once
-    from opencil.runs.events import Event, Failed, Lost
+    from opencil.runs.events import Event
 
 _LINES = 30.0  #: seconds between lines about progress, in a log file
 
 
 @contextmanager
-def progress(
-    screen: Console, runs: int, quiet: bool = False, troubled: Callable[["Failed | Lost"], None] | None = None
-) -> Iterator[Callable[["Event"], None]]:
+def progress(screen: Console, runs: int, quiet: bool = False) -> Iterator[Callable[["Event"], None]]:
     """Yield a function to show events: a bar for each run on a terminal, or lines elsewhere.
 
-    Bars disappear at the end. With ``quiet`` nothing is shown. ``troubled`` is called with every run that
-    fails or is lost.
+    Bars disappear at the end, and stay below what is printed on the screen. With ``quiet`` nothing is shown.
     """
-    from opencil.runs.events import Evaluated, Failed, Finished, Lost, Training
+    from opencil.runs.events import Evaluated, Finished, Training
 
     drawn = screen.is_terminal or screen.is_jupyter
-    bars = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        TextColumn("{task.fields[place]}", markup=False),
-        console=screen,
-        disable=quiet or not drawn,
-        transient=True,
-    )
+    columns = "{task.description}", BarColumn(bar_width=20), "{task.percentage:>3.0f}%", TimeRemainingColumn()
+    place, disable = "{task.fields[place]}", quiet or not drawn
+    bars = Progress(*columns, "left", place, console=screen, disable=disable, transient=True)
     whole = bars.add_task(f"all {runs} runs", total=runs, place="", visible=runs > 1)
     tasks: dict[str, TaskID] = {}
     shares: dict[str, float] = {}  # the part of each run that is done
@@ -48,8 +37,7 @@ def progress(
 
     def show(event: "Event") -> None:
         nonlocal due
-        name, now = str(event.run), time.monotonic()
-        ended = isinstance(event, (Finished, Failed, Lost))
+        name, now, ended = str(event.run), time.monotonic(), False
         if isinstance(event, Training):
             p = event.progress
             share = (event.step - 1 + (p.epoch - 1 + p.iteration / p.iterations) / p.epochs) / event.steps
@@ -60,7 +48,7 @@ def progress(
         elif isinstance(event, Evaluated):
             share, place = event.step / event.steps, f"step {event.step}/{event.steps} · {event.detector}"
         else:
-            share, place = float(isinstance(event, Finished)), type(event).__name__.lower()
+            share, place, ended = float(isinstance(event, Finished)), type(event).__name__.lower(), True
         share = shares[name] = max(shares.get(name, 0.0), share)  # a step's later stages begin again at 0
         places[name] = place
         if name not in tasks:
@@ -75,10 +63,6 @@ def progress(
         if ended:
             bars.remove_task(tasks.pop(name))
             del places[name]
-        if troubled and isinstance(event, (Failed, Lost)):
-            bars.stop()  # so that something else can be printed
-            troubled(event)
-            bars.start()
 
     with bars:
         yield show

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli.flags import names
-from opencil.cli.options import PLUGIN, Plugins, argument, detector_names, option, switch, table_names
+from opencil.cli.flags import PLUGIN, RUNS, Plugins, detector_names, names, option, switch, table_names
 from opencil.cli.screen import problems
 from opencil.errors import BadInput, OpenCILError, unknown
 
@@ -17,41 +16,26 @@ if TYPE_CHECKING:  # imported where they are used, so that --help answers at onc
     from opencil.report.figures.drawing import Figure
     from opencil.report.layout import Table
     from opencil.report.order import Top
-    from opencil.report.tables import Kind
 
 
 def report(
-    folders: list[Path] = argument(
-        "FOLDER", "Folders of runs, or of published rows.", [Path("runs")], show_default="runs"
-    ),
+    folders: list[Path] = RUNS,
     table: str | None = option(
-        "A,B|all",
-        "Tables of the paper's: main, distance (near and far), dataset, ablation; or summary.",
-        show_default="summary",
-        complete=table_names,
+        "A,B|all", "Tables: summary (the default), main, distance, dataset, ablation.", complete=table_names
     ),
     form: Literal["terminal", "markdown", "csv", "latex"] = option(
         None, "What to print the tables as.", "terminal", "--format"
     ),
-    compare: Literal["paper", "survey"] | None = option(
-        None,
-        "Ours beside published figures: the paper's (main and distance tables, ablation), or accuracies of a "
-        "survey of CIL methods.",
-    ),
+    compare: Literal["paper", "survey"] | None = option(None, "Show ours beside published figures."),
     statistics: bool = switch("--statistics", "Detectors ranked, with intervals of their differences."),
     baseline: str | None = option(
         "NAME", "Detector that --statistics compares with.", show_default="the best", complete=detector_names
     ),
     extra: bool = switch("--extra", "Also FPR with OOD positive and AP with ID positive."),
     top: str | None = option(
-        "N,A,B|all",
-        "How many detectors and CIL methods tables and figures show, the best by mean AUC, and which "
-        "besides: 10, or 10,vos,ewc. CSV and the page have all.",
-        show_default="16 and 8 on a terminal and in figures, all in other tables",
+        "N,A,B|all", "The best to show by mean AUC, and others: 10,vos,ewc; on a terminal 16 and 8, else all."
     ),
-    out: Path | None = option(
-        "FOLDER", "Write all there is: tables as Markdown, CSV and LaTeX, figures, the page, the rows."
-    ),
+    out: Path | None = option("FOLDER", "Write all there is: tables in all forms, figures, page, rows."),
     html: Path | None = option("FILE", "Write one page to explore the results in; it needs no network."),
     figures: Path | None = option("FOLDER", "Write the paper's figures as PNG and SVG."),
     figure_detectors: str | None = option(
@@ -68,14 +52,20 @@ def report(
     from opencil.plugins import describe_missing
     from opencil.report.figures.chosen import Choice
     from opencil.report.order import ALL_SHOWN, Top
+    from opencil.report.tables import KINDS
     from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
     from opencil.runs.reading import read_study
 
     ranked = statistics or baseline is not None
-    kinds = _kinds(table) or ([] if compare or ranked else ["summary"])
+    kinds: list[Any] = list(KINDS) if table == "all" else names("--table", table)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("table", kind, KINDS)
+    if not (kinds or compare or ranked):
+        kinds = ["summary"]
     say = partial(typer.echo, err=form != "terminal")  # stdout may be the input of another program
     shown = _top(top)
-    choice = Choice(tuple(names("--figure-detectors", figure_detectors) or ()), top=shown or Top())
+    choice = Choice(tuple(names("--figure-detectors", figure_detectors)), top=shown or Top())
     if watch:
         page, html = html or folders[0] / "report.html", None
         study = watch_runs(lambda: read_study(*folders), page, choice, every, say)
@@ -87,10 +77,8 @@ def report(
     if hint := describe_missing(noted):
         problems.print(hint, markup=False)
     if study.rows.empty:
-        raise BadInput(
-            f"none of {len(study.runs)} runs has a finished step yet: there is nothing to show"
-            + "".join(f"\n  {problem}" for problem in study.problems)
-        )
+        why = "".join(f"\n  {problem}" for problem in study.problems)
+        raise BadInput(f"none of {len(study.runs)} runs has a finished step yet{why}")
     choice.top.check(study.rows)
     drawn: list[Figure] = []
     if html or figures or out:
@@ -116,36 +104,23 @@ def report(
         write_report(study, out, drawn, baseline, extra, shown or ALL_SHOWN)
         say(f"report: {out}")
     if study.problems:
-        problems_text = "\n  ".join(["damaged or lost, so left out of all that is shown:", *study.problems])
-        raise OpenCILError(problems_text)
+        raise OpenCILError("\n  ".join(["damaged or lost, so left out of what is shown:", *study.problems]))
 
 
 def _top(text: str | None) -> "Top | None":
     """Parse ``--top``: the number of methods shown, and the names shown besides."""
     from opencil.report.order import Top
 
-    if text is None:
+    if not (words := names("--top", text)):
         return None
-    words = names("--top", text) or []
     numbers = [word for word in words if word == "all" or word.isdecimal()]
     if len(numbers) > 1 or "0" in numbers:
-        raise BadInput(f"--top {text} is not understood: allowed are a number, as 10, or all, and names")
+        raise BadInput(f"--top {text} is not understood: allowed are a number or all, and names")
     named = tuple(word for word in words if word not in numbers)
     if not numbers:
         return Top(named=named)
-    number = None if numbers == ["all"] else int(numbers[0])
+    number = None if "all" in numbers else int(numbers[0])
     return Top(number, number, named)
-
-
-def _kinds(text: str | None) -> "list[Kind]":
-    """Parse ``--table``: kinds of tables."""
-    from opencil.report.tables import KINDS
-
-    kinds: list[Any] = list(KINDS) if text == "all" else names("--table", text) or []
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown("table", kind, KINDS)
-    return kinds
 
 
 def show(screen: Console, tables: "list[Table]") -> None:

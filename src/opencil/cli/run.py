@@ -1,22 +1,25 @@
-"""``opencil run`` and ``opencil config``: carry out a config, or print it."""
+"""``opencil run``, ``evaluate`` and ``config``: carry out a config, on given models too, or print it."""
 
-from collections.abc import Callable
-from contextlib import closing
+import json
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from datetime import timedelta
+from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opencil.cli.flags import takes_config
+from opencil.cli.flags import argument, option, switch, takes_config
 from opencil.cli.guard import interrupts
-from opencil.cli.options import option, switch
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.cli.screen import borderless_table, print_error, print_line, print_note, problems
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError, shown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
@@ -43,10 +46,51 @@ def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quie
     """
     from opencil.runs.spec import plan_share
 
-    carry_out(config, plan_share(only), dry_run, quiet)
+    _carry_out(config, plan_share(only), dry_run, quiet)
 
 
-def carry_out(
+def _evaluate(
+    config: "Config",
+    folder: Path = argument("FOLDER", "Folder with a file of weights for each step."),
+    factory: str = option("FILE.py:NAME", "Makes a model: make(classes) or make(path, classes).", ...),
+    name: str = option("NAME", "Name of the method, in folders and tables.", ...),
+    memory: str = option("herding|none|FILE", "Exemplars: a JSON file has indices for each step.", "herding"),
+    class_order: str | None = option("A,B|FILE", "Labels in the order of learning, or a JSON file."),
+    outputs: Literal["stream", "labels"] = option(None, "Logits are of classes seen or of all.", "stream"),
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
+) -> None:
+    """Evaluate models that were trained elsewhere, a file of weights for each step.
+
+    They go through the whole protocol into a stored run, which every report reads. Files of weights are read
+    as data, never as code. Called again, it resumes.
+    """
+    from opencil.runs.foreign import GivenModels, left_out, plan_foreign
+    from opencil.runs.model_files import ModelFiles, find_factory
+
+    models = GivenModels(ModelFiles(folder, find_factory(factory)))
+    exemplars: Any = memory if memory in ("herding", "none") else _listed("--memory", memory)
+    order = None if class_order is None else _listed("--class-order", class_order)
+    values: dict[str, Any] = {"memory": exemplars, "class_order": order, "outputs": outputs}
+    planned = partial(plan_foreign, name=name, models=models, **values)
+    for reason, names in left_out(config, exemplars).items():
+        print_note(f"{name} goes without {', '.join(names)}: {reason}")
+    _carry_out(config, planned, dry_run, quiet)
+
+
+evaluate = takes_config(_evaluate, without=("cil", "epochs_scale", "pack", "jobs", "launcher", "address"))
+
+
+def _listed(flag: str, text: str) -> list[Any]:
+    """Return a flag's list: of a JSON file, or numbers with commas between them."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else f"[{text}]")
+        if isinstance(content, list):
+            return content
+    raise BadInput(f"{flag} {shown(text)} is not understood: a JSON file with a list is needed")
+
+
+def _carry_out(
     config: "Config", planned: Callable[["Config"], "list[RunSpec]"], dry_run: bool, quiet: bool
 ) -> None:
     """Do the missing work of a config's runs, showing progress; then show the tables."""
@@ -62,39 +106,23 @@ def carry_out(
     from opencil.runs.reading import study_so_far
     from opencil.runs.tensorboard import training_curves
 
-    failures: list[Failed] = []
-
-    def troubled(event: Failed | Lost) -> None:
-        if isinstance(event, Lost):
-            print_note(f"{event.reason}; run {event.run} is taken up by another worker")
-            return
-        failures.append(event)
-        if own := traceback_of_own_code(event.error):
-            problems.print(own, markup=False, end="")
-        print_error(f"run {event.run} stopped: {event.error}")
-
     if not is_first_rank():  # rank 0 shows what all of them do
-        try:
-            # Where there is nothing to run, rank 0 says so and leaves: it is not to be waited for.
-            for _ in () if dry_run or not planned(config) else execute(config, planned):
-                pass
-        except (KeyboardInterrupt, OpenCILError):
-            if interrupts.seen:
-                raise SystemExit(interrupts.exit_code) from None
-            raise
+        # Where there is nothing to run, rank 0 says so and leaves: it is not to be waited for.
+        for _ in () if dry_run or not planned(config) else execute(config, planned):
+            pass
         return
-    screen, ahead, runs = Console(), outlook(config, planned), config.place.runs
+    ahead, runs, failed = outlook(config, planned), config.place.runs, 0
     if not ahead.runs:
         print_note("there is nothing to run: the shares are more than the runs, and this one has none")
         return
     _print_skipped(config, [run.spec for run in ahead.runs if run.spec.cil in config.cil])
     if dry_run:
         print_line(opening(ahead, runs))
-        screen.print(dry_run_table(ahead))
+        Console().print(dry_run_table(ahead))
         return
     if not quiet:
         print_note(opening(ahead, runs))
-    shown = progress(screen, len(ahead.runs), quiet, troubled)
+    shown = progress(problems, len(ahead.runs), quiet)
     events = closing(execute(config, planned))  # an interrupt checkpoints the runs at once
     with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:
         for event in happening:
@@ -102,25 +130,29 @@ def carry_out(
                 raise KeyboardInterrupt
             advance(event)
             write(event)
+            if isinstance(event, Lost):
+                print_note(f"{event.reason}; run {event.run} is taken up by another worker")
+            elif isinstance(event, Failed):
+                failed += 1
+                problems.print(traceback_of_own_code(event.error), markup=False, end="")
+                print_error(f"run {event.run} stopped: {event.error}")
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:
-        show(screen, shorten_tables(summaries(study), study, Top()))
+        show(Console(), shorten_tables(summaries(study), study, Top()))
     for sentence in [*describe_changed(study.runs), *study.problems]:
         print_note(sentence)
-    if failures:
-        failed = f"{len(failures)} of {len(ahead.runs)} runs failed"
-        raise OpenCILError(f"{failed}; finished work is stored in {runs}")
+    if failed:
+        raise OpenCILError(f"{failed} of {len(ahead.runs)} runs failed; finished work is stored in {runs}")
     if not quiet:
         print_line(f"runs are stored in {runs}")
 
 
 def _print_skipped(config: "Config", specs: "list[RunSpec]") -> None:
     """Print the detectors left out, with the methods and the reason."""
-    skipped: dict[str, list[str]] = {}
+    skipped: dict[str, dict[str, None]] = {}
     for spec in specs:
         for reason, detectors in config.left_out(spec.cil, spec.classes_per_step).items():
-            methods = skipped.setdefault(f"without {', '.join(detectors)}: {reason}", [])
-            methods += [spec.cil] if spec.cil not in methods else []
+            skipped.setdefault(f"without {', '.join(detectors)}: {reason}", {})[spec.cil] = None
     for without, methods in skipped.items():
         print_note(f"{', '.join(methods)} {'goes' if len(methods) == 1 else 'go'} {without}")
 
@@ -131,18 +163,18 @@ def opening(outlook: "Outlook", folder: str) -> str:
 
     count, specs = len(outlook.runs), [run.spec for run in outlook.runs]
     done = {0: "", count: ", all done"}.get(outlook.done, f", {outlook.done} done")
-    cil = _several([spec.cil for spec in specs], "CIL methods")
-    k = _several([str(spec.classes_per_step) for spec in specs], "of them")
-    seeds = _several([str(spec.seeds.run) for spec in specs], "of them")
+    cil = _several((spec.cil for spec in specs), "CIL methods")
+    k = _several((str(spec.classes_per_step) for spec in specs), "of them")
+    seeds = _several((str(spec.seeds.run) for spec in specs), "of them")
     plural = "s" * (seeds != str(specs[0].seeds.run))
     parts = [
         f"{cil} on {specs[0].benchmark.name} (k = {k}; seed{plural} {seeds})",
-        _several([name for spec in specs for name in spec.detectors], "detectors"),
+        _several((name for spec in specs for name in spec.detectors), "detectors"),
         f"on {outlook.device}",
         f"{outlook.at_once} runs at a time" * (outlook.at_once > 1),
         f"on {world_size()} ranks together" * (world_size() > 1),
         f"stored in {folder}",
-        f"about {duration(outlook.seconds)}, as like runs took" if outlook.seconds else "",
+        f"about {timedelta(seconds=ceil(outlook.seconds))}, as like runs took" if outlook.seconds else "",
     ]
     return f"{count} run{'s' * (count > 1)}{done}: {'; '.join(filter(None, parts))}"
 
@@ -151,27 +183,21 @@ def dry_run_table(outlook: "Outlook") -> Table:
     """Return a table of the runs: work done and work to do."""
     table = borderless_table("run", "so far", "to do")
     for run in outlook.runs:
-        steps, todo = "all steps" if run.steps is None else f"steps {run.trained + 1} to {run.steps}", []
-        if run.steps is None or run.trained < run.steps:
-            todo.append(f"{steps} with {_several(list(run.spec.detectors), 'detectors') or 'no detectors'}")
-        if run.lacking:
-            todo.append(f"{_several(list(run.lacking), 'detectors')} on trained steps")
-        took = f", about {duration(run.seconds)}" if run.seconds else ""
         so_far = f"{run.trained} of {run.steps or '?'} steps" if run.trained else "nothing"
-        to_do = "nothing" if run.done else ("; ".join(todo) or "further metrics") + took
-        table.add_row(*map(Text, (str(run.spec), "done" if run.done else so_far, to_do)))
+        todo = []
+        if run.steps is None or run.trained < run.steps:
+            steps = f"steps {run.trained + 1} to {run.steps}" if run.steps else "all steps"
+            todo.append(f"{steps} with {_several(run.spec.detectors, 'detectors') or 'no detectors'}")
+        if run.lacking:
+            todo.append(f"{_several(run.lacking, 'detectors')} on trained steps")
+        took = f", about {timedelta(seconds=ceil(run.seconds))}" if run.seconds else ""
+        to_do = ("; ".join(todo) or "further metrics") + took
+        cells = (str(run.spec), "done", "nothing") if run.done else (str(run.spec), so_far, to_do)
+        table.add_row(*map(Text, cells))
     return table
 
 
-def _several(names: list[str], what: str) -> str:
+def _several(names: Iterable[str], what: str) -> str:
     """Return names, each once, or how many there are."""
-    names = list(dict.fromkeys(names))
+    names = dict.fromkeys(names)
     return ", ".join(names) if len(names) <= _FEW else f"{len(names)} {what}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as people say them, to two digits or so."""
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from opencil.cli.options import DATA_ROOT, PLUGIN, RUNS, Plugins, switch
+from opencil.cli.flags import DATA_ROOT, PLUGIN, RUNS, Plugins, switch
+from opencil.cli.progress import progress
 from opencil.cli.screen import borderless_table, print_line, print_note, print_table, problems
 from opencil.errors import BadInput, OpenCILError
 
@@ -28,9 +28,8 @@ _FEW = 5  # differences that are shown
 def list_runs(folders: list[Path] = RUNS, _plugin: Plugins = PLUGIN) -> None:
     """List stored runs: how far each is, its size, and when it was last written.
 
-    A run is finished, unfinished, waiting (nothing is done yet), running (a
-    process writes it), failed (error.txt in its folder says more), or damaged
-    (its state cannot be read; 'opencil runs check' reads all files).
+    A run is finished, unfinished, waiting (nothing is done yet), running (a process writes it), failed
+    (error.txt in its folder says more), or damaged ('opencil runs check' reads all files).
     """
     from opencil.files import size_in_words
     from opencil.runs.inventory import entry
@@ -57,14 +56,11 @@ def check(
 ) -> None:
     """Read every file of stored runs, and name damaged, missing and misplaced ones.
 
-    Nothing is changed. Lines with ! are good to know; with ✗ something is
-    wrong. Runs that are being written are left out.
+    Nothing is changed, and runs that are being written are left out. Lines with ! are good to know; with ✗
+    something is wrong. Exit code 0: nothing is wrong. 1: something is.
 
-    Exit code 0: nothing is wrong. 1: something is.
-
-    --deep trains a step from the stored step before it, beside the run.
-    Where the same bits cannot be expected (another device, version of torch …),
-    it says why, and a difference is no failure.
+    --deep trains a step from the stored step before it, beside the run. Where the same bits cannot be
+    expected (another device, version of torch …), it says why, and a difference is no failure.
     """
     from opencil.runs.inventory import check_files
 
@@ -85,10 +81,8 @@ def check(
         for remark in remarks:
             print_line(remark, "note", indent=4)
     if bad:
-        raise OpenCILError(
-            f"something is wrong with {bad} of {len(found)} runs, see above: 'opencil runs clean' removes "
-            "what can be computed again, and 'opencil run' computes it"
-        )
+        hint = "'opencil runs clean' and 'opencil run' repair what can be computed again"
+        raise OpenCILError(f"something is wrong with {bad} of {len(found)} runs: {hint}")
     left = f", {busy} left out" if busy else ""
     print_line(f"nothing is wrong: {_count(len(found) - busy)} checked{left}")
     if deep:
@@ -97,14 +91,13 @@ def check(
 
 def _check_deeply(path: Path, data_root: str | None) -> None:
     """Train a step again, and compare it with the stored one."""
-    from opencil.cli.progress import progress
     from opencil.runs.again import plan_trial
 
     with problems.status("reading the run and its data"):
         trial = plan_trial(path, data_root)
     for doubt in trial.doubts:
         print_note(f"the same bits cannot be expected: {doubt}")
-    with progress(Console(), 1) as show:
+    with progress(problems, 1) as show:
         for event in trial.carry_out():
             show(event)
     again = f"step {trial.number} of {path}, trained again"
@@ -126,12 +119,9 @@ def clean(
 ) -> None:
     """Name stale files, and damaged ones that can be computed again; with --yes, delete them.
 
-    Stale are half-written files, and checkpoints of steps and heads that are
-    done.
-
-    Of damaged files, those go that 'opencil run' computes again: rows, a head,
-    or a whole step, not the steps after it. A run that is being
-    written is left alone, and so is a config.yml.
+    Stale are half-written files, and checkpoints of steps and heads that are done. Of damaged files, those go
+    that 'opencil run' computes again: rows, a head, or a whole step, not the steps after it. A run that is
+    being written is left alone, and so is a config.yml.
     """
     from opencil.files import size_in_words
     from opencil.runs.inventory import leftovers, measure_size, remove

@@ -8,12 +8,7 @@ from rich.text import Text
 screen = Console(soft_wrap=True, highlight=False)
 #: Errors and notes go here.
 problems = Console(stderr=True, soft_wrap=True, highlight=False)
-_MARKS = {
-    "good": ("✓ ", "green"),
-    "note": ("! ", "yellow"),
-    "bad": ("✗ ", "red"),
-    "left out": ("– ", "yellow"),
-}
+_MARKS = {"good": ("✓ ", "green"), "note": ("! ", "yellow"), "bad": ("✗ ", "red")}
 
 
 def print_note(text: str) -> None:
@@ -27,7 +22,7 @@ def print_error(error: object) -> None:
 
 
 def print_line(text: str, mark: str = "", indent: int = 0, style: str = "") -> None:
-    """Print a line unchanged, with a mark if one is named: good, note, bad or left out."""
+    """Print a line unchanged, with a mark if one is named: good, note or bad."""
     screen.print(Text.assemble(" " * indent, _MARKS.get(mark, ""), (text, style)))
 
 

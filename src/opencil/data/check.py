@@ -62,9 +62,7 @@ def check(entry: BenchmarkSplit, root: Path | None, size: int, full: bool, progr
             images = entry.dataset.serve(entry.name, entry.split, size, Access(root))
             result.images = result.decoded = len(images)
             return result
-        result.on_disk = entry.dataset.find(entry.split, root)
-        if result.on_disk is None:
-            return result
+        result.on_disk = entry.dataset.locate(entry.name, entry.split, root)
         source = result.on_disk.source
         result.images = len(source)
         result.checksum = _compare_checksums(result.on_disk, entry.dataset)

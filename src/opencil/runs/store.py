@@ -48,7 +48,6 @@ from opencil.files import (
     write_checked,
     write_json,
 )
-from opencil.plugins import describe_missing
 from opencil.runs.spec import RunSpec, training_values
 from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
@@ -416,16 +415,6 @@ def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) ->
             found.add(Path(place).parent)
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
     return [RunFolder(path) for path in sorted(found)]
-
-
-def plugins_noted(root: Path, problem: str) -> str:
-    """Return the plugins of stored runs to give, where ``problem`` is an unknown name; or ''."""
-    notes: dict[str, str] = {}
-    for path in root.rglob("config.yml") if "is unknown" in problem and root.is_dir() else ():
-        with suppress(OpenCILError, OSError, UnicodeDecodeError):  # ``problem`` is reported, not this error
-            if "\nplugins:" in path.read_text(encoding="utf-8"):
-                notes |= RunFolder(path.parent).stored().get("plugins", {})
-    return describe_missing(notes)
 
 
 def read_rows(root: str | Path) -> pd.DataFrame:

@@ -10,10 +10,9 @@ A plugin's test suite needs one call for each method::
     def test_my_cil_method():
         check_learner("my-method")
 
-``check_backbone``, ``check_dataset``, ``check_metric`` and ``check_benchmark`` do the same for the rest.
-``opencil check my_file.py`` runs the checks of everything that a file registers. ``DETECTOR_CHECKS``,
-``LEARNER_CHECKS``, … contain the single checks by name. A failure raises an ``AssertionError`` with the
-broken promise.
+``check_backbone``, ``check_dataset``, ``check_metric`` and ``check_benchmark`` do the same for the rest, and
+``opencil check my_file.py`` for all that a file registers. ``DETECTOR_CHECKS``, … contain the single checks
+by name. A failure raises an ``AssertionError`` with the broken promise.
 """
 
 from opencil.testing.backbones import BACKBONE_CHECKS, check_backbone

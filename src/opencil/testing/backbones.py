@@ -1,7 +1,6 @@
 """Check the contract of backbones."""
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +26,11 @@ def _features(network: Backbone, images: Tensor) -> Tensor:
     return network(images)  # type: ignore[no-any-return]
 
 
-def _shape(value: object) -> Any:
-    """Return the shape of a tensor, and the type of anything else."""
-    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-
-
 def check_result(backbone: Named, side: int = SIDE) -> None:
     """Images [B, 3, H, H] give finite float32 features [B, width]."""
     network, images = _create(backbone), _images(side)
     features, expected = _features(network, images), [len(images), network.width]
-    shape = _shape(features)
+    shape = list(getattr(features, "shape", ()))
     assert shape == expected, f"gives {shape} for {len(images)} images: {expected} is expected from its width"
     assert features.dtype == torch.float32, f"gives {features.dtype}: float32 is expected"
     assert torch.isfinite(features).all(), "gives features that are not finite"
@@ -65,9 +59,9 @@ def check_stored(backbone: Named, side: int = SIDE) -> None:
     network.eval()
     fresh.load_state_dict(network.state_dict(), strict=True)
     for action, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
-        assert torch.equal(_features(other, images), _features(network, images)), (
-            f"computes other features after it is {action}: all of its state must be parameters or buffers"
-        )
+        same = torch.equal(_features(other, images), _features(network, images))
+        hint = "all of its state must be parameters or buffers"
+        assert same, f"computes other features after it is {action}: {hint}"
 
 
 def check_trains(backbone: Named, side: int = SIDE) -> None:
@@ -103,7 +97,7 @@ def check_maps(backbone: Named, side: int = SIDE) -> None:
             features, maps = network.features_and_maps(images)
     except BadInput:
         return
-    shapes = [_shape(one) for one in found]
+    shapes = [list(maps_of_stage.shape) for maps_of_stage in found]
     valid = bool(shapes) and all(len(shape) == 4 and shape[0] == len(images) for shape in shapes)
     assert valid, f"gives maps {shapes} for {len(images)} images: [B, C, H, W] for each stage are expected"
     maps, found = [features, *maps], [_features(network, images), *found]
@@ -120,9 +114,8 @@ def check_split(backbone: Named, side: int = SIDE) -> None:
         return
     with torch.no_grad():
         found = last(shared.maps(images)[-1])
-    assert nearly_equal(found, _features(network, images)), (
-        "has parts that give other features than the whole"
-    )
+    same = nearly_equal(found, _features(network, images))
+    assert same, "has parts that give other features than the whole"
 
 
 #: Every check of the backbones' contract, by name.

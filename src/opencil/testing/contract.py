@@ -1,13 +1,14 @@
 """Collect the checks of a contract, and run them on one subject."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from opencil.errors import OpenCILError
 
+T = TypeVar("T")
 Checks = dict[str, Callable[..., None]]
 #: Default side of images in the checks of backbones and datasets: CIFAR's.
 SIDE = 32
@@ -29,6 +30,18 @@ def run_checks(checks: Checks, subject: object, *arguments: Any) -> None:
             raise AssertionError(f"{name} refuses valid input: {error}") from error
         except AssertionError as error:
             raise AssertionError(f"{name} {error}") from error
+
+
+def call_twice(make: Callable[[], T]) -> list[T]:
+    """Return the results of a call under two states of torch's global generator, which must not change."""
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (0, 1):
+            before = torch.manual_seed(seed).get_state()
+            found.append(make())
+            same = torch.equal(torch.get_rng_state(), before)
+            assert same, "draws from torch's global generator: create one with a seed of its own"
+    return found
 
 
 def nearly_equal(actual: Tensor, expected: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Check the contract of CIL methods, on a few real digits in steps of two classes."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ from opencil.engine.ranks import Ranks, using
 from opencil.evaluation.metrics import accuracy
 from opencil.nets.model import Model
 from opencil.registry import LEARNERS
-from opencil.testing.contract import collect_checks, list_differences, run_checks
+from opencil.testing.contract import call_twice, collect_checks, list_differences, run_checks
 
 _CLASSES, _PER_STEP, _IMAGES, _EPOCHS, _MEMORY = 6, 2, 12, 2, 18
 _STEPS = _CLASSES // _PER_STEP
@@ -86,10 +87,8 @@ class _Run:
     def train(self, task: Task, checkpoint: Checkpoint | None = None) -> Iterator[Progress]:
         """Train a step, yielding after each iteration."""
         for progress in self.learner.learn(task, checkpoint):
-            assert progress.epochs == self.epochs, (
-                f"has {progress.epochs} epochs in stage {progress.stage!r} where {self.epochs} are set: "
-                "a method's schedules should be fields of it"
-            )
+            found = f"has {progress.epochs} epochs in stage {progress.stage!r} where {self.epochs} are set"
+            assert progress.epochs == self.epochs, f"{found}: a method's schedules should be fields of it"
             yield progress
 
     def step(self, number: int) -> Task:
@@ -104,12 +103,8 @@ class _Run:
         return map(self.step, range(1, count + 1))
 
 
-def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def _state(model: Model) -> dict[str, Tensor]:
-    return _copy(model.state_dict())
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def _test_outputs(model: Model, task: Task) -> Outputs:
@@ -132,9 +127,8 @@ def check_classes(learner: AnyLearner) -> None:
         finite = torch.isfinite(outputs.features).all() and torch.isfinite(outputs.logits).all()
         assert finite, f"gives features or logits that are not finite {after}"
         head = linear_head(task.model.classify, outputs.features.shape[1], outputs.features.device)
-        assert head or not run.learner.linear, (
-            f"gives logits that are not W f + b {after}: declare `linear = False`"
-        )
+        linear = head or not run.learner.linear
+        assert linear, f"gives logits that are not W f + b {after}: declare `linear = False`"
 
 
 def check_stored(learner: AnyLearner) -> None:
@@ -146,10 +140,9 @@ def check_stored(learner: AnyLearner) -> None:
             blank.load_state_dict(task.model.state_dict(), strict=True)
         except RuntimeError as error:
             raise AssertionError(f"has a `blank` of another shape than the model {after}: {error}") from error
-        assert torch.equal(_test_outputs(task.model, task).logits, _test_outputs(blank, task).logits), (
-            f"computes other logits when its model is loaded {after}: all that training changes must be "
-            "parameters or buffers of `task.model`"
-        )
+        same = torch.equal(_test_outputs(task.model, task).logits, _test_outputs(blank, task).logits)
+        hint = "all that training changes must be parameters or buffers of `task.model`"
+        assert same, f"computes other logits when its model is loaded {after}: {hint}"
 
 
 def check_teacher(learner: AnyLearner) -> None:
@@ -164,17 +157,8 @@ def check_teacher(learner: AnyLearner) -> None:
 
 def check_repeatable(learner: AnyLearner) -> None:
     """The seeds determine the weights, and torch's global generator stays unchanged."""
-    found = []
-    with torch.random.fork_rng(devices=[]):
-        for seed in (0, 1):
-            before = torch.manual_seed(seed).get_state()
-            *_, last = _Run(learner).steps(2)
-            found.append(_state(last.model))
-            assert torch.equal(torch.get_rng_state(), before), (
-                "draws from torch's global generator: random choices should follow from the setting's seeds "
-                "(`opencil.engine.seeding`)"
-            )
-    changed = list_differences(*found)
+    first, again = call_twice(lambda: _state([*_Run(learner).steps(2)][-1].model))
+    changed = list_differences(again, first)
     assert not changed, f"gives other weights the second time: {changed}"
 
 
@@ -185,16 +169,14 @@ def check_resume(learner: AnyLearner) -> None:
     whole, stored = run.begin(2), []
     for progress in run.train(whole):
         if progress.epoch_ends:
-            taken = Checkpoint.take(whole.model, progress, whole.ended)
-            stored.append((progress, _copy(taken.tensors())))
-    for progress, tensors in stored:
+            tensors = Checkpoint.take(whole.model, progress, whole.ended).tensors()
+            stored.append((f"epoch {progress.epoch} of stage {progress.stage!r}", copy.deepcopy(tensors)))
+    for place, tensors in stored:
         task = run.begin(2)
         list(run.train(task, Checkpoint.from_tensors(tensors)))
         changed = list_differences(_state(task.model), _state(whole.model))
-        assert not changed, (
-            f"ends with other weights when it resumes after epoch {progress.epoch} of stage "
-            f"{progress.stage!r}: {changed}. The state of training should be in `task.model`"
-        )
+        hint = "the state of training should be in `task.model`"
+        assert not changed, f"ends with other weights when it resumes after {place}: {changed}; {hint}"
 
 
 def check_memory(learner: AnyLearner) -> None:
@@ -204,10 +186,8 @@ def check_memory(learner: AnyLearner) -> None:
         seen, remembered = task.step.seen, run.memory.per_class
         expected = [min(_MEMORY // seen, _IMAGES)] * seen if run.learner.remembers else []
         counts = [len(indices) for indices in remembered]
-        assert counts == expected, (
-            f"remembers {counts} images of the classes after step {task.step.number}: {expected} are "
-            f"expected in a memory of {_MEMORY}"
-        )
+        after = f"after step {task.step.number}, in a memory of {_MEMORY}"
+        assert counts == expected, f"remembers {counts} images of the classes {after}: {expected} expected"
         wrong = [c for c, indices in enumerate(remembered) if (labels[indices] != c).any()]
         assert not wrong, f"remembers images of other classes as those of {wrong}"
 
@@ -224,12 +204,9 @@ def check_images(learner: AnyLearner) -> None:
         later = sorted(set(labels[labels >= task.step.seen].tolist()))
         assert not later, f"reads images of the later classes {later} in step {number}"
         old = recorder.served - set(task.step.train.tolist())
-        assert run.learner.revisits or not old, (
-            f"reads {len(old)} images of old classes in step {number}: `revisits` declares that it reads none"
-        )
-        assert old <= stored or not run.learner.remembers, (
-            f"reads {len(old - stored)} images of old classes in step {number} that are not in the memory"
-        )
+        declared, allowed = run.learner.revisits or not old, old <= stored or not run.learner.remembers
+        assert declared, f"reads old images in step {number}: `revisits` declares that it reads none"
+        assert allowed, f"reads {len(old - stored)} old images in step {number} that are not in the memory"
 
 
 def check_learns(learner: AnyLearner) -> None:
@@ -247,10 +224,8 @@ def check_bfloat16(learner: AnyLearner) -> None:
     try:
         for task in _Run(learner, arithmetic=_Bfloat16()).steps(2):
             for name, tensor in _state(task.model).items():
-                valid = tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor).all()
-                assert valid or not tensor.is_floating_point(), (
-                    f"leaves {name} not finite, or not float32, {hint}"
-                )
+                exact = tensor.dtype in (torch.float32, torch.float64) and torch.isfinite(tensor).all()
+                assert exact or not tensor.is_floating_point(), f"leaves {name} not finite float32, {hint}"
     except (RuntimeError, TypeError, Diverged) as error:  # torch raises both where types do not fit
         raise AssertionError(f"cannot train ({error}) {hint}") from error
 
@@ -296,10 +271,9 @@ def check_shares(learner: AnyLearner) -> None:
             with using(_Rank(rank, added)):
                 losses.append(_weighted_loss(stage, task))
         total = sum(losses[_RANKS:], torch.zeros(()))
-        assert torch.allclose(total, whole, rtol=1e-4, atol=1e-6), (
-            f"has a loss of {float(whole):g} on a batch in stage {stage.name!r}, and {float(total):g} on its "
-            "shares: it should be a mean over the batch's images; `masked_mean` is one over some of them"
-        )
+        found = f"has a loss of {float(whole):g} on a batch of {stage.name!r}, {float(total):g} on its shares"
+        hint = "it should be a mean over the batch's images; `masked_mean` is one over some of them"
+        assert torch.allclose(total, whole, rtol=1e-4, atol=1e-6), f"{found}: {hint}"
 
 
 #: Every check of the CIL methods' contract, by name.
