@@ -2,13 +2,15 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -17,12 +19,8 @@ from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.runs.events import Event, Failed, Finished, Lost
-from opencil.runs.launchers.mps import shared_gpu
 from opencil.runs.loading import with_share
 from opencil.runs.spec import RunSpec
-
-#: Workers that may end in the middle of a run before the run is given up: it may end them itself.
-_LOSSES = 2
 
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
@@ -42,19 +40,16 @@ def launch(
 ) -> Generator[Event]:
     """Give runs to workers in their order, and yield the events of all of them.
 
-    A thread for each place starts the worker there and reads its events. A lost worker is replaced,
-    and its run is resumed from where it is stored. Closing the generator stops all workers, each with a
-    checkpoint.
+    A thread for each place starts the worker there and reads its events. A lost worker is replaced once, and
+    its run is resumed from where it is stored: the run may have ended it. Closing the generator stops all
+    workers, each with a checkpoint.
     """
-    busy = places[: len(specs)]
-    waiting: SimpleQueue[RunSpec | None] = SimpleQueue()
-    for spec in (*specs, *[None] * len(busy)):
-        waiting.put(spec)
+    busy, waiting = places[: len(specs)], iter(specs)
     inbox: SimpleQueue[Event | Future[None]] = SimpleQueue()
     workers, stopping = list[Worker](), threading.Event()
 
     def serve(place: PlaceConfig) -> None:
-        worker, losses, spec = None, 0, waiting.get()
+        worker, again, spec = None, False, next(waiting, None)
         while spec is not None and not stopping.is_set():
             if worker is None:
                 worker = Worker(replace(config, place=place), plugins, variables)
@@ -65,13 +60,12 @@ def launch(
                 for event in worker.do(spec):
                     inbox.put(event)
             except (EOFError, pickle.UnpicklingError):
-                reason, worker = f"the worker on {place.device} {worker.wait()}", None
-                losses += 1
-                if losses < _LOSSES:
-                    inbox.put(Lost(spec, reason))
-                    continue
-                inbox.put(Failed(spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}")))
-            losses, spec = 0, waiting.get()
+                reason, worker, again = f"the worker on {place.device} {worker.wait()}", None, not again
+                lost = Lost(spec, reason)
+                inbox.put(lost if again else Failed(spec, OpenCILError(f"2 workers ended in it; {reason}")))
+            else:
+                again = False
+            spec = spec if again else next(waiting, None)
         if worker is not None:
             worker.send(None)
             worker.wait()
@@ -137,3 +131,25 @@ class Worker:
         with suppress(OSError), self.process:  # closes the pipes, with unread messages
             pass
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@contextmanager
+def shared_gpu(places: Sequence[PlaceConfig]) -> Iterator[dict[str, str]]:
+    """Start NVIDIA's Multi-Process Service where processes share a GPU; yield their environment variables.
+
+    With it their kernels run at the same time. Without the service, or where one runs already, the GPU gives
+    them time in turn.
+    """
+    devices = [place.device for place in places if place.device.startswith("cuda")]
+    control = shutil.which("nvidia-cuda-mps-control")
+    if len(devices) == len(set(devices)) or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="opencil-mps-") as folder:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **variables}
+        started = subprocess.run([control, "-d"], env=environment, check=False, capture_output=True)
+        try:
+            yield variables if started.returncode == 0 else {}
+        finally:
+            subprocess.run([control], input=b"quit\n", env=environment, check=False, capture_output=True)
