@@ -21,7 +21,7 @@ from opencil.runs.launch import execute
 from opencil.runs.loading import load
 from opencil.runs.reading import study_so_far
 from opencil.runs.spec import RunSpec, plan_share
-from opencil.runs.state import Run, open_run_at
+from opencil.runs.state import Run, open_run
 from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
 
@@ -151,7 +151,7 @@ class Results:
     def runs(self) -> list[Run]:
         """Return the stored runs, opened, with models, memories and detectors of each step."""
         data = load(self.config)
-        return [open_run_at(folder, self.config.place, data) for folder in self.folders]
+        return [open_run(folder, data=data) for folder in self.folders]
 
     def __repr__(self) -> str:
         names = ", ".join(folder.as_posix() for folder in self.folders)
@@ -210,6 +210,6 @@ def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progr
             text = f"{len(failures)} of {len(specs)} runs failed; their finished work is stored:"
             text += "".join(f"\n  {failed.run}: {failed.error}" for failed in failures)
         kind = BadInput if all(isinstance(failed.error, BadInput) for failed in failures) else OpenCILError
-        raise kind(text) from find_unexpected([first]) or first
+        raise kind(text) from find_unexpected(first) or first
     folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
     return Results(config, folders, study_so_far(folders, config.detector))

@@ -56,7 +56,6 @@ def carry_out(
     from opencil.report.tables import summaries
     from opencil.report.writing import shorten_tables
     from opencil.runs.events import Failed, Lost
-    from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.launch import execute
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
@@ -69,8 +68,7 @@ def carry_out(
             print_note(f"{event.reason}; run {event.run} is taken up by another worker")
             return
         failures.append(event)
-        if own := traceback_of_own_code(event.error):
-            problems.print(own, markup=False, end="")
+        problems.print(event.own_code, markup=False, end="")
         print_error(f"run {event.run} stopped: {event.error}")
 
     if not is_first_rank():  # rank 0 shows what all of them do

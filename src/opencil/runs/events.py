@@ -44,6 +44,7 @@ class Failed(Event):
     """A run stopped with an error; what it had stored stays, and other runs go on."""
 
     error: OpenCILError
+    own_code: str = ""  #: traceback of an unexpected error, from the user's own code on
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from opencil.engine.arithmetic import refused_operation
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import OpenCILError
 from opencil.files import find_disk_error, write_text
 from opencil.runs.events import Failed
 from opencil.runs.spec import RunSpec
@@ -22,23 +22,15 @@ _MACHINERY = {
 class Unexpected(OpenCILError):
     """An unexpected error in a sentence; its cause is the error itself."""
 
-    def __init__(self, text: str, cause: Exception | None = None, own_code: str = "") -> None:
-        super().__init__(text)
-        self.__cause__ = cause
-        self.own_code = own_code  #: traceback_of_own_code of an error from another process: it has no cause
-
 
 def in_words(error: Exception) -> str:
     """Return an error as part of a sentence, with the type of an unexpected error."""
     if operation := refused_operation(error):
-        return (
-            f"torch has no deterministic implementation of {operation} on this device: leave this method "
-            "out, or --deterministic"
-        )
+        return f"torch cannot compute {operation} deterministically: leave this out, or --deterministic"
     return str(error) if isinstance(error, OpenCILError) else f"{type(error).__name__}: {error}"
 
 
-def find_unexpected(errors: Iterable[Exception]) -> Exception | None:
+def find_unexpected(*errors: Exception) -> Exception | None:
     """Return the first unexpected error among some errors and their causes."""
     for error in errors:
         cause = error.__cause__ if isinstance(error, Unexpected) else error
@@ -54,36 +46,27 @@ def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
     for name, (step, error) in problems.items():
         reasons.setdefault(f"step {step}: {in_words(error)}", []).append(name)
     text = "; ".join(f"{', '.join(names)} has no rows: {why}" for why, names in reasons.items())
-    cause = find_unexpected(error for _, error in problems.values())
-    return Unexpected(text, cause) if cause else OpenCILError(text)
+    return _describe(text, find_unexpected(*(error for _, error in problems.values())))
 
 
 def failed(spec: RunSpec, folder: RunFolder, error: Exception) -> Failed:
     """Return the event of a failed run, and write the error into the run's folder."""
     error = find_disk_error(error, folder.path) or error
-    cause = find_unexpected([error])
-    text = f"{in_words(error)}\n" if cause is None else "".join(traceback.format_exception(cause))
+    cause, text = find_unexpected(error), in_words(error)
+    trace = "" if cause is None else "".join(traceback.format_exception(cause))
     if folder.writes and not isinstance(error, LockedRun):
         with suppress(OSError, OpenCILError):  # a full disk may be the reason
-            write_text(folder.error, text, follow=False)
-    if cause is not None:
-        return Failed(spec, Unexpected(f"{in_words(error)} (traceback: {folder.error})", cause))
-    return Failed(spec, error if isinstance(error, OpenCILError) else OpenCILError(in_words(error)))
-
-
-def traceback_of_own_code(error: OpenCILError) -> str:
-    """Return the traceback from the first frame of the user's own code on; '' where there is none."""
-    cause = find_unexpected([error])
+            write_text(folder.error, f"{text}\n{trace}", follow=False)
     if cause is None:
-        return error.own_code if isinstance(error, Unexpected) else ""
+        return Failed(spec, error if isinstance(error, OpenCILError) else OpenCILError(text))
     place = cause.__traceback__
     while place and str(place.tb_frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
         place = place.tb_next
-    return "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
+    own_code = "".join(traceback.format_exception(type(cause), cause, place)) if place else ""
+    return Failed(spec, _describe(f"{text} (traceback: {folder.error})", cause), own_code)
 
 
-def portable(error: OpenCILError) -> OpenCILError:
-    """Return an error fit to be pickled, with its traceback as text."""
-    if isinstance(error, Unexpected):
-        return Unexpected(str(error), own_code=traceback_of_own_code(error))
-    return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
+def _describe(text: str, cause: Exception | None) -> OpenCILError:
+    error = OpenCILError(text) if cause is None else Unexpected(text)
+    error.__cause__ = cause
+    return error
