@@ -12,9 +12,10 @@ import torch
 import opencil
 from opencil.config import Config
 from opencil.engine.loop import Progress
+from opencil.evaluation.protocol import Measurement
 from opencil.runs import checkpoints, store
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Event, Finished, Training
+from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.store import RunFolder, StepFolder
 from tests.stored import flip, results
 
@@ -46,26 +47,29 @@ def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float], step:
     with Checkpoints(step, "this", 60.0) as times:
         for now, epoch in ((130.0, 1), (161.0, 2), (200.0, 3), (222.0, 4)):
             clock[0] = now
-            times.note(module, progress(epoch, iteration=1), measured=[epoch])
-            times.note(module, progress(epoch), measured=[epoch])
+            times.measured.append(Measurement("", "online", epoch))
+            times.note(module, progress(epoch, iteration=1))
+            times.note(module, progress(epoch))
             resumed = Checkpoints(step, "this", 60.0)
-            found.append(resumed.resume and (resumed.resume.epoch, resumed.notes["measured"]))
-    assert found == [None, (2, [2]), (2, [2]), (4, [4])]
+            found.append(resumed.resume and (resumed.resume.epoch, len(resumed.measured)))
+    assert found == [None, (2, 2), (2, 2), (4, 4)]
+    assert times.seconds == 122.0
+    assert resumed.measured == times.measured
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, ValueError])
 def test_an_interruption_stores_the_copy_of_the_latest_epoch(
     clock: list[float], step: StepFolder, error: type[BaseException]
 ) -> None:
-    module, measured = torch.nn.Linear(1, 1), ["before"]
+    module = torch.nn.Linear(1, 1)
     with pytest.raises(error), Checkpoints(step, "this", 60.0) as times:  # noqa: PT012
         clock[0] += 1.0
-        times.note(module, progress(1), measured=measured)
+        times.note(module, progress(1))
         weight = module.weight.detach().clone()
         module.weight.data.add_(1.0)
-        measured.append("after")
+        times.measured.append(Measurement("", "after", 1.0))
         clock[0] += 0.5  # too soon for another copy
-        times.note(module, progress(2), measured=measured)
+        times.note(module, progress(2))
         raise error
     resumed = Checkpoints(step, "this", 60.0)
     if error is ValueError:
@@ -74,7 +78,7 @@ def test_an_interruption_stores_the_copy_of_the_latest_epoch(
         assert resumed.resume is not None
         assert resumed.resume.epoch == 1
         assert torch.equal(resumed.resume.weights["weight"], weight)
-        assert resumed.notes["measured"] == ["before"]
+        assert resumed.measured == []
 
 
 def test_numbers_that_are_not_finite_are_not_stored(clock: list[float], step: StepFolder) -> None:
@@ -135,10 +139,14 @@ def test_a_checkpoint_that_cannot_be_used_is_left_out(
     interrupt(config, 2)
     (path,) = tmp_path.rglob("checkpoint")
     damage(path, config)
+    if damage is other_tensors:
+        refused = run_all(config)[-1]
+        assert isinstance(refused, Failed)
+        assert str(path) in str(refused.error)
     first, *_, last = run_all(config)
     assert isinstance(first, Training)
     assert (first.progress.epoch, first.progress.iteration) == (1, 1)
-    assert (str(path) in caplog.text) == (damage is not other_training)
+    assert (str(path) in caplog.text) == (damage not in (other_training, other_tensors))
     assert isinstance(last, Finished)
     assert results(tmp_path) == whole
     assert not path.exists()

@@ -56,12 +56,6 @@ class Checkpoint:
             | {f"ended.{i}.{name}": t for i, end in enumerate(self.ended) for name, t in end.items()}
         )
 
-    @property
-    def finite(self) -> bool:
-        """Return whether all numbers are finite, as training needs them to resume."""
-        tensors = (*self.weights.values(), *self.state.values())
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
     def restore(self, module: nn.Module, trained: nn.Module, schedule: Schedule) -> Self:
         """Load the weights into the module; raise if they, or the state for ``trained``, do not fit."""
         if self.epoch > schedule.epochs:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from opencil.config import PlaceConfig
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import cpu_threads
 from opencil.errors import BadInput
@@ -17,7 +16,7 @@ from opencil.files import read_json
 from opencil.runs.events import Event
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.run import run
-from opencil.runs.state import Run, open_run_at
+from opencil.runs.state import Run, open_run
 from opencil.runs.store import Info, RunFolder, bytes_of
 
 
@@ -64,7 +63,7 @@ def plan_trial(path: Path, data_root: str | None = None) -> Trial:
     if folder.stored().get("foreign"):
         raise BadInput(f"the models of {path} were trained elsewhere: they cannot be trained again")
     made_on = read_json(folder.environment).get("device") if folder.environment.exists() else None
-    opened = open_run_at(path, PlaceConfig(data_root=data_root, device="cpu" if made_on == "cpu" else "auto"))
+    opened = open_run(path, data_root, "cpu" if made_on == "cpu" else "auto")
     stored = [step.number for step in opened.trained_steps]
     if not stored:
         raise BadInput(f"{path} has no stored step yet: there is nothing to compare with")
