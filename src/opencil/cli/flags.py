@@ -127,13 +127,4 @@ def _resolve(given: dict[str, Any]) -> "Config":
             value = names("--metric", value)
         values = merge(values, nest(key.split("."), value))
     user = read_yaml(given["config"]) if given["config"] else {}
-    try:
-        return resolve(user, flags=values, settings=given["settings"] or (), **chosen)
-    except BadInput as error:
-        from opencil.runs.store import plugins_noted
-
-        place = user.get("place")
-        runs = given.get("runs") or (place.get("runs") if isinstance(place, dict) else None) or "runs"
-        if hint := plugins_noted(Path(str(runs)), str(error)):
-            raise BadInput(f"{error}\n{hint}") from None
-        raise
+    return resolve(user, flags=values, settings=given["settings"] or (), **chosen)

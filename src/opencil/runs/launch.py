@@ -40,7 +40,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     if joined is not None:
         place = replace(config.place, device=str(joined.device))
         config = replace(config, place=with_share(place, joined.on_machine))
-    places = find_places(config.place)
+    places = launcher(config.place).find_places(config.place)
 
     @cache
     def data() -> BenchmarkData:  # loaded when the first run needs it
@@ -79,15 +79,14 @@ def work(
 
     An error ends its run alone.
     """
-    place = config.place
-    device = resolve_device(place.device)
+    place, device = config.place, resolve_device(config.place.device)
+    sharing = partial(ranks.using, joined)
     with cpu_threads(place.threads), only_deterministic(place.only_deterministic):
         for spec in specs:
             loaded = data()  # an error in the data is an error of every run, and not caught
             folder, already = folder_of(place, spec), False
             error: Exception | None = None
-            # A captured training step must not run on the default stream of a GPU.
-            side, sharing = SideStream(device), partial(ranks.using, joined)
+            side = SideStream(device)  # a captured training step must not run on a GPU's default stream
             try:
                 with sharing():
                     already = spec.foreign is not None and folder.finished(spec)
@@ -105,12 +104,6 @@ def work(
             if joined is not None:
                 joined.same_fate(error)
             yield Finished(spec, already) if error is None else failed(spec, folder, error)
-
-
-def find_places(place: PlaceConfig) -> list[PlaceConfig]:
-    """Return the place of each process for runs."""
-    places: list[PlaceConfig] = launcher(place).find_places(place)
-    return places
 
 
 def launcher(place: PlaceConfig) -> Any:
@@ -135,8 +128,7 @@ def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
     """Return the plugins for other processes, and refuse names of this process alone."""
     if any(spec.foreign is not None for spec in specs):
         raise BadInput(
-            "models from elsewhere are evaluated by this process: launcher = local, jobs = 1 and "
-            "pack = 1 are needed"
+            "models from elsewhere are evaluated by one process: jobs = 1, pack = 1, launcher = local"
         )
     plugins = dict.fromkeys(config.plugins)
     for registry, name in dict.fromkeys(n for spec in specs for n in spec.names(*spec.detectors)):
@@ -145,7 +137,6 @@ def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
         elif not registry.entry(name).make.__module__.startswith("opencil."):
             raise BadInput(
                 f"{registry.kind} {name!r} is registered in this process alone: for several processes put it "
-                "into a file and name that as a plugin (plugins: [my_method.py]), or ask for one "
-                "process, with jobs = 1, pack = 1, one device and launcher = local"
+                "into a plugin (plugins: [my_method.py])"
             )
     return list(plugins)

@@ -26,7 +26,7 @@ def write_rows(path: Path, rows: pd.DataFrame) -> str:
         rows = rows.assign(k=rows["k"].astype(str))
     file = pa.BufferOutputStream()
     write_table(pa.Table.from_pandas(rows, preserve_index=False), file)
-    return write_bytes(path, file.getvalue().to_pybytes(), follow=False)
+    return write_bytes(path, file.getvalue().to_pybytes(), flush=False, follow=False)
 
 
 def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
