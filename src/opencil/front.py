@@ -14,8 +14,7 @@ from opencil.plugins import describe_changed
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
-from opencil.runs.events import Failed
-from opencil.runs.failures import find_unexpected
+from opencil.runs.events import Failed, find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
 from opencil.runs.loading import load

@@ -13,9 +13,12 @@ import opencil
 from opencil.config import Config
 from opencil.engine.loop import Progress
 from opencil.evaluation.protocol import Measurement
-from opencil.runs import checkpoints, store
+from opencil.runs import checkpoints
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Event, Failed, Finished, Training
+from opencil.runs.loading import load
+from opencil.runs.spec import plan
+from opencil.runs.state import Run
 from opencil.runs.store import RunFolder, StepFolder
 from tests.stored import flip, results
 
@@ -110,20 +113,20 @@ def junk(path: Path, config: Config) -> None:
     path.write_bytes(b"junk")
 
 
+def store_checkpoint(path: Path, made_of: str) -> None:
+    with Checkpoints(RunFolder(path.parents[1]).step(1), made_of, 0.0) as checkpoints:
+        checkpoints.note(torch.nn.Linear(1, 1), progress(1))
+
+
 def other_training(path: Path, config: Config) -> None:
-    step = RunFolder(path.parents[1]).step(1)
-    step.save_checkpoint({"a": torch.ones(1)}, {"made_of": "another training"})
+    store_checkpoint(path, "another training")
 
 
 def other_tensors(path: Path, config: Config) -> None:
     """Of the same training, as no version of the method writes them."""
-    made_of: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.StepFolder, "read_checkpoint", lambda self, made, head="": made_of.append(made))
-        next(events := opencil.execute(config))
-        events.close()
-    tensors = {"position": torch.tensor([0, 1]), "model.other": torch.ones(1)}
-    RunFolder(path.parents[1]).step(1).save_checkpoint(tensors, {"made_of": made_of[0]})
+    (spec,) = plan(config)
+    run = Run(spec, RunFolder(path.parents[1]), load(config))
+    store_checkpoint(path, run.describe_training(run.stream[0]))
 
 
 @pytest.mark.parametrize("damage", [junk, lambda path, _: flip(path), other_training, other_tensors])
@@ -162,7 +165,7 @@ def test_an_interruption_on_a_full_disk_is_an_interruption(
 
     config = short(tmp_path, *ONE_STEP, detector="msp")
     with monkeypatch.context() as patched:
-        patched.setattr(store, "write_checked", full)
+        patched.setattr(checkpoints, "write_checked", full)
         interrupt(config, 3)
     assert not list(tmp_path.rglob("checkpoint"))
     assert isinstance(run_all(config)[-1], Finished)

@@ -23,7 +23,7 @@ from opencil.files import damaged
 from opencil.runs import launch
 from opencil.runs.events import Event, Failed, Finished, Lost, Training
 from opencil.runs.launch import execute
-from opencil.runs.launchers import local, worker
+from opencil.runs.launchers import local
 from opencil.runs.launchers.local import shared_gpu
 from opencil.runs.spec import RunSpec, plan
 from tests.stored import results
@@ -245,11 +245,11 @@ def test_events_for_other_processes(short: Make, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     damage = damaged(tmp_path, "no")
     events = [training(1), training(2), training(3), Failed(spec, damage, "own")]
-    monkeypatch.setattr(worker, "work", lambda *_: (event for event in events))
+    monkeypatch.setattr(launch, "work", lambda *_: (event for event in events))
     for curves, iterations in ((None, [1]), ("curves", [1, 3])):
         config, found = short(tmp_path), list[Any]()
         config = replace(config, place=replace(config.place, tensorboard=curves))
-        worker.do_runs(config, [], [], lambda: pytest.fail("no run is done"), found.append)
+        launch.do_runs(config, [], [], found.append)
         sent = [event.progress for event in found if isinstance(event, Training)]
         assert [progress.iteration for progress in sent] == iterations
         assert [float(progress.loss) for progress in sent] == [0.0, 2.0][: len(sent)]

@@ -1,13 +1,16 @@
 """The checkpoints of a training: stored at intervals and where it is interrupted, read where it resumes."""
 
+import json
 import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from opencil.engine.checkpoint import BadCheckpoint, Checkpoint
@@ -15,8 +18,8 @@ from opencil.engine.loop import Progress
 from opencil.engine.ranks import from_first
 from opencil.errors import OpenCILError
 from opencil.evaluation.protocol import Measurement
-from opencil.files import Damaged, damaged
-from opencil.runs.store import StepFolder
+from opencil.files import Damaged, damaged, read_checked, write_checked
+from opencil.runs.store import StepFolder, pack
 
 _log = logging.getLogger("opencil.runs")
 #: The least seconds between two copies in memory: on a GPU an epoch may be shorter than a hundred copies
@@ -41,12 +44,15 @@ class Checkpoints:
         self._started = self._stored_at - notes.get("seconds", 0.0)
 
     def _read(self) -> tuple[Checkpoint | None, dict[str, Any]]:
+        path = self._stored.checkpoint(self._head)
         try:
-            if found := self._stored.read_checkpoint(self._made_of, self._head):
-                return Checkpoint.from_tensors(found[0]), found[1]
+            tensors = load(read_checked(path)) if path.exists() else {}
         except Damaged as error:
             _log.warning("%s", error)
-        return None, {}
+            tensors = {}
+        notes = json.loads(bytes(tensors.pop("notes").tolist())) if tensors else {}
+        same = notes.get("made_of") == self._made_of
+        return (Checkpoint.from_tensors(tensors), notes) if same else (None, {})
 
     def note(self, module: nn.Module, progress: Progress, ended: Sequence[dict[str, Tensor]] = ()) -> None:
         """Take note of an iteration: at the end of an epoch store or copy the state."""
@@ -65,10 +71,11 @@ class Checkpoints:
         self._copied_at = time.monotonic()
 
     def _store(self, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-        if all(
-            bool(torch.isfinite(tensor).all()) for tensor in tensors.values()
-        ):  # else the last good one stays
-            self._stored.save_checkpoint(tensors, notes, self._head)
+        finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+        if self._stored.writes and finite:  # else the last good checkpoint stays
+            text = bytearray(json.dumps(notes, default=astuple).encode())
+            content = pack(tensors | {"notes": torch.frombuffer(text, dtype=torch.uint8)})
+            write_checked(self._stored.checkpoint(self._head), content)
 
     def __enter__(self) -> Self:
         return self

@@ -85,8 +85,11 @@ def damages(folder: RunFolder) -> dict[Path, str]:
         steps, _, found = read_records(folder, folder.stored())
     except (OpenCILError, OSError) as error:
         return {folder.config: describe_damage(error)}
-    for step, info in steps.items():
-        found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
+    for step, name in [(step, name) for step, info in steps.items() for name in info["files"]]:
+        try:
+            step.read(name, steps[step])
+        except (OpenCILError, OSError) as error:
+            found[step.path / name] = describe_damage(error)
     for step in folder.steps():
         for checkpoint in (step.checkpoint(), *step.path.glob("heads/*.checkpoint")):
             try:

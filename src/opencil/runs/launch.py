@@ -6,13 +6,17 @@ A launcher is a module in ``opencil.runs.launchers`` with two functions:
 - ``launch(config, specs, places, plugins)`` does the runs there and yields their events.
 """
 
+import pickle
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
@@ -20,13 +24,16 @@ from opencil.engine import ranks
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import SideStream, cpu_threads, resolve_device
 from opencil.errors import BadInput, OpenCILError
-from opencil.runs.events import Event, Finished
-from opencil.runs.failures import failed
+from opencil.plugins import load_plugin
+from opencil.runs.events import Event, Failed, Finished, Training, failed
 from opencil.runs.loading import check_place, describe_data, load, with_share
 from opencil.runs.provenance import environment
 from opencil.runs.run import run
 from opencil.runs.spec import RunSpec, plan
 from opencil.runs.store import RunFolder
+
+#: The least seconds between two messages about a training, from another process.
+_EVERY = 0.5
 
 
 def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
@@ -104,6 +111,48 @@ def work(
             if joined is not None:
                 joined.same_fate(error)
             yield Finished(spec, already) if error is None else failed(spec, folder, error)
+
+
+def do_runs(
+    config: Config,
+    specs: Iterable[RunSpec],
+    plugins: Iterable[str],
+    send: Callable[[Event | OpenCILError], object],
+) -> None:
+    """Do runs in a process of a launcher, and send their events or an error of all runs.
+
+    Trainings are sent now and then, and at the end of every epoch where curves are drawn.
+    """
+    sent, every_epoch = 0.0, config.place.tensorboard is not None
+    try:
+        for plugin in plugins:
+            load_plugin(plugin)
+        with closing(work(config, specs, partial(_load, pickle.dumps(config)))) as events:
+            for event in events:
+                if isinstance(event, Failed):
+                    event = replace(event, error=_plain(event.error))
+                elif isinstance(event, Training):
+                    p, now = event.progress, time.monotonic()
+                    if now < sent + _EVERY and not (every_epoch and p.epoch_ends):
+                        continue
+                    sent = now
+                    # The loss is read where an epoch ends: there the training has waited for the device.
+                    loss, total = (torch.tensor(float(t) if p.epoch_ends else 0.0) for t in (p.loss, p.total))
+                    event = replace(event, progress=replace(p, loss=loss, total=total, state=dict))
+                send(event)
+    except (OpenCILError, OSError) as error:
+        send(_plain(error))
+
+
+@lru_cache(maxsize=1)
+def _load(config: bytes) -> BenchmarkData:
+    """Load the data of a pickled config, once in a process."""
+    return load(pickle.loads(config))
+
+
+def _plain(error: Exception) -> OpenCILError:
+    """Return an error that can be pickled."""
+    return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
 
 
 def launcher(place: PlaceConfig) -> Any:

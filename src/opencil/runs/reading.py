@@ -14,7 +14,7 @@ from opencil.data.stream import StepSizes
 from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import read_json
 from opencil.registry import DATASETS
-from opencil.runs.failures import in_words
+from opencil.runs.events import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs, folders_below
 from opencil.study.records import Made, RunRecord, find_problem, name_of, setting_of

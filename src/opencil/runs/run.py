@@ -21,8 +21,7 @@ from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Evaluated, Event, Training
-from opencil.runs.failures import without_rows
+from opencil.runs.events import Evaluated, Event, Training, without_rows
 from opencil.runs.protocol import Protocol
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.spec import RunSpec

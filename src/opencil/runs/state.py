@@ -178,7 +178,7 @@ class Run:
 
     def _stored(self, number: int) -> StepFolder:
         step = self.folder.step(number)
-        if number not in self._infos and not (1 <= number <= len(self.stream) and step.trained):
+        if number not in self._infos and not step.trained:
             stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
         return step

@@ -21,14 +21,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -41,11 +40,9 @@ from opencil.files import (
     damaged,
     disk_errors,
     read_bytes,
-    read_checked,
     read_json,
     remove_temporary,
     write_bytes,
-    write_checked,
     write_json,
 )
 from opencil.plugins import merge_notes
@@ -58,7 +55,7 @@ from opencil.validation import flat
 FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
 #: Seconds to wait for another process that is about to leave the run.
-_PATIENCE = 2.0
+_PATIENCE = 5.0
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
 
@@ -137,14 +134,11 @@ class StepFolder:
     def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
         """Write a file of tensors, and note its checksum."""
         if self.writes:
-            info["files"][name] = write_bytes(self.path / name, _pack(tensors), follow=False)
+            info["files"][name] = write_bytes(self.path / name, pack(tensors), follow=False)
 
     def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
         """Read a file of tensors."""
-        try:
-            return load(self.read(name, info))
-        except (SafetensorError, ValueError) as error:
-            raise damaged(self.path / name, error) from None
+        return load(self.read(name, info))
 
     def save_rows(self, detector: str, rows: pd.DataFrame, info: Info) -> None:
         """Write rows of a detector, or of the model for '', and note their checksum."""
@@ -173,38 +167,9 @@ class StepFolder:
             return True
         return False
 
-    def broken(self, info: Info) -> dict[str, str]:
-        """Return the damaged and missing files of the step, by name, with the reason."""
-        found = {}
-        for name in info["files"]:
-            try:
-                self.read(name, info)
-            except (Damaged, OSError) as error:
-                found[name] = getattr(error, "reason", str(error))
-        return found
-
-    # --- checkpoints ---
-
     def checkpoint(self, head: str = "") -> Path:
         """Return the checkpoint file of the step's training, or of the tuning of a head."""
         return self.path / (f"heads/{head}.checkpoint" if head else "checkpoint")
-
-    def save_checkpoint(self, tensors: dict[str, Tensor], notes: dict[str, Any], head: str = "") -> None:
-        """Store a training in progress; ``notes["made_of"]`` identifies the training."""
-        if self.writes:
-            text = bytearray(json.dumps(notes, default=astuple).encode())
-            tensors = tensors | {"notes": torch.frombuffer(text, dtype=torch.uint8)}
-            write_checked(self.checkpoint(head), _pack(tensors))
-
-    def read_checkpoint(
-        self, made_of: str, head: str = ""
-    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Read the checkpoint of the training with this ``made_of``; None where there is none."""
-        if not self.checkpoint(head).exists():
-            return None
-        tensors = load(read_checked(self.checkpoint(head)))
-        notes = json.loads(bytes(tensors.pop("notes").tolist()))
-        return (tensors, notes) if notes["made_of"] == made_of else None
 
     def remove_checkpoint(self, head: str = "") -> None:
         """Delete the checkpoint of a finished training, if there is one."""
@@ -212,7 +177,7 @@ class StepFolder:
             self.checkpoint(head).unlink()
 
 
-def _pack(tensors: dict[str, Tensor]) -> bytes:
+def pack(tensors: dict[str, Tensor]) -> bytes:
     """Return the content of a safetensors file."""
     return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
 

@@ -1,5 +1,6 @@
 """Processes of this machine, one for each run at a time."""
 
+import logging
 import os
 import pickle
 import shutil
@@ -8,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 from opencil.config import Config, PlaceConfig
@@ -19,8 +22,12 @@ from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.runs.events import Event, Failed, Finished, Lost
+from opencil.runs.launch import do_runs
 from opencil.runs.loading import with_share
 from opencil.runs.spec import RunSpec
+
+#: Signals that end a worker with a checkpoint: queues such as Slurm's send SIGUSR1 to all processes of a job.
+_STOPS = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
 
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
@@ -91,12 +98,12 @@ def launch(
 
 
 class Worker:
-    """A process that does runs: see ``opencil.runs.launchers.worker``."""
+    """A process that does runs: they leave as pickles to its ``serve``, and events come back."""
 
     def __init__(self, config: Config, plugins: list[str], variables: dict[str, str]) -> None:
         path = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from opencil.runs.launchers.worker import serve; serve()"],
+            [sys.executable, "-c", "from opencil.runs.launchers.local import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **variables, "PYTHONPATH": path},
@@ -131,6 +138,37 @@ class Worker:
         with suppress(OSError), self.process:  # closes the pipes, with unread messages
             pass
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def serve() -> None:
+    """Do runs as they arrive on standard input, until None arrives or a signal stops the process."""
+    events = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # printed text goes to standard error
+    for number in _STOPS:
+        signal.signal(number, _interrupt_once)
+
+    def send(message: object) -> None:
+        pickle.dump(message, events)
+        events.flush()
+
+    code = 0
+    try:
+        config, plugins, sys.argv = pickle.load(sys.stdin.buffer)
+        logging.basicConfig(format="%(message)s")
+        do_runs(config, iter(partial(pickle.load, sys.stdin.buffer), None), plugins, send)
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):  # stopped, or its parent process has ended
+        code = 75
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # all is stored
+
+
+def _interrupt_once(*_: object) -> None:
+    """Interrupt the run; further signals would disturb the writing of its checkpoint."""
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager

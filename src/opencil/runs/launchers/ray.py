@@ -3,7 +3,6 @@
 import importlib
 import logging
 import os
-import pickle
 import re
 import signal
 import socket
@@ -11,16 +10,13 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from opencil.config import Config, PlaceConfig
-from opencil.data.benchmark import BenchmarkData
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs.events import Event, Failed
-from opencil.runs.launchers.worker import do_runs
-from opencil.runs.loading import load
+from opencil.runs.launch import do_runs
 from opencil.runs.spec import RunSpec
 
 #: Environment variables of this process that tasks get too: sums depend on the number of threads.
@@ -95,16 +91,10 @@ def _do_run(
     sys.argv = argv
     if (runs := Path(folder, config.place.runs)).is_dir():
         os.chdir(folder)
-        do_runs(config, [spec], plugins, lambda: _load(pickle.dumps(config)), queue.put)
+        do_runs(config, [spec], plugins, queue.put)
     else:
         where = f"{runs} on {socket.gethostname()}"
         queue.put(BadInput(f"there is no folder {where}: all nodes need the folder of runs at the same path"))
-
-
-@lru_cache(maxsize=1)
-def _load(config: bytes) -> BenchmarkData:
-    """Load the data of a pickled config, once for all tasks of a process."""
-    return load(pickle.loads(config))
 
 
 def connect(place: PlaceConfig) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from opencil.config import Config
 from opencil.errors import OpenCILError
-from opencil.runs.failures import (
+from opencil.runs.events import (
     failed,
     find_unexpected,
     in_words,
