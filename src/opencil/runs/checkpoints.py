@@ -22,8 +22,7 @@ from opencil.files import Damaged, damaged, read_checked, write_checked
 from opencil.runs.store import StepFolder, pack
 
 _log = logging.getLogger("opencil.runs")
-#: The least seconds between two copies in memory: on a GPU an epoch may be shorter than a hundred copies
-#: take.
+#: The least seconds between two copies in memory: on a GPU an epoch may be shorter than a copy takes.
 COPY_EVERY = 1.0
 
 

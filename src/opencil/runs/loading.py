@@ -3,13 +3,13 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import BenchmarkData, find_dataset, load_data
 from opencil.data.check import BenchmarkSplit, describe
-from opencil.data.images import Access, Split
-from opencil.data.roles import SHIFTED, Role
+from opencil.data.images import Access
+from opencil.data.roles import SHIFTED
 from opencil.data.stream import count_classes
 from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
@@ -71,10 +71,10 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
 def splits(config: Config) -> list[BenchmarkSplit]:
     """Return the splits of a config's benchmark, in files or from installed packages."""
     b = config.benchmark
-    wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
-    wanted += [(name, "test", role) for name, role in b.ood.items()]
-    made = {name: find_dataset(name, b.datasets) for name, _, _ in wanted}
-    return [BenchmarkSplit(name, made[name], split, role) for name, split, role in wanted]
+    of_id = find_dataset(b.id, b.datasets)
+    found = [BenchmarkSplit(b.id, of_id, "train", "ID"), BenchmarkSplit(b.id, of_id, "test", "ID")]
+    ood = ((name, find_dataset(name, b.datasets), role) for name, role in b.ood.items())
+    return [*found, *(BenchmarkSplit(name, made, "test", role) for name, made, role in ood)]
 
 
 def access(place: PlaceConfig) -> Access:

@@ -6,8 +6,8 @@
 """
 
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 
 import pandas as pd
 
@@ -93,30 +93,30 @@ def evaluate(
     this, step, spec = outputs.run, outputs.step, outputs.run.spec
     stored, problems = this.folder.step(step.number), dict[str, Exception]()
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **spec.detectors[n]) for n in lacking if n}
+    started = time.monotonic()
     if tuners := [detector for detector in detectors.values() if isinstance(detector, Tuner)]:
-        with timed(info, "tuning"):
-            source = this.source(step, this.setting.move_to_device(outputs.model))
-            for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
-                yield Training(spec, step.number, step.steps, progress)
-    saved = time.monotonic()
+        source = this.source(step, this.setting.move_to_device(outputs.model))
+        for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
+            yield Training(spec, step.number, step.steps, progress)
+        add_seconds(info, "tuning", started)
+    saved = started = time.monotonic()
     try:
-        with timed(info, "evaluation"):
-            if "" in lacking:
-                task = begin_step(this, step)
-                task.model = outputs.model
-                found = protocol.measure_model(task, this.memory(step.number), outputs)
-                add_rows(this, step, info, "", found)
-            for name in [name for name in detectors if name not in problems]:
-                try:
-                    add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
-                except Exception as error:  # the other detectors go on
-                    problems[name] = error
-                    continue
-                if time.monotonic() - saved > checkpoint_seconds:
-                    stored.save_info(info)
-                    saved = time.monotonic()
-                yield Evaluated(spec, step.number, step.steps, name)
+        if "" in lacking:
+            task = begin_step(this, step)
+            task.model = outputs.model
+            add_rows(this, step, info, "", protocol.measure_model(task, this.memory(step.number), outputs))
+        for name in [name for name in detectors if name not in problems]:
+            try:
+                add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
+            except Exception as error:  # the other detectors go on
+                problems[name] = error
+                continue
+            if time.monotonic() - saved > checkpoint_seconds:
+                stored.save_info(info)
+                saved = time.monotonic()
+            yield Evaluated(spec, step.number, step.steps, name)
     finally:
+        add_seconds(info, "evaluation", started)
         stored.save_info(info)
     return problems
 
@@ -169,11 +169,6 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
     stored.save_rows(detector, rows, info)
 
 
-@contextmanager
-def timed(info: Info, kind: str) -> Iterator[None]:
-    """Add the seconds of the block to a kind of work in a step's record."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        info["seconds"][kind] = info["seconds"].get(kind, 0.0) + time.monotonic() - started
+def add_seconds(info: Info, kind: str, started: float) -> None:
+    """Add the seconds since a moment to a kind of work in a step's record."""
+    info["seconds"][kind] = info["seconds"].get(kind, 0.0) + time.monotonic() - started

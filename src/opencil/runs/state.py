@@ -34,15 +34,9 @@ from opencil.validation import build
 
 
 def open_run(
-    path: str | Path,
-    data_root: str | None = None,
-    device: str = "cpu",
-    data: BenchmarkData | None = None,
+    path: str | Path, data_root: str | None = None, device: str = "cpu", data: BenchmarkData | None = None
 ) -> "Run":
-    """Open the run in a folder such as ``runs/digits/k2/icarl/seed0``.
-
-    Its data are loaded on a device, unless they are given.
-    """
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given."""
     folder = RunFolder(Path(path))
     if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
@@ -119,7 +113,7 @@ class Run:
 
     def weights(self, number: int) -> str:
         """Return the checksum of a stored step's model; '' before the first step."""
-        return self._stored(number).listed("model.safetensors", self.info(number)) if number else ""
+        return str(self.info(number)["files"]["model.safetensors"]) if number else ""
 
     def check_images(self, number: int) -> None:
         """Refuse other images than a step was trained on, and another model than was given for it.
@@ -127,10 +121,8 @@ class Run:
         The memory is indices into these images.
         """
         if self.info(number).get("images") != self.stream.train.fingerprint:
-            raise OpenCILError(
-                f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
-                f"restore them, or delete {self.folder.path} to start again"
-            )
+            text = f"run {self.spec} was trained on other images than {self.stream.train.name!r} has now"
+            raise OpenCILError(f"{text}: restore them, or delete {self.folder.path} to start again")
         if isinstance(self.learner, Foreign) and self.learner.models is not None:
             self.latest_model(number)
 
