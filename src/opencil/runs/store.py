@@ -306,7 +306,8 @@ class RunFolder:
         with self.lock(_PATIENCE):
             stored, record = self.check(spec), spec.record()
             remove_temporary(self.path)
-            self.error.unlink(missing_ok=True)
+            if self.error.exists():
+                self.error.unlink()
             record["detector"] = {**stored.get("detector", {}), **spec.detectors}
             if plugins := merge_notes(stored.get("plugins"), record.get("plugins", {})):
                 record["plugins"] = plugins
@@ -324,8 +325,7 @@ class RunFolder:
         """Lock the run inside the block, or raise ``LockedRun``."""
         try:
             with disk_errors(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                held = FileLock(self.path / ".lock").acquire(timeout=seconds)
+                held = FileLock(self.path / ".lock").acquire(timeout=seconds)  # it makes the folder
         except Timeout:
             raise LockedRun(f"{self.path} is written by another process: wait for it, or stop it") from None
         with held:
