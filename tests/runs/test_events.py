@@ -32,8 +32,7 @@ def bug() -> ZeroDivisionError:
 
 
 def test_an_expected_error_is_a_sentence(spec: RunSpec, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    event = failed(spec, folder, OpenCILError("the loss is nan"))
+    event = failed(spec, folder := RunFolder(tmp_path / "run"), OpenCILError("the loss is nan"))
     assert str(event.error) == "the loss is nan"
     assert folder.error.read_text() == "the loss is nan\n"
     assert event.own_code == ""

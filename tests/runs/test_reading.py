@@ -184,9 +184,8 @@ def test_values_of_another_type_leave_a_run_out(done: Path, file: str, change: C
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("k", ["[two]", "[0]", "[true]"])
-def test_a_config_must_say_which_run_it_is_of(done: Path, k: str) -> None:
-    edit_config(done / RUN / "config.yml", "classes_per_step: [4]", f"classes_per_step: {k}")
+def test_a_config_must_say_which_run_it_is_of(done: Path) -> None:
+    edit_config(done / RUN / "config.yml", "classes_per_step: [4]", "classes_per_step: [two]")
     with pytest.raises(OpenCILError, match=RUN.as_posix()):
         read_study(done)
 
