@@ -16,14 +16,13 @@ from opencil.plugins import describe_changed
 from opencil.report.layout import Table
 from opencil.report.tables import KINDS
 from opencil.report.writing import chosen_tables
-from opencil.runs.events import Failed
-from opencil.runs.failures import find_unexpected
+from opencil.runs.events import Failed, find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
 from opencil.runs.loading import load
 from opencil.runs.reading import study_so_far
 from opencil.runs.spec import RunSpec, plan_share
-from opencil.runs.state import Run, open_run_at
+from opencil.runs.state import Run, open_run
 from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
 
@@ -150,7 +149,7 @@ class Results:
     def runs(self) -> list[Run]:
         """Return the stored runs, opened, with models, memories and detectors of each step."""
         data = load(self.config)
-        return [open_run_at(folder, self.config.place, data) for folder in self.folders]
+        return [open_run(folder, data=data) for folder in self.folders]
 
     def __repr__(self) -> str:
         names = ", ".join(folder.as_posix() for folder in self.folders)
@@ -206,6 +205,6 @@ def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progr
         text = "; ".join(f"{failed.run}: {failed.error}" for failed in failures)
         kind = BadInput if all(isinstance(error, BadInput) for error in errors) else OpenCILError
         text = f"{len(errors)} of {len(specs)} runs failed, and finished work is stored: {text}"
-        raise kind(text) from find_unexpected(errors[:1]) or errors[0]
+        raise kind(text) from find_unexpected(errors[0]) or errors[0]
     folders = tuple(Path(config.place.runs) / spec.folder for spec in specs)
     return Results(config, folders, study_so_far(folders, config.detector))

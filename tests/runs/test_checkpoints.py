@@ -12,9 +12,13 @@ import torch
 import opencil
 from opencil.config import Config
 from opencil.engine.loop import Progress
-from opencil.runs import checkpoints, store
+from opencil.evaluation.protocol import Measurement
+from opencil.runs import checkpoints
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Event, Finished, Training
+from opencil.runs.events import Event, Failed, Finished, Training
+from opencil.runs.loading import load
+from opencil.runs.spec import plan
+from opencil.runs.state import Run
 from opencil.runs.store import RunFolder, StepFolder
 from tests.stored import flip, results
 
@@ -46,26 +50,28 @@ def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float], step:
     with Checkpoints(step, "this", 60.0) as times:
         for now, epoch in ((130.0, 1), (161.0, 2), (200.0, 3), (222.0, 4)):
             clock[0] = now
-            times.note(module, progress(epoch, iteration=1), measured=[epoch])
-            times.note(module, progress(epoch), measured=[epoch])
+            times.measured.append(Measurement("", "online", epoch))
+            times.note(module, progress(epoch, iteration=1))
+            times.note(module, progress(epoch))
             resumed = Checkpoints(step, "this", 60.0)
-            found.append(resumed.resume and (resumed.resume.epoch, resumed.notes["measured"]))
-    assert found == [None, (2, [2]), (2, [2]), (4, [4])]
+            found.append(resumed.resume and (resumed.resume.epoch, len(resumed.measured)))
+    assert found == [None, (2, 2), (2, 2), (4, 4)]
+    assert times.seconds == 122.0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, ValueError])
 def test_an_interruption_stores_the_copy_of_the_latest_epoch(
     clock: list[float], step: StepFolder, error: type[BaseException]
 ) -> None:
-    module, measured = torch.nn.Linear(1, 1), ["before"]
+    module = torch.nn.Linear(1, 1)
     with pytest.raises(error), Checkpoints(step, "this", 60.0) as times:  # noqa: PT012
         clock[0] += 1.0
-        times.note(module, progress(1), measured=measured)
+        times.note(module, progress(1))
         weight = module.weight.detach().clone()
         module.weight.data.add_(1.0)
-        measured.append("after")
+        times.measured.append(Measurement("", "after", 1.0))
         clock[0] += 0.5  # too soon for another copy
-        times.note(module, progress(2), measured=measured)
+        times.note(module, progress(2))
         raise error
     resumed = Checkpoints(step, "this", 60.0)
     if error is ValueError:
@@ -74,7 +80,7 @@ def test_an_interruption_stores_the_copy_of_the_latest_epoch(
         assert resumed.resume is not None
         assert resumed.resume.epoch == 1
         assert torch.equal(resumed.resume.weights["weight"], weight)
-        assert resumed.notes["measured"] == ["before"]
+        assert resumed.measured == []
 
 
 def interrupt(config: Config, epoch: int) -> None:
@@ -96,20 +102,20 @@ def junk(path: Path, config: Config) -> None:
     path.write_bytes(b"junk")
 
 
+def store_checkpoint(path: Path, made_of: str) -> None:
+    with Checkpoints(RunFolder(path.parents[1]).step(1), made_of, 0.0) as checkpoints:
+        checkpoints.note(torch.nn.Linear(1, 1), progress(1))
+
+
 def other_training(path: Path, config: Config) -> None:
-    step = RunFolder(path.parents[1]).step(1)
-    step.save_checkpoint({"a": torch.ones(1)}, {"made_of": "another training"})
+    store_checkpoint(path, "another training")
 
 
 def other_tensors(path: Path, config: Config) -> None:
     """Of the same training, as no version of the method writes them."""
-    made_of: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.StepFolder, "read_checkpoint", lambda self, made, head="": made_of.append(made))
-        next(events := opencil.execute(config))
-        events.close()
-    tensors = {"position": torch.tensor([0, 1]), "model.other": torch.ones(1)}
-    RunFolder(path.parents[1]).step(1).save_checkpoint(tensors, {"made_of": made_of[0]})
+    (spec,) = plan(config)
+    run = Run(spec, RunFolder(path.parents[1]), load(config))
+    store_checkpoint(path, run.describe_training(run.stream[0]))
 
 
 @pytest.mark.parametrize("damage", [junk, lambda path, _: flip(path), other_training, other_tensors])
@@ -125,10 +131,14 @@ def test_a_checkpoint_that_cannot_be_used_is_left_out(
     interrupt(config, 2)
     (path,) = tmp_path.rglob("checkpoint")
     damage(path, config)
+    if damage is other_tensors:
+        refused = run_all(config)[-1]
+        assert isinstance(refused, Failed)
+        assert str(path) in str(refused.error)
     first, *_, last = run_all(config)
     assert isinstance(first, Training)
     assert (first.progress.epoch, first.progress.iteration) == (1, 1)
-    assert (str(path) in caplog.text) == (damage is not other_training)
+    assert (str(path) in caplog.text) == (damage not in (other_training, other_tensors))
     assert isinstance(last, Finished)
     assert results(tmp_path) == whole
     assert not path.exists()
@@ -144,7 +154,7 @@ def test_an_interruption_on_a_full_disk_is_an_interruption(
 
     config = short(tmp_path, *ONE_STEP, detector="msp")
     with monkeypatch.context() as patched:
-        patched.setattr(store, "write_checked", full)
+        patched.setattr(checkpoints, "write_checked", full)
         interrupt(config, 3)
     assert not list(tmp_path.rglob("checkpoint"))
     assert isinstance(run_all(config)[-1], Finished)

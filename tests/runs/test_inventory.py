@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from opencil.config import Config
+from opencil.files import write_checked
 from opencil.runs.events import Event, Finished
 from opencil.runs.inventory import check_files, damages, entry, leftovers, measure_size, remove
 from opencil.runs.spec import plan
@@ -79,7 +80,7 @@ def test_a_run_that_was_only_announced_waits(short: Make, tmp_path: Path) -> Non
 def test_damage_is_bad_and_leftovers_are_not(run: RunFolder) -> None:
     flip(run.step(2).path / "detectors/msp.parquet")
     (run.step(1).path / "a.part").write_text("half")
-    run.step(1).save_checkpoint({}, {"made_of": ""})
+    write_checked(run.step(1).checkpoint(), b"")
     assert problems(run) == {"step02/detectors/msp.parquet"}
     assert problems(run, bad=False) == {"step01/a.part", "step01/checkpoint"}
 
@@ -134,8 +135,8 @@ def test_what_goes_is_computed_again(
     flip(run.step(1).path / "detectors/msp.parquet")
     flip(run.step(2).path / "memory.safetensors")
     (run.step(1).path / "a.part").write_text("half")
-    run.step(1).save_checkpoint({}, {"made_of": ""})
-    run.step(1).save_checkpoint({}, {"made_of": ""}, head="ber")
+    write_checked(run.step(1).checkpoint(), b"")
+    write_checked(run.step(1).checkpoint("ber"), b"")
     kept = {"step01/checkpoint", "step01/heads/ber.checkpoint", "step01/a.part"}
     assert going(run) == {"step01/detectors/msp.parquet", "step02", *kept}
     for path in leftovers(run):

@@ -1,6 +1,7 @@
 """Runs in several processes: the same rows as in one, lost workers, refusals, places."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,13 @@ import opencil
 from opencil.config import Config, PlaceConfig
 from opencil.detectors.posthoc.msp import MSP
 from opencil.engine.loop import Progress
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput
+from opencil.files import damaged
 from opencil.runs import launch
 from opencil.runs.events import Event, Failed, Finished, Lost, Training
-from opencil.runs.launch import execute, find_places
+from opencil.runs.launch import execute
 from opencil.runs.launchers import local
-from opencil.runs.launchers.mps import shared_gpu
-from opencil.runs.launchers.worker import portable_events
+from opencil.runs.launchers.local import shared_gpu
 from opencil.runs.spec import RunSpec, plan
 from tests.stored import results
 
@@ -193,7 +194,7 @@ def places(monkeypatch: pytest.MonkeyPatch, **values: Any) -> list[PlaceConfig]:
     """Return the places of a machine with four processors, and as many GPUs as are named."""
     monkeypatch.setattr(local, "resolve_device", torch.device)
     monkeypatch.setattr(local, "count_workers", lambda: 4)
-    return find_places(PlaceConfig(**values))
+    return local.find_places(PlaceConfig(**values))
 
 
 def test_a_place_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,11 +243,16 @@ def test_events_for_other_processes(short: Make, tmp_path: Path, monkeypatch: py
         return Training(spec, 1, 2, Progress("train", 1, 2, iteration, 3, 0.1, loss, loss, state))
 
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    events = [training(1), training(2), training(3), Failed(spec, OpenCILError("no"))]
-    for every_epoch, iterations in ((False, [1]), (True, [1, 3])):
-        found = list(portable_events(events, every_epoch))
+    damage = damaged(tmp_path, "no")
+    events = [training(1), training(2), training(3), Failed(spec, damage, "own")]
+    monkeypatch.setattr(launch, "work", lambda *_: (event for event in events))
+    for curves, iterations in ((None, [1]), ("curves", [1, 3])):
+        config, found = short(tmp_path), list[Any]()
+        config = replace(config, place=replace(config.place, tensorboard=curves))
+        launch.do_runs(config, [], [], found.append)
         sent = [event.progress for event in found if isinstance(event, Training)]
         assert [progress.iteration for progress in sent] == iterations
         assert [float(progress.loss) for progress in sent] == [0.0, 2.0][: len(sent)]
         assert all(progress.state() == {} for progress in sent)
-        assert isinstance(found[-1], Failed)
+        last = pickle.loads(pickle.dumps(found[-1]))
+        assert (str(last.error), last.own_code) == (str(damage), "own")

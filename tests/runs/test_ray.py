@@ -13,7 +13,6 @@ import opencil
 from opencil.config import Config, PlaceConfig
 from opencil.errors import BadInput
 from opencil.runs.events import Event
-from opencil.runs.launch import find_places
 from opencil.runs.launchers import ray as launcher
 from tests import processes
 from tests.stored import results
@@ -39,7 +38,7 @@ def test_tasks_leave_the_files_of_one_process(
 def places(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], **values: Any) -> list[PlaceConfig]:
     cluster = SimpleNamespace(cluster_resources=lambda: resources)
     monkeypatch.setattr(launcher, "connect", lambda place: cluster)
-    return find_places(PlaceConfig(launcher="ray", **values))
+    return launcher.find_places(PlaceConfig(launcher="ray", **values))
 
 
 def test_a_task_per_gpu_or_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +75,7 @@ def test_values_that_mean_nothing_are_refused(place: dict[str, str], key: str) -
 def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"pip install 'opencil\[ray\]'"):
-        find_places(PlaceConfig(launcher="ray"))
+        launcher.find_places(PlaceConfig(launcher="ray"))
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, init: Callable[..., object], address: str | None) -> None:

@@ -102,7 +102,7 @@ def test_a_run_that_has_only_begun(done: Path) -> None:
 
 
 def test_a_run_that_failed(done: Path) -> None:
-    text = "Traceback (most recent call last):\n  File x\nRuntimeError: out of \x1b[31mluck\n"
+    text = "RuntimeError: out of \x1b[31mluck\nTraceback (most recent call last):\n  File x\n"
     (done / RUN / "error.txt").write_text(text, encoding="utf-8")
     study = read_study(done)
     assert only(study)["failed"] == r"RuntimeError: out of \x1b[31mluck"

@@ -165,7 +165,7 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, change: str)
         inputs = opencil.Inputs(model, digits, transform, torch.arange(20))
         source = ViewSource(inputs, digits.labels[:20], seed=(seed,), arithmetic=Arithmetic(precision))
         problems: dict[str, Exception] = {}
-        rounds = list(tune([tuner], lambda: source, stored, info, 60.0, problems))
+        rounds = list(tune([tuner], source, stored, info, 60.0, problems))
         assert tuner.ready
         assert not problems
         return bool(rounds)

@@ -100,7 +100,6 @@ def _carry_out(
     from opencil.report.tables import summaries
     from opencil.report.writing import shorten_tables
     from opencil.runs.events import Failed, Lost
-    from opencil.runs.failures import traceback_of_own_code
     from opencil.runs.launch import execute
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
@@ -134,7 +133,7 @@ def _carry_out(
                 print_note(f"{event.reason}; run {event.run} is taken up by another worker")
             elif isinstance(event, Failed):
                 failed += 1
-                problems.print(traceback_of_own_code(event.error), markup=False, end="")
+                problems.print(event.own_code, markup=False, end="")
                 print_error(f"run {event.run} stopped: {event.error}")
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from opencil.config import PlaceConfig
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import cpu_threads
 from opencil.errors import BadInput
 from opencil.runs.events import Event
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.run import run
-from opencil.runs.state import Run, open_run_at
+from opencil.runs.state import Run, open_run
 from opencil.runs.store import Info, RunFolder, bytes_of
 
 
@@ -64,7 +63,7 @@ def plan_trial(path: Path, data_root: str | None = None) -> Trial:
         raise BadInput(f"{path} has no stored step to train again, or a step before it is missing")
     number, info = stored[-1].number, stored[-1].info()
     device = "cpu" if info["rows"][""]["made"][0]["device"] == "cpu" else "auto"
-    opened = open_run_at(path, PlaceConfig(data_root=data_root, device=device))
+    opened = open_run(path, data_root, device)
     threads = info["computed_with"]["threads"] if opened.stream.train.device.type == "cpu" else None
     with cpu_threads(threads):
         return Trial(opened, number, list(_doubts(opened, info)), threads)

@@ -221,7 +221,7 @@ def plan_foreign(
     (k,), (seed,) = config.benchmark.classes_per_step, config.seed.runs
     values = {"memory": noted, "class_order": order, "outputs": outputs}
     learner = Foreign(models, exemplars, order, seeds_of(config, seed).class_order, outputs == "labels")
-    return [spec_of(config, k, seed, name, values, detectors, learner)]
+    return [spec_of(config, k, seed, cil=name, values=values, detectors=detectors, foreign=learner)]
 
 
 def left_out(config: Config, memory: Exemplars) -> dict[str, list[str]]:

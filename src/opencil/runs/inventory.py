@@ -81,8 +81,9 @@ def damages(folder: RunFolder) -> dict[Path, str]:
     with note_damage(found, folder.config):
         steps, _, wrong = read_records(folder, folder.stored())
         found |= wrong
-        for step, info in steps.items():
-            found |= {step.path / name: f"cannot be used ({why})" for name, why in step.broken(info).items()}
+        for step, name in [(step, name) for step, info in steps.items() for name in info["files"]]:
+            with note_damage(found, step.path / name):
+                step.read(name, steps[step])
         for checkpoint in folder.path.glob("step*/**/*checkpoint"):
             with note_damage(found, checkpoint):
                 read_checked(checkpoint)

@@ -6,13 +6,17 @@ A launcher is a module in ``opencil.runs.launchers`` with two functions:
 - ``launch(config, specs, places, plugins)`` does the runs there and yields their events.
 """
 
+import pickle
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from opencil.config import Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
@@ -20,13 +24,16 @@ from opencil.engine import ranks
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import SideStream, cpu_threads, resolve_device
 from opencil.errors import BadInput, OpenCILError
-from opencil.runs.events import Event, Finished
-from opencil.runs.failures import failed
+from opencil.plugins import load_plugin
+from opencil.runs.events import Event, Failed, Finished, Training, failed
 from opencil.runs.loading import check_place, describe_data, load, with_share
 from opencil.runs.provenance import environment
 from opencil.runs.run import run
 from opencil.runs.spec import RunSpec, plan
 from opencil.runs.store import RunFolder
+
+#: The least seconds between two messages about a training, from another process.
+_EVERY = 0.5
 
 
 def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Generator[Event]:
@@ -40,7 +47,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
     if joined is not None:
         place = replace(config.place, device=str(joined.device))
         config = replace(config, place=with_share(place, joined.on_machine))
-    places = find_places(config.place)
+    places = launcher(config.place).find_places(config.place)
 
     @cache
     def data() -> BenchmarkData:  # loaded when the first run needs it
@@ -79,15 +86,14 @@ def work(
 
     An error ends its run alone.
     """
-    place = config.place
-    device = resolve_device(place.device)
+    place, device = config.place, resolve_device(config.place.device)
+    sharing = partial(ranks.using, joined)
     with cpu_threads(place.threads), only_deterministic(place.only_deterministic):
         for spec in specs:
             loaded = data()  # an error in the data is an error of every run, and not caught
             folder, already = folder_of(place, spec), False
             error: Exception | None = None
-            # A captured training step must not run on the default stream of a GPU.
-            side, sharing = SideStream(device), partial(ranks.using, joined)
+            side = SideStream(device)  # a captured training step must not run on a GPU's default stream
             try:
                 with sharing():
                     already = spec.foreign is not None and folder.finished(spec)
@@ -107,10 +113,46 @@ def work(
             yield Finished(spec, already) if error is None else failed(spec, folder, error)
 
 
-def find_places(place: PlaceConfig) -> list[PlaceConfig]:
-    """Return the place of each process for runs."""
-    places: list[PlaceConfig] = launcher(place).find_places(place)
-    return places
+def do_runs(
+    config: Config,
+    specs: Iterable[RunSpec],
+    plugins: Iterable[str],
+    send: Callable[[Event | OpenCILError], object],
+) -> None:
+    """Do runs in a process of a launcher, and send their events or an error of all runs.
+
+    Trainings are sent now and then, and at the end of every epoch where curves are drawn.
+    """
+    sent, every_epoch = 0.0, config.place.tensorboard is not None
+    try:
+        for plugin in plugins:
+            load_plugin(plugin)
+        with closing(work(config, specs, partial(_load, pickle.dumps(config)))) as events:
+            for event in events:
+                if isinstance(event, Failed):
+                    event = replace(event, error=_plain(event.error))
+                elif isinstance(event, Training):
+                    p, now = event.progress, time.monotonic()
+                    if now < sent + _EVERY and not (every_epoch and p.epoch_ends):
+                        continue
+                    sent = now
+                    # The loss is read where an epoch ends: there the training has waited for the device.
+                    loss, total = (torch.tensor(float(t) if p.epoch_ends else 0.0) for t in (p.loss, p.total))
+                    event = replace(event, progress=replace(p, loss=loss, total=total, state=dict))
+                send(event)
+    except (OpenCILError, OSError) as error:
+        send(_plain(error))
+
+
+@lru_cache(maxsize=1)
+def _load(config: bytes) -> BenchmarkData:
+    """Load the data of a pickled config, once in a process."""
+    return load(pickle.loads(config))
+
+
+def _plain(error: Exception) -> OpenCILError:
+    """Return an error that can be pickled."""
+    return BadInput(str(error)) if isinstance(error, BadInput) else OpenCILError(str(error))
 
 
 def launcher(place: PlaceConfig) -> Any:
@@ -135,8 +177,7 @@ def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
     """Return the plugins for other processes, and refuse names of this process alone."""
     if any(spec.foreign is not None for spec in specs):
         raise BadInput(
-            "models from elsewhere are evaluated by this process: launcher = local, jobs = 1 and "
-            "pack = 1 are needed"
+            "models from elsewhere are evaluated by one process: jobs = 1, pack = 1, launcher = local"
         )
     plugins = dict.fromkeys(config.plugins)
     for registry, name in dict.fromkeys(n for spec in specs for n in spec.names(*spec.detectors)):
@@ -145,7 +186,6 @@ def needed_plugins(config: Config, specs: Sequence[RunSpec]) -> list[str]:
         elif not registry.entry(name).make.__module__.startswith("opencil."):
             raise BadInput(
                 f"{registry.kind} {name!r} is registered in this process alone: for several processes put it "
-                "into a file and name that as a plugin (plugins: [my_method.py]), or ask for one "
-                "process, with jobs = 1, pack = 1, one device and launcher = local"
+                "into a plugin (plugins: [my_method.py])"
             )
     return list(plugins)

@@ -3,13 +3,13 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import OOD, BenchmarkData, find_dataset
 from opencil.data.check import BenchmarkSplit, describe
-from opencil.data.images import Access, Split
-from opencil.data.roles import SHIFTED, Role
+from opencil.data.images import Access
+from opencil.data.roles import SHIFTED
 from opencil.data.stream import count_classes
 from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
@@ -24,27 +24,18 @@ def check_place(place: PlaceConfig) -> None:
     runs = Path(place.runs)
     there = next(path for path in (runs, *runs.absolute().parents) if path.exists())
     if not there.is_dir() or (there != runs and not os.access(there, os.W_OK | os.X_OK)):
-        why = "cannot be written to" if there.is_dir() else "is a file"
-        raise BadInput(f"place.runs = {place.runs!r} cannot be used: {there} {why}; --runs names another")
-    if world_size() == 1:
-        return
-    for key, asked, one in (
-        ("pack", place.pack, 1),
-        ("jobs", place.jobs or 1, 1),
-        ("launcher", place.launcher, "local"),
-        ("device", place.device, place.devices[0]),
-    ):
-        if asked != one:
-            raise BadInput(
-                f"place.{key} = {asked} is not allowed on several ranks, which do one run together: leave it "
-                "out, or start the command without torchrun"
-            )
+        raise BadInput(
+            f"place.runs = {place.runs!r} is not allowed: {there} is a file or cannot be written to"
+        )
+    several = (place.pack, place.jobs or 1, place.launcher, len(place.devices)) != (1, 1, "local", 1)
+    if several and world_size() > 1:
+        keys = "place.jobs, place.pack, place.launcher and several devices"
+        raise BadInput(f"ranks of torchrun do one run together: {keys} are not allowed with them")
 
 
 def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
     """Return the place of one of several processes of a machine: its part of the processors."""
-    workers = place.workers or max(1, count_workers() // processes)
-    return replace(place, workers=workers)
+    return replace(place, workers=place.workers or max(1, count_workers() // processes))
 
 
 def load(config: Config) -> BenchmarkData:
@@ -84,10 +75,10 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
 def splits(config: Config) -> list[BenchmarkSplit]:
     """Return the splits of a config's benchmark, in files or from installed packages."""
     b = config.benchmark
-    wanted: list[tuple[str, Split, Role | Literal["ID"]]] = [(b.id, "train", "ID"), (b.id, "test", "ID")]
-    wanted += [(name, "test", role) for name, role in b.ood.items()]
-    made = {name: find_dataset(name, b.datasets) for name, _, _ in wanted}
-    return [BenchmarkSplit(name, made[name], split, role) for name, split, role in wanted]
+    of_id = find_dataset(b.id, b.datasets)
+    found = [BenchmarkSplit(b.id, of_id, "train", "ID"), BenchmarkSplit(b.id, of_id, "test", "ID")]
+    ood = ((name, find_dataset(name, b.datasets), role) for name, role in b.ood.items())
+    return [*found, *(BenchmarkSplit(name, made, "test", role) for name, made, role in ood)]
 
 
 def access(place: PlaceConfig) -> Access:

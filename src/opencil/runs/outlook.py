@@ -10,7 +10,7 @@ from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
-from opencil.runs.launch import find_places
+from opencil.runs.launch import launcher
 from opencil.runs.loading import check_place, splits
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -53,7 +53,7 @@ class Outlook:
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
     """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
     check_place(config.place)
-    places, runs = find_places(config.place), Path(config.place.runs)
+    places, runs = launcher(config.place).find_places(config.place), Path(config.place.runs)
     if config.place.launcher == "ray":
         names = Counter({f"Ray, {len(places)} × {places[0].device}": 1})
         here = device_name(resolve_device("cpu" if places[0].device == "cpu" else "auto"))

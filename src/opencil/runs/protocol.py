@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,6 @@ from opencil.evaluation.metrics import accuracy
 from opencil.evaluation.protocol import Measurement, measure, measure_model
 from opencil.nets.model import Model
 from opencil.runs.state import Run, StepOutputs
-from opencil.study.rows import COLUMNS
 
 
 class Protocol:
@@ -48,21 +46,9 @@ class Protocol:
 
     def measure_detector(self, detector: Detector, outputs: StepOutputs) -> list[Measurement]:
         """Set a detector up and measure it on every OOD set and shifted set."""
-        setup = None if detector.ready else outputs.setup(detector.set_up_on)
-        memory = outputs.setup("memory") if detector.by_task else None
+        outputs.set_up(detector)
         names = chosen_metrics(outputs.run.spec.metrics)
-        return measure(
-            detector, setup, outputs.test, outputs.ood, outputs.tasks, outputs.shifted, names, memory
-        )
-
-
-def rows_of(run: Run, step: Step, detector: str, found: Iterable[Measurement]) -> pd.DataFrame:
-    """Return rows of measurements; ``detector`` is empty where they are of the CIL model itself."""
-    distance = {"": "", **run.data.roles}
-    head = (*run.spec.identity, step.number, detector)
-    return pd.DataFrame(
-        [(*head, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in found], columns=COLUMNS
-    )
+        return measure(detector, None, outputs.test, outputs.ood, outputs.tasks, outputs.shifted, names)
 
 
 def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:

@@ -15,7 +15,7 @@ from opencil.data.stream import StepSizes
 from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import damaged, read_json
 from opencil.registry import DATASETS
-from opencil.runs.failures import in_words
+from opencil.runs.events import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs
 from opencil.study.records import RunRecord, find_unshowable, name_of, setting_of

@@ -6,8 +6,8 @@
 """
 
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 
 import pandas as pd
 
@@ -16,20 +16,19 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.engine.loop import BadCheckpoint
 from opencil.engine.ranks import agree, from_first
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Evaluated, Event, Training
-from opencil.runs.failures import without_rows
-from opencil.runs.protocol import Protocol, rows_of
+from opencil.runs.events import Evaluated, Event, Training, without_rows
+from opencil.runs.protocol import Protocol
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.spec import RunSpec
 from opencil.runs.state import Run, StepOutputs
 from opencil.runs.store import Info, RunFolder, digest_values
 from opencil.runs.tuning import tune
+from opencil.study.rows import COLUMNS
 
 PAPER = Protocol()
 
@@ -51,53 +50,37 @@ def run(
     for step in this.stream:
         stored, outputs = store.step(step.number), StepOutputs(this, step)
 
-        # Train the step, and store its model, its memory and the model's rows.
         if not from_first(stored.record.exists):
-            task, seconds, measured = yield from train(this, step, protocol, checkpoint_seconds)
+            # Train the step, from its checkpoint if there is one.
+            task, made_of = begin_step(this, step), this.describe_training(step)
+            with Checkpoints(stored, made_of, checkpoint_seconds) as checkpoints:
+                for progress in this.learner.learn(task, checkpoints.resume):
+                    checkpoints.measured += protocol.during(this, task, progress)
+                    checkpoints.note(task.model, progress, task.ended)
+                    yield Training(spec, step.number, step.steps, progress)
+
+            # Store its model, its memory and the model's rows.
             task.model = this.keep_model(step, task.model)
             if this.learner.remembers:
                 task.computed = outputs.of(this.stream.train, task.train_plus)
             memory = this.learner.remember(task)
-            info = record_step(this, step, task, seconds)
+            info = record_step(this, step, task, checkpoints.seconds)
             stored.save_tensors("model.safetensors", task.model.state_dict(), info)
             stored.save_tensors("memory.safetensors", memory.tensors(), info)
-            add_rows(this, step, info, "", [*measured, *protocol.measure_model(task, memory, outputs)])
+            found = [*checkpoints.measured, *protocol.measure_model(task, memory, outputs)]
+            add_rows(this, step, info, "", found)
             stored.save_info(info)
             this.keep(step, memory, from_first(dict, info))
         stored.remove_checkpoint()  # also where a kill has left it
-        this.check_images(step.number)
 
+        # Measure it with the detectors that have no rows yet.
+        this.check_images(step.number)
         info = this.info(step.number)
         if lacking := from_first(stored.lacking, spec, info):
             problems = yield from evaluate(outputs, protocol, info, lacking, checkpoint_seconds)
             failures = {name: (step.number, error) for name, error in problems.items()} | failures
     if failures:
         raise without_rows(failures)
-
-
-def train(
-    this: Run, step: Step, protocol: Protocol, checkpoint_seconds: float
-) -> Generator[Event, None, tuple[Task, float, list[Measurement]]]:
-    """Train a step from its checkpoint or its beginning, yielding after each iteration.
-
-    Return the task with its trained model, the seconds of training, and the protocol's measurements.
-    """
-    stored, images = this.folder.step(step.number), this.stream.train.fingerprint
-    made_of = digest_values([this.training_digest, step.number, images, this.weights(step.number - 1)])
-    task = begin_step(this, step)
-    try:
-        with Checkpoints(stored, made_of, checkpoint_seconds) as checkpoints:
-            started = time.monotonic() - checkpoints.notes.get("seconds", 0.0)
-            measured = [Measurement(*values) for values in checkpoints.notes.get("measured", ())]
-            for progress in this.learner.learn(task, checkpoints.resume):
-                measured += protocol.during(this, task, progress)
-                seconds = time.monotonic() - started
-                checkpoints.note(task.model, progress, task.ended, seconds=seconds, measured=measured)
-                yield Training(this.spec, step.number, step.steps, progress)
-    except BadCheckpoint as error:
-        checkpoints.refuse(error)
-        return (yield from train(this, step, protocol, checkpoint_seconds))
-    return task, time.monotonic() - started, measured
 
 
 def evaluate(
@@ -108,32 +91,32 @@ def evaluate(
     Return the errors of failed detectors.
     """
     this, step, spec = outputs.run, outputs.step, outputs.run.spec
-    stored = this.folder.step(step.number)
+    stored, problems = this.folder.step(step.number), dict[str, Exception]()
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **spec.detectors[n]) for n in lacking if n}
-    tuners = [detector for detector in detectors.values() if isinstance(detector, Tuner)]
-    problems: dict[str, Exception] = {}
-    with timed(info, "tuning"):
-        for progress in tune(tuners, outputs.view_source, stored, info, checkpoint_seconds, problems):
+    started = time.monotonic()
+    if tuners := [detector for detector in detectors.values() if isinstance(detector, Tuner)]:
+        source = this.source(step, this.setting.move_to_device(outputs.model))
+        for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
             yield Training(spec, step.number, step.steps, progress)
-    saved = time.monotonic()
+        add_seconds(info, "tuning", started)
+    saved = started = time.monotonic()
     try:
-        with timed(info, "evaluation"):
-            if "" in lacking:
-                task = begin_step(this, step)
-                task.model = outputs.model
-                found = protocol.measure_model(task, this.memory(step.number), outputs)
-                add_rows(this, step, info, "", found)
-            for name in [name for name in detectors if name not in problems]:
-                try:
-                    add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
-                except Exception as error:  # the other detectors go on
-                    problems[name] = error
-                    continue
-                if time.monotonic() - saved > checkpoint_seconds:
-                    stored.save_info(info)
-                    saved = time.monotonic()
-                yield Evaluated(spec, step.number, step.steps, name)
+        if "" in lacking:
+            task = begin_step(this, step)
+            task.model = outputs.model
+            add_rows(this, step, info, "", protocol.measure_model(task, this.memory(step.number), outputs))
+        for name in [name for name in detectors if name not in problems]:
+            try:
+                add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
+            except Exception as error:  # the other detectors go on
+                problems[name] = error
+                continue
+            if time.monotonic() - saved > checkpoint_seconds:
+                stored.save_info(info)
+                saved = time.monotonic()
+            yield Evaluated(spec, step.number, step.steps, name)
     finally:
+        add_seconds(info, "evaluation", started)
         stored.save_info(info)
     return problems
 
@@ -170,25 +153,22 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
 
     Where there are rows of the same values, only missing metrics are added.
     """
-    spec, stored = this.spec, this.folder.step(step.number)
-    rows, values = rows_of(this, step, detector, measured), digest_values(spec.detectors.get(detector))
+    spec, stored, distance = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
+    of_all = (*spec.identity, step.number, detector)
+    values = [(*of_all, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in measured]
+    rows, made_of = pd.DataFrame(values, columns=COLUMNS), digest_values(spec.detectors.get(detector))
     metrics, plugins = spec.metrics_of(detector), spec.plugins(*filter(None, [detector]))
     made = [describe_maker(this.setting.images.device, spec.training, plugins)]
     before = info["rows"].get(detector, {})
-    if before.get("values") == values and set(metrics) - set(before["metrics"]):
+    if before.get("values") == made_of and set(metrics) - set(before["metrics"]):
         with suppress(Damaged):
             known = stored.rows(detector, info)
             rows = pd.concat([known, rows[~rows["metric"].isin(known["metric"])]], ignore_index=True)
             metrics, made = [*before["metrics"], *metrics], [*before["made"], *made]
-    info["rows"][detector] = {"values": values, "metrics": metrics, "made": made}
+    info["rows"][detector] = {"values": made_of, "metrics": metrics, "made": made}
     stored.save_rows(detector, rows, info)
 
 
-@contextmanager
-def timed(info: Info, kind: str) -> Iterator[None]:
-    """Add the seconds of the block to a kind of work in a step's record."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        info["seconds"][kind] = info["seconds"].get(kind, 0.0) + time.monotonic() - started
+def add_seconds(info: Info, kind: str, started: float) -> None:
+    """Add the seconds since a moment to a kind of work in a step's record."""
+    info["seconds"][kind] = info["seconds"].get(kind, 0.0) + time.monotonic() - started

@@ -134,7 +134,7 @@ def training_values(record: dict[str, Any]) -> dict[str, Any]:
 def plan(config: Config) -> list[RunSpec]:
     """Return the runs of a config: every step size × seed × method, methods innermost."""
     return [
-        spec_of(config, k, seed, name, values, config.detectors_of(name, k))
+        spec_of(config, k, seed, cil=name, values=values, detectors=config.detectors_of(name, k))
         for k in config.benchmark.classes_per_step
         for seed in config.seed.runs
         for name, values in config.cil.items()
@@ -154,42 +154,25 @@ def plan_share(only: str | None) -> Callable[[Config], list[RunSpec]]:
         raise BadInput(f"only = {shown(only)} is not allowed: a share is expected, as 1/3, 2/3 or 3/3")
 
     def planned(config: Config) -> list[RunSpec]:
-        specs, loads, mine = plan(config), [0.0] * of, set()
-        for spec in sorted(specs, key=lambda spec: (-spec.expected_work, spec.cil, spec.seeds.run)):
-            share = loads.index(min(loads))
-            loads[share] += spec.expected_work
-            if share == number - 1:
-                mine.add(spec.folder)
+        specs = plan(config)
+        longest_first = sorted(specs, key=lambda spec: (-spec.expected_work, spec.cil, spec.seeds.run))
+        mine = {spec.folder for spec in longest_first[number - 1 :: of]}
         return [spec for spec in specs if spec.folder in mine]
 
     return planned
 
 
-def spec_of(
-    config: Config,
-    k: int | str,
-    seed: int,
-    cil: str,
-    values: dict[str, Any],
-    detectors: dict[str, dict[str, Any]],
-    foreign: Learner | None = None,
-) -> RunSpec:
-    """Return one run under a config."""
+def spec_of(config: Config, k: int | str, seed: int, **of_method: Any) -> RunSpec:
+    """Return one run under a config; the other fields are those of its method."""
     for name in config.metric:
         if metric_of(name).reads_shifted and not config.benchmark.shifted:
-            raise BadInput(
-                f"metric {name!r} reads shifted images, and benchmark {config.benchmark.name!r} has none: "
-                "name some in benchmark.shifted"
-            )
+            raise BadInput(f"metric {name!r} reads shifted images: name some in benchmark.shifted")
     return RunSpec(
         benchmark=replace(config.benchmark, classes_per_step=(k,)),
-        cil=cil,
-        values=values,
         training=config.training,
         seeds=seeds_of(config, seed),
-        detectors=detectors,
         metrics=config.metric,
-        foreign=foreign,
+        **of_method,
     )
 
 

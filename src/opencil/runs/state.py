@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -20,8 +19,7 @@ from opencil.detectors.finetune.tuner import Tuner
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
-from opencil.errors import BadInput, OpenCILError
-from opencil.files import damaged
+from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.nets.create import without_weights
 from opencil.nets.model import Model
 from opencil.plugins import require
@@ -30,21 +28,17 @@ from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
 from opencil.runs.reading import check_record
 from opencil.runs.spec import RunSpec, Seeds, training_values
-from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, read_rows
+from opencil.runs.store import Info, RunFolder, StepFolder, digest_values
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
 
-def open_run(path: str | Path, data_root: str | None = None, device: str = "cpu") -> "Run":
-    """Open the run in a folder such as ``runs/digits/k2/icarl/seed0``, with its data loaded on a device."""
-    return open_run_at(path, PlaceConfig(data_root=data_root, device=device))
-
-
-def open_run_at(path: str | Path, place: PlaceConfig, data: BenchmarkData | None = None) -> "Run":
-    """Open the run in a folder; its data are loaded unless they are given."""
+def open_run(
+    path: str | Path, data_root: str | None = None, device: str = "cpu", data: BenchmarkData | None = None
+) -> "Run":
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given."""
     folder = RunFolder(Path(path))
-    record = folder.stored()
-    if not record or len(record["cil"]) != 1:
+    if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
     ((cil, values),) = record["cil"].items()
     if not record.get("foreign"):
@@ -54,13 +48,13 @@ def open_run_at(path: str | Path, place: PlaceConfig, data: BenchmarkData | None
         benchmark=build(BenchmarkConfig, record["benchmark"], where="benchmark"),
         cil=cil,
         values=values,
-        training=build(Arithmetic, record.get("training", {}), where="training"),
+        training=build(Arithmetic, record["training"], where="training"),
         seeds=seeds,
         detectors=record["detector"],
         foreign=Foreign() if record.get("foreign") else None,
     )
-    config = Config(spec.benchmark, record["cil"], record["detector"], spec.training, place=place)
-    run = Run(spec, folder, data or load(config))
+    place = PlaceConfig(data_root=data_root, device=device)
+    run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place)))
     for step in run.trained_steps:
         run.check_images(step.number)
     return run
@@ -119,7 +113,7 @@ class Run:
 
     def weights(self, number: int) -> str:
         """Return the checksum of a stored step's model; '' before the first step."""
-        return self._stored(number).listed("model.safetensors", self.info(number)) if number else ""
+        return str(self.info(number)["files"]["model.safetensors"]) if number else ""
 
     def check_images(self, number: int) -> None:
         """Refuse other images than a step was trained on, and another model than was given for it.
@@ -127,10 +121,8 @@ class Run:
         The memory is indices into these images.
         """
         if self.info(number).get("images") != self.stream.train.fingerprint:
-            raise OpenCILError(
-                f"run {self.spec} was trained on other images than those of {self.stream.train.name!r} now: "
-                f"restore them, or delete {self.folder.path} to start again"
-            )
+            text = f"run {self.spec} was trained on other images than {self.stream.train.name!r} has now"
+            raise OpenCILError(f"{text}: restore them, or delete {self.folder.path} to start again")
         if isinstance(self.learner, Foreign) and self.learner.models is not None:
             self.latest_model(number)
 
@@ -145,38 +137,33 @@ class Run:
             self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
         return self._memories[number]
 
-    def rows(self) -> pd.DataFrame:
-        """Read all rows so far."""
-        return read_rows(self.folder.path)
-
     def latest_model(self, number: int) -> Model:
         """Return a stored step's model; the latest is kept in memory, and must not be changed."""
         if self._latest is None or self._latest[0] != number:
-            stored = self._stored(number)
-            weights = stored.tensors("model.safetensors", self.info(number))
-            try:
-                self._latest = number, self.load_model(self.stream[number - 1], weights)
-            except RuntimeError as error:
-                raise damaged(stored.path / "model.safetensors", error) from None
+            weights = self._stored(number).tensors("model.safetensors", self.info(number))
+            self._latest = number, self._load_model(self.stream[number - 1], weights)
         return self._latest[1]
-
-    def load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
-        """Return the model of a step with some weights."""
-        setting = replace(self.setting, backbone=without_weights(self.setting.backbone))
-        model = self.learner.load(setting, step)
-        model.load_state_dict(weights, strict=True)
-        return model
 
     def keep_model(self, step: Step, model: Model) -> Model:
         """Keep a newly trained model, as it will be when it is read again, and return it."""
-        try:
-            loaded = self.setting.move_to_device(self.load_model(step, model.state_dict()), evaluate=True)
-        except RuntimeError as error:
-            place = f"{self.spec.cil}, step {step.number}"
-            why = " ".join(str(error).split())
-            raise OpenCILError(f"{place}: the trained model does not fit the method's blank: {why}") from None
+        loaded = self.setting.move_to_device(self._load_model(step, model.state_dict()), evaluate=True)
         self._latest = step.number, loaded
         return loaded
+
+    def _load_model(self, step: Step, weights: dict[str, Tensor]) -> Model:
+        setting = replace(self.setting, backbone=without_weights(self.setting.backbone))
+        model = self.learner.load(setting, step)
+        try:
+            model.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            where, why = f"{self.spec}, step {step.number}", one_line(error)
+            raise OpenCILError(f"{where}: the weights do not fit the method's blank model: {why}") from None
+        return model
+
+    def describe_training(self, step: Step) -> str:
+        """Return a digest of all that decides the training of a step."""
+        images, previous = self.stream.train.fingerprint, self.weights(step.number - 1)
+        return digest_values([self.training_digest, step.number, images, previous])
 
     def keep(self, step: Step, memory: Memory, info: Info) -> None:
         """Keep the memory and the record of a newly stored step."""
@@ -184,7 +171,7 @@ class Run:
 
     def _stored(self, number: int) -> StepFolder:
         step = self.folder.step(number)
-        if number not in self._infos and not (1 <= number <= len(self.stream) and step.trained):
+        if number not in self._infos and not step.trained:
             stored = ", ".join(str(step.number) for step in self.trained_steps) or "none"
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
         return step
@@ -225,9 +212,7 @@ class Run:
             if stored.head(name) not in self.info(number)["files"]:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")
             read_head(detector, self.source(step, outputs.model), stored, self.info(number))
-        if not detector.ready:
-            memory = outputs.setup("memory") if detector.by_task else None
-            detector.complete(outputs.setup(detector.set_up_on), memory)
+        outputs.set_up(detector)
         return detector
 
 
@@ -272,9 +257,11 @@ class StepOutputs:
         """Return the outputs of the test images under each shift."""
         return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
 
-    def view_source(self) -> ViewSource:
-        """Return the images to tune the extra heads of the step's model on."""
-        return self.run.source(self.step, self.run.setting.move_to_device(self.model))
+    def set_up(self, detector: Detector) -> None:
+        """Set a detector up, unless it is ready."""
+        if not detector.ready:
+            memory = self.setup("memory") if detector.by_task else None
+            detector.complete(self.setup(detector.set_up_on), memory)
 
     def setup(self, which: Setup) -> Outputs:
         """Return the outputs of a detector's set-up images: train+, or the memory after the step.

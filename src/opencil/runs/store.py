@@ -21,14 +21,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -57,11 +56,9 @@ from opencil.validation import flat
 FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
 #: Seconds to wait for another process that is about to leave the run.
-_PATIENCE = 2.0
+_PATIENCE = 5.0
 #: ``step.json`` as a mapping: see ``StepFolder.info``.
 Info = dict[str, Any]
-#: Values of a transform before its numbers are computed from images, as in a dry run.
-_TO_COMPUTE = [("benchmark.transform.mean", "compute"), ("benchmark.transform.std", "compute")]
 
 
 class LockedRun(OpenCILError):
@@ -138,14 +135,11 @@ class StepFolder:
     def save_tensors(self, name: str, tensors: dict[str, Tensor], info: Info) -> None:
         """Write a file of tensors, and note its checksum."""
         if self.writes:
-            info["files"][name] = write_bytes(self.path / name, _pack(tensors))
+            info["files"][name] = write_bytes(self.path / name, pack(tensors))
 
     def tensors(self, name: str, info: Info) -> dict[str, Tensor]:
         """Read a file of tensors."""
-        try:
-            return load(self.read(name, info))
-        except (SafetensorError, ValueError) as error:
-            raise damaged(self.path / name, error) from None
+        return load(self.read(name, info))
 
     def save_rows(self, detector: str, rows: pd.DataFrame, info: Info) -> None:
         """Write rows of a detector, or of the model for '', and note their checksum."""
@@ -164,10 +158,9 @@ class StepFolder:
         return [name for name in ("", *spec.detectors) if not self._has_rows(name, spec, info)]
 
     def _has_rows(self, name: str, spec: RunSpec, info: Info) -> bool:
-        note = info["rows"].get(name)
-        if note is None or not set(note["metrics"]) >= set(spec.metrics_of(name)):
-            return False
-        if name and note["values"] != digest_values(spec.detectors[name]):
+        note = info["rows"].get(name, {"values": None, "metrics": []})
+        made = note["values"] == digest_values(spec.detectors.get(name))
+        if not made or set(spec.metrics_of(name)) - set(note["metrics"]):
             return False
         with suppress(Damaged):
             for file in [self.table(name), *[self.head(name)] * (name in info["heads"])]:
@@ -175,49 +168,19 @@ class StepFolder:
             return True
         return False
 
-    def broken(self, info: Info) -> dict[str, str]:
-        """Return the damaged and missing files of the step, by name, with the reason."""
-        found = {}
-        for name in info["files"]:
-            try:
-                self.read(name, info)
-            except (Damaged, OSError) as error:
-                found[name] = getattr(error, "reason", str(error))
-        return found
-
-    # --- checkpoints ---
-
     def checkpoint(self, head: str = "") -> Path:
         """Return the checkpoint file of the step's training, or of the tuning of a head."""
         return self.path / (f"heads/{head}.checkpoint" if head else "checkpoint")
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], notes: dict[str, Any], head: str = "") -> None:
-        """Store a training in progress; ``notes["made_of"]`` identifies the training."""
-        if self.writes:
-            text = json.dumps(notes, default=astuple)
-            write_checked(self.checkpoint(head), _pack(tensors, {"notes": text}))
-
-    def read_checkpoint(
-        self, made_of: str, head: str = ""
-    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Read the checkpoint of the training with this ``made_of``; None where there is none."""
-        path = self.checkpoint(head)
-        if not path.exists():
-            return None
-        content = read_checked(path)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        notes = json.loads(header["__metadata__"]["notes"])
-        return (load(content), notes) if notes["made_of"] == made_of else None
-
     def remove_checkpoint(self, head: str = "") -> None:
-        """Delete the checkpoint of a finished training."""
-        if self.writes:
-            self.checkpoint(head).unlink(missing_ok=True)
+        """Delete the checkpoint of a finished training, if there is one."""
+        if self.writes and self.checkpoint(head).exists():
+            self.checkpoint(head).unlink()
 
 
-def _pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def pack(tensors: dict[str, Tensor]) -> bytes:
     """Return the content of a safetensors file."""
-    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
+    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -258,17 +221,15 @@ class RunFolder:
     def lost(self) -> list[StepFolder]:
         """Return the steps without ``step.json``, but with rows of a detector or a later step."""
         last = max((step.number for step in self.trained()), default=0)
-        known = {*map(self.step, range(1, last)), *self.steps()}
-        lost = [s for s in known if not s.trained and (s.number < last or any(s.path.glob("detectors/*")))]
-        return sorted(lost, key=lambda step: step.number)
+        known = {step.number: step for step in (*map(self.step, range(1, last)), *self.steps())}
+        lost = (s for s in known.values() if not s.trained)
+        return [s for s in lost if s.number < last or any(s.path.glob("detectors/*"))]
 
     def failure(self) -> str:
         """Return the last attempt's error in a line; '' where there was none."""
-        try:
-            lines = self.error.read_text(encoding="utf-8", errors="replace").strip().split("\n")
-        except OSError:
-            return ""
-        return lines[-1] if any(line.startswith("Traceback ") for line in lines) else lines[0]
+        with suppress(OSError):
+            return self.error.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        return ""
 
     # --- config ---
 
@@ -276,9 +237,7 @@ class RunFolder:
         """Read the run's config; empty before there is one."""
         if not self.config.exists():
             if any(self.path.glob("step*/*.safetensors")):
-                raise OpenCILError(
-                    f"{self.config} is missing: delete the folder {self.path} to compute it again"
-                )
+                raise damaged(self.config, "it is missing")
             return {}
         return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
 
@@ -289,43 +248,40 @@ class RunFolder:
         """Return which run the folder is of, as its config says."""
         if not config:
             raise damaged(self.config, "it is missing")
-        benchmark = config["benchmark"]
-        k, cil = benchmark["classes_per_step"][0], next(iter(config["cil"]))
-        return benchmark["name"], k, cil, config["seed"]["run"]
+        benchmark, (cil,) = config["benchmark"], config["cil"]
+        return benchmark["name"], benchmark["classes_per_step"][0], cil, config["seed"]["run"]
 
     def announce(self, spec: RunSpec) -> None:
         """Write the config of a future run, so that reports list it."""
         if self.writes and not self.config.exists():
             self._write_config(spec.record())
 
-    def differences(self, spec: RunSpec, stored: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return the values in which the stored config and a spec differ, of detectors in both."""
+    def check(self, spec: RunSpec) -> dict[str, Any]:
+        """Refuse to continue a run under other values than those that its files were made with.
+
+        Return its config.
+        """
+        stored = self.stored()
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
-            return {}
-        both = {
+            return stored
+        both = [
             name
             for name in set(stored["detector"]) & set(spec.detectors)
             if any(self.path.glob(f"step*/{StepFolder.table(name)}"))
-        }
+        ]
         then, now = (
             training_values(record) | flat({"detector": {name: record["detector"][name] for name in both}})
             for record in (stored, spec.record())
         )
-        return {
-            key: (then.get(key, "absent"), now.get(key, "absent"))
+        differences = [
+            f"\n  {key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
             for key in sorted(then.keys() | now.keys())
-            if then.get(key, ...) != now.get(key, ...) and (key, now.get(key)) not in _TO_COMPUTE
-        }
-
-    def check(self, spec: RunSpec) -> dict[str, Any]:
-        """Refuse to continue a run under another config than its own; return its own."""
-        stored = self.stored()
-        if differences := self.differences(spec, stored):
-            listed = (f"{key}: {a!r} in the stored run, {b!r} now" for key, (a, b) in differences.items())
+            if then.get(key, ...) != now.get(key, ...) and now.get(key) != "compute"  # as in a dry run
+        ]
+        if differences:
             raise BadInput(
-                f"run {spec} exists with another config: use the stored values (--set), a label for the "
-                f"changed method (--cil {spec.cil}@mine), another seed or another --runs folder, or "
-                f"delete {self.path}\n  " + "\n  ".join(listed)
+                f"run {spec} exists with another config: use its values (--set), a label (--cil {spec.cil}"
+                f"@mine), another seed or --runs folder, or delete {self.path}{''.join(differences)}"
             )
         return stored
 
@@ -348,35 +304,30 @@ class RunFolder:
             stored, record = self.check(spec), spec.record()
             for leftover in find_temporary(self.path):
                 leftover.unlink()
-            self.error.unlink(missing_ok=True)
+            if self.error.exists():
+                self.error.unlink()
             record["detector"] = {**stored.get("detector", {}), **spec.detectors}
             if plugins := stored.get("plugins", {}) | record.get("plugins", {}):
                 record["plugins"] = plugins
             if record != stored:
                 self._write_config(record)
-            noted = {"run": str(spec), **environment}
-            write_json(self.environment, noted)
+            environment = {"run": str(spec), **environment}
+            write_json(self.environment, environment)
             yield
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 peak = round(torch.cuda.max_memory_allocated() / 2**20)
-                write_json(self.environment, {**noted, "peak_memory_mib": peak})
+                write_json(self.environment, {**environment, "peak_memory_mib": peak})
 
     @contextmanager
     def lock(self, seconds: float = 0.0) -> Iterator[None]:
         """Lock the run inside the block, or raise ``LockedRun``."""
-        lock = FileLock(self.path / ".lock", timeout=seconds)
         try:
             with disk_errors(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                lock.acquire()
+                held = FileLock(self.path / ".lock").acquire(timeout=seconds)  # it makes the folder
         except Timeout:
-            raise LockedRun(
-                f"{self.path} is being written by another process: wait for it, or stop it"
-            ) from None
-        try:
+            raise LockedRun(f"{self.path} is written by another process: wait for it, or stop it") from None
+        with held:
             yield
-        finally:
-            lock.release()
 
     @property
     def locked(self) -> bool:

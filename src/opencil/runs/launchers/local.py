@@ -1,15 +1,20 @@
 """Processes of this machine, one for each run at a time."""
 
+import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 from opencil.config import Config, PlaceConfig
@@ -17,12 +22,12 @@ from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
 from opencil.runs.events import Event, Failed, Finished, Lost
-from opencil.runs.launchers.mps import shared_gpu
+from opencil.runs.launch import do_runs
 from opencil.runs.loading import with_share
 from opencil.runs.spec import RunSpec
 
-#: Workers that may end in the middle of a run before the run is given up: it may end them itself.
-_LOSSES = 2
+#: Signals that end a worker with a checkpoint: queues such as Slurm's send SIGUSR1 to all processes of a job.
+_STOPS = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
 
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
@@ -42,19 +47,16 @@ def launch(
 ) -> Generator[Event]:
     """Give runs to workers in their order, and yield the events of all of them.
 
-    A thread for each place starts the worker there and reads its events. A lost worker is replaced,
-    and its run is resumed from where it is stored. Closing the generator stops all workers, each with a
-    checkpoint.
+    A thread for each place starts the worker there and reads its events. A lost worker is replaced once, and
+    its run is resumed from where it is stored: the run may have ended it. Closing the generator stops all
+    workers, each with a checkpoint.
     """
-    busy = places[: len(specs)]
-    waiting: SimpleQueue[RunSpec | None] = SimpleQueue()
-    for spec in (*specs, *[None] * len(busy)):
-        waiting.put(spec)
+    busy, waiting = places[: len(specs)], iter(specs)
     inbox: SimpleQueue[Event | Future[None]] = SimpleQueue()
     workers, stopping = list[Worker](), threading.Event()
 
     def serve(place: PlaceConfig) -> None:
-        worker, losses, spec = None, 0, waiting.get()
+        worker, again, spec = None, False, next(waiting, None)
         while spec is not None and not stopping.is_set():
             if worker is None:
                 worker = Worker(replace(config, place=place), plugins, variables)
@@ -65,13 +67,12 @@ def launch(
                 for event in worker.do(spec):
                     inbox.put(event)
             except (EOFError, pickle.UnpicklingError):
-                reason, worker = f"the worker on {place.device} {worker.wait()}", None
-                losses += 1
-                if losses < _LOSSES:
-                    inbox.put(Lost(spec, reason))
-                    continue
-                inbox.put(Failed(spec, OpenCILError(f"{_LOSSES} workers ended in it; {reason}")))
-            losses, spec = 0, waiting.get()
+                reason, worker, again = f"the worker on {place.device} {worker.wait()}", None, not again
+                lost = Lost(spec, reason)
+                inbox.put(lost if again else Failed(spec, OpenCILError(f"2 workers ended in it; {reason}")))
+            else:
+                again = False
+            spec = spec if again else next(waiting, None)
         if worker is not None:
             worker.send(None)
             worker.wait()
@@ -97,12 +98,12 @@ def launch(
 
 
 class Worker:
-    """A process that does runs: see ``opencil.runs.launchers.worker``."""
+    """A process that does runs: they leave as pickles to its ``serve``, and events come back."""
 
     def __init__(self, config: Config, plugins: list[str], variables: dict[str, str]) -> None:
         path = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from opencil.runs.launchers.worker import serve; serve()"],
+            [sys.executable, "-c", "from opencil.runs.launchers.local import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **variables, "PYTHONPATH": path},
@@ -137,3 +138,56 @@ class Worker:
         with suppress(OSError), self.process:  # closes the pipes, with unread messages
             pass
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def serve() -> None:
+    """Do runs as they arrive on standard input, until None arrives or a signal stops the process."""
+    events = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # printed text goes to standard error
+    for number in _STOPS:
+        signal.signal(number, _interrupt_once)
+
+    def send(message: object) -> None:
+        pickle.dump(message, events)
+        events.flush()
+
+    code = 0
+    try:
+        config, plugins, sys.argv = pickle.load(sys.stdin.buffer)
+        logging.basicConfig(format="%(message)s")
+        do_runs(config, iter(partial(pickle.load, sys.stdin.buffer), None), plugins, send)
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):  # stopped, or its parent process has ended
+        code = 75
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # all is stored
+
+
+def _interrupt_once(*_: object) -> None:
+    """Interrupt the run; further signals would disturb the writing of its checkpoint."""
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def shared_gpu(places: Sequence[PlaceConfig]) -> Iterator[dict[str, str]]:
+    """Start NVIDIA's Multi-Process Service where processes share a GPU; yield their environment variables.
+
+    With it their kernels run at the same time. Without the service, or where one runs already, the GPU gives
+    them time in turn.
+    """
+    devices = [place.device for place in places if place.device.startswith("cuda")]
+    control = shutil.which("nvidia-cuda-mps-control")
+    if len(devices) == len(set(devices)) or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="opencil-mps-") as folder:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **variables}
+        started = subprocess.run([control, "-d"], env=environment, check=False, capture_output=True)
+        try:
+            yield variables if started.returncode == 0 else {}
+        finally:
+            subprocess.run([control], input=b"quit\n", env=environment, check=False, capture_output=True)

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from opencil.config import Config, PlaceConfig
-from opencil.data.benchmark import BenchmarkData
 from opencil.errors import BadInput, OpenCILError
 from opencil.runs.events import Event, Failed
-from opencil.runs.launchers.worker import do_runs
-from opencil.runs.loading import load
+from opencil.runs.launch import do_runs
 from opencil.runs.spec import RunSpec
 
 #: Environment variables of this process that tasks get too: sums depend on the number of threads.
@@ -32,18 +30,14 @@ _LOOK, _PATIENCE, _ANSWER = 0.2, 60.0, 10.0
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
     """Return a place for each run that the cluster has room for at a time, or ``jobs``."""
     resources = connect(place).cluster_resources()
-    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    gpus, cores, threads = int(resources.get("GPU", 0)), int(resources.get("CPU", 0)), place.threads or 1
     if place.device == "cpu" or (place.device == "auto" and not gpus):
-        one = replace(place, device="cpu", jobs=1, threads=place.threads or 1)
-        room = cores // (place.threads or 1)
+        one, room = replace(place, device="cpu", jobs=1, threads=threads), cores // threads
     else:
         one = replace(place, device=place.device.replace("auto", "gpu"), jobs=1)
         room = gpus * place.pack
-    count = place.jobs if isinstance(place.jobs, int) else room
-    if not count:
-        raise BadInput(
-            f"the Ray cluster has no room for a run on {one.device}: --jobs N runs wait for nodes that join"
-        )
+    if not (count := place.jobs if isinstance(place.jobs, int) else room):
+        raise BadInput(f"Ray has no room for a run on {one.device}: --jobs N runs wait for nodes that join")
     return [one] * count
 
 
@@ -97,26 +91,10 @@ def _do_run(
     sys.argv = argv
     if (runs := Path(folder, config.place.runs)).is_dir():
         os.chdir(folder)
-        do_runs(config, [spec], plugins, lambda: _load_once(config), queue.put)
+        do_runs(config, [spec], plugins, queue.put)
     else:
-        queue.put(
-            BadInput(
-                f"there is no folder {runs} on {socket.gethostname()}: nodes need the folder of runs on a "
-                "file system that all of them have, at the same path"
-            )
-        )
-
-
-_loaded: dict[str, BenchmarkData] = {}
-
-
-def _load_once(config: Config) -> BenchmarkData:
-    """Load the data of a config, once for all tasks of a process."""
-    key = config.to_yaml()
-    if key not in _loaded:
-        _loaded.clear()
-        _loaded[key] = load(config)
-    return _loaded[key]
+        where = f"{runs} on {socket.gethostname()}"
+        queue.put(BadInput(f"there is no folder {where}: all nodes need the folder of runs at the same path"))
 
 
 def connect(place: PlaceConfig) -> Any:
@@ -136,13 +114,11 @@ def connect(place: PlaceConfig) -> Any:
                 socket.create_connection((named[1].strip("[]"), int(named[2])), timeout=_ANSWER).close()
             ray.init(address=place.address or None, logging_level=logging.WARNING)
     except ImportError:
-        raise BadInput(
-            "launcher = ray is not possible: the package ray is missing; pip install 'opencil[ray]' brings it"
-        ) from None
+        raise BadInput("launcher = ray needs the package ray: pip install 'opencil[ray]' brings it") from None
     except Exception as error:  # Ray raises plain exceptions too
+        place_of = f"{address or 'this machine'} ({error})"
         raise BadInput(
-            f"there is no Ray cluster at {address or 'this machine'} ({error}): 'ray start --head' on that "
-            "machine starts a cluster, --address HOST:PORT names another"
+            f"there is no Ray cluster at {place_of}: 'ray start --head' there starts one"
         ) from None
     finally:  # Ray's own handlers end a process on SIGTERM, without checkpoints
         if threading.current_thread() is threading.main_thread():

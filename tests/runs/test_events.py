@@ -1,20 +1,17 @@
 """Errors of failed runs: a sentence, and the traceback of an unexpected error in a file."""
 
 import errno
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from opencil.config import Config
-from opencil.errors import BadInput, OpenCILError
-from opencil.runs.failures import (
+from opencil.errors import OpenCILError
+from opencil.runs.events import (
     failed,
     find_unexpected,
     in_words,
-    portable,
-    traceback_of_own_code,
     without_rows,
 )
 from opencil.runs.spec import RunSpec, plan
@@ -35,11 +32,10 @@ def bug() -> ZeroDivisionError:
 
 
 def test_an_expected_error_is_a_sentence(spec: RunSpec, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    event = failed(spec, folder, OpenCILError("the loss is nan"))
+    event = failed(spec, folder := RunFolder(tmp_path / "run"), OpenCILError("the loss is nan"))
     assert str(event.error) == "the loss is nan"
     assert folder.error.read_text() == "the loss is nan\n"
-    assert traceback_of_own_code(event.error) == ""
+    assert event.own_code == ""
 
 
 def test_an_unexpected_error_has_its_traceback_in_a_file(spec: RunSpec, tmp_path: Path) -> None:
@@ -47,9 +43,9 @@ def test_an_unexpected_error_has_its_traceback_in_a_file(spec: RunSpec, tmp_path
     event = failed(spec, folder, error)
     assert str(folder.error) in str(event.error)
     assert event.error.__cause__ is error
-    assert folder.error.read_text().startswith("Traceback")
+    assert "Traceback" in folder.error.read_text()
     assert folder.failure() == "ZeroDivisionError: division by zero"
-    assert "in bug" in traceback_of_own_code(event.error)
+    assert "in bug" in event.own_code
 
 
 def test_a_full_disk_is_named(spec: RunSpec, tmp_path: Path) -> None:
@@ -65,8 +61,8 @@ def test_a_full_disk_is_named(spec: RunSpec, tmp_path: Path) -> None:
 def test_detectors_without_rows_are_named_by_their_reasons() -> None:
     error = without_rows({"a": (1, OpenCILError("no")), "b": (1, OpenCILError("no")), "c": (2, bug())})
     assert str(error).startswith("a, b has no rows: step 1: no; c has no rows: step 2: ZeroDivisionError")
-    assert isinstance(find_unexpected([error]), ZeroDivisionError)
-    assert find_unexpected([without_rows({"a": (1, OpenCILError("no"))})]) is None
+    assert isinstance(find_unexpected(error), ZeroDivisionError)
+    assert find_unexpected(without_rows({"a": (1, OpenCILError("no"))})) is None
 
 
 def test_an_operation_without_a_deterministic_implementation_is_named() -> None:
@@ -75,13 +71,4 @@ def test_an_operation_without_a_deterministic_implementation_is_named() -> None:
         "'torch.use_deterministic_algorithms(True)'."
     )
     assert "cumsum_cuda_kernel" in in_words(error)
-    assert find_unexpected([error]) is None
-
-
-def test_errors_can_be_sent_to_another_process(spec: RunSpec, tmp_path: Path) -> None:
-    unexpected = failed(spec, RunFolder(tmp_path / "run"), bug()).error
-    for error in (BadInput("a"), OpenCILError("b"), unexpected):
-        sent = pickle.loads(pickle.dumps(portable(error)))
-        assert str(sent) == str(error)
-        assert isinstance(sent, BadInput) == isinstance(error, BadInput)
-        assert traceback_of_own_code(portable(error)) == traceback_of_own_code(error)
+    assert find_unexpected(error) is None
