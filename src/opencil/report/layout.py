@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
-from typing import Literal
 
 import pandas as pd
 from rich import box
@@ -17,9 +16,8 @@ from rich.text import Text
 
 from opencil.files import file_name
 
-Format = Literal["markdown", "csv", "latex"]
-#: The ending of the files of each format.
-ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
+#: The ending of the files of each format, which is a method of ``Table``.
+ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 #: Marks of the best, the second and the third of a column: the paper's types, and numbers for plain text.
 _NUMBERS = ("", "¹", "²", "³")
@@ -50,7 +48,7 @@ class Cell:
     signed: bool = False
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
     flag: str = ""  #: set behind the number; explained in the notes
-    span: int = 1  #: number of covered columns; the cells after it are empty
+    span: int = 1  #: number of covered columns; 0 for a cell that another one covers
 
     def __post_init__(self) -> None:
         for name in ("value", "std"):
@@ -137,10 +135,6 @@ class Table:
         """Return its name as the name of a file, without an ending."""
         return file_name(self.name)
 
-    def text(self, kind: Format) -> str:
-        """Return the table in a format for files."""
-        return str(getattr(self, kind)())
-
     def without(self, hidden: Mapping[str, Collection[str]], note: str) -> "Table":
         """Return the table without the lines and groups of columns that ``hidden`` names, and with a note.
 
@@ -153,16 +147,15 @@ class Table:
         same = len(kept) == len(self.columns) and len(short.lines) == len(self.lines)
         return self if same else replace(short, notes=[note, *self.notes])
 
-    def _select(self, columns: Iterable[int], shows: Callable[[list[Cell]], bool]) -> "Table":
+    def _select(self, columns: list[int], shows: Callable[[list[Cell]], bool]) -> "Table":
         """Return the table with some of its columns, and with the lines of which ``shows`` is true."""
-        kept = sorted(columns)
 
         def cut(lines: list[list[Cell]]) -> list[list[Cell]]:
-            return [[line[i] for i in kept] for line in lines if shows(line)]
+            return [[line[i] for i in columns] for line in lines if shows(line)]
 
         blocks = [Block(cut(block.lines), block.title, cut(block.foot)) for block in self.blocks]
         blocks = [block for block in blocks if block.lines or block.foot]
-        return replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
+        return replace(self, columns=[self.columns[i] for i in columns], blocks=blocks)
 
     def rich(self) -> Drawn:
         """Return the table for a terminal, without its title, which may be wider."""
@@ -179,8 +172,8 @@ class Table:
             if block.title:
                 drawn.add_row(Text(block.title, style="bold italic"))
             for part in (block.lines, block.foot):
-                for i in range(len(part)):
-                    drawn.add_row(*next(lines), end_section=i == len(part) - 1)
+                for i, _ in enumerate(part, start=1):
+                    drawn.add_row(*next(lines), end_section=i == len(part))
         return drawn
 
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
@@ -191,28 +184,26 @@ class Table:
         """
         if fits(self):
             return [self]
+
+        def cut(columns: list[int]) -> "Table":  # lines without a value in these columns are left out
+            numbers = [i for i in columns if not self.columns[i].label]
+            return self._select(sorted(columns), lambda line: any(line[i].text for i in numbers))
+
         groups: dict[str, list[int]] = {}
         for i, column in enumerate(self.columns):
             groups.setdefault(column.group, []).append(i)
         common = groups.pop("", [])
-        if not groups or not all(fits(self._cut([*common, i])) for group in groups.values() for i in group):
+        if not groups or not all(fits(cut([*common, i])) for group in groups.values() for i in group):
             groups = {"": [i for i in common if not self.columns[i].label], **groups}
             common = [i for i in common if self.columns[i].label]
         parts: list[list[int]] = []
         for group in groups.values():
-            whole = fits(self._cut([*common, *group]))
-            for piece in [group] if whole else [[i] for i in group]:
-                if parts and fits(self._cut([*common, *parts[-1], *piece])):
+            for piece in [group] if fits(cut([*common, *group])) else [[i] for i in group]:
+                if parts and fits(cut([*common, *parts[-1], *piece])):
                     parts[-1] += piece
                 else:
                     parts.append(list(piece))
-        return [self._cut([*common, *part]) for part in parts if part] or [self]
-
-    def _cut(self, columns: list[int]) -> "Table":
-        """Return the table with some of its columns, and with the lines that have a value in them."""
-        numbers = [i for i in columns if not self.columns[i].label]
-        part = self._select(columns, lambda line: any(line[i].text for i in numbers))
-        return replace(part, blocks=[block for block in part.blocks if block.lines])
+        return [cut([*common, *part]) for part in parts if part] or [self]
 
     def __str__(self) -> str:
         """Return the table as a terminal without colours shows it, with title and notes."""
@@ -358,13 +349,11 @@ def _latex(text: str) -> str:
 
 
 def _latex_line(cells: list[Cell]) -> str:
-    parts, i = [], 0
-    while i < len(cells):
-        cell = cells[i]
+    parts, shown = [], [cell for cell in cells if cell.span]
+    for cell in shown:
         text = _latex(cell.text if cell.value is None else cell.text.replace("-", "−"))
         text = _LATEX_STYLES[cell.rank].format(text)
-        i += cell.span
-        parts.append(_latex_span(text, cell.span, last=i == len(cells)) if cell.span > 1 else text)
+        parts.append(_latex_span(text, cell.span, cell is shown[-1]) if cell.span > 1 else text)
     return " & ".join(parts) + r" \\"
 
 

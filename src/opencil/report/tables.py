@@ -198,7 +198,7 @@ def _line_over_groups(name: str, keys: list[Key], of: Callable[[str], Cell]) -> 
     cells = [words(name)]
     for cil, group in groupby(keys, key=lambda key: key[0]):
         span = len(list(group))
-        cells += [replace(of(cil), span=span), *[words("")] * (span - 1)]
+        cells += [replace(of(cil), span=span), *[Cell(words="", span=0)] * (span - 1)]
     return cells
 
 

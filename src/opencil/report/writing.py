@@ -125,7 +125,7 @@ def write_report(
     short = [*shorten_tables(many, study, top), *few]
     for form, ending in ENDINGS.items():
         for table in [*many, *few] if form == "csv" else short:
-            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(form))
+            write_text(folder / "tables" / f"{table.file}.{ending}", getattr(table, form)())
     write_text(folder / "tables.md", "\n".join(table.markdown() for table in short))
     for figure in figures:
         figure.save(folder / "figures")
