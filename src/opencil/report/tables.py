@@ -166,9 +166,9 @@ def _table_by_family(
         blocks.append(Block([_average("Average (All)", outcome, plain, keys)]))
     notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(is_labelled, outcome.detectors))]
     if cil:
-        notes.append(f"Average accuracy of {cil}: {outcome.accuracy(cil).text}.")
+        notes.append(f"Average accuracy of {cil}: {outcome.of(cil, '', 'accuracy', '').text}.")
     else:
-        top = [_line_over_groups("CIL accuracy", keys, outcome.accuracy)]
+        top = [_line_over_groups("CIL accuracy", keys, lambda cil: outcome.of(cil, "", "accuracy", ""))]
         if outcome.kept:
             top.append(_line_over_groups(_SIZES[0], keys, lambda cil: _kept_cells(outcome, cil)[0]))
             top.append(_line_over_groups(_SIZES[1], keys, lambda cil: _kept_cells(outcome, cil)[1]))
