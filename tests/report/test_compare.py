@@ -136,7 +136,7 @@ def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
     assert comparison_tables(Study(rows)) == []
     error = incomparable(Study(rows))
     assert isinstance(error, BadInput)
-    assert "b with k = 2" in str(error)
+    assert "b, 4 steps, k = 2" in str(error)
     assert "cifar100 with k = 5, 10, 20" in str(error)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput
-from opencil.evaluation.metric import metric_of, table_metrics
+from opencil.evaluation.metric import metric_of
 from opencil.published import (
     OOD,
     contradictory,
@@ -22,8 +22,7 @@ from opencil.report.averages import dataset_place
 from opencil.report.layout import Block, Cell, Column, Table, list_note, words
 from opencil.report.order import group_families, is_labelled, sort_detectors
 from opencil.report.results import Outcome, results
-from opencil.report.tables import Key, Kind, distance_metrics
-from opencil.study.rows import settings_of
+from opencil.report.tables import Key, Kind, columns_of
 from opencil.study.study import Study
 
 #: The kinds of tables with figures in the paper.
@@ -53,17 +52,14 @@ def incomparable(study: Study) -> BadInput:
     """Return the error for a study of which nothing can be compared, not yet or not at all."""
     sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
     has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
-    ours = ", ".join(f"{benchmark} with k = {k}" for benchmark, k in settings_of(study.rows))
-    return refuse_comparison(results(study), ours, f"the paper's figures: it has {has}")
+    return refuse_comparison(results(study), f"the paper's figures: it has {has}")
 
 
-def refuse_comparison(outcomes: Sequence[Outcome], ours: str, source: str) -> BadInput:
+def refuse_comparison(outcomes: Sequence[Outcome], source: str) -> BadInput:
     """Return the error for results that cannot be compared with a source."""
-    waiting = "; ".join(part for outcome in outcomes for part in outcome.unfinished())
-    return BadInput(
-        f"nothing that is finished here, {ours}, can be compared with {source}"
-        + f". Not finished: {waiting}" * bool(waiting)
-    )
+    ours = "; ".join(f"{outcome.benchmark}, {outcome.steps} steps, k = {outcome.k}" for outcome in outcomes)
+    waiting = list_note(". Not finished", (part for of in outcomes for part in of.unfinished()), "; ")
+    return BadInput(f"nothing finished here ({ours}) can be compared with {source}" + "".join(waiting))
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
@@ -104,31 +100,31 @@ def _other_splits(outcome: Outcome) -> list[str]:
 
 def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: list[str]) -> list[Table]:
     """Return the comparison of one kind of tables, then the table of its agreement."""
-    split = kind == "distance"  # a table for each metric, as in the paper
-    metrics = distance_metrics() if split else table_metrics("all")
-    places: Sequence[str] = OOD_ROLES if split else [ALL]
-    if kind == "ablation":
-        places = [dataset_place(name) for name in outcome.datasets]
-    shown = cells[cells["place"].isin(places) & cells["metric"].isin(metrics) & cells["ours"].notna()]
+    parts = [list(columns.values()) for columns in columns_of(kind, outcome, outcome.cil)]
+    parts = [list(chain(*parts))] if kind == "ablation" else parts
+    every = pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]])
+    shown = cells[every.isin(list(chain(*parts))) & cells["ours"].notna()]
     if shown.empty:
         return []
-    methods = [cil for cil in outcome.cil if cil in set(shown["cil"])]
     strangers = [cil for cil in outcome.cil if cil not in set(cells["cil"])]
-    other = [place for place in _other_splits(outcome) if place in places]
+    parts = [[key for key in keys if key[0] in set(shown["cil"])] for keys in parts]
+    other = [place for place in _other_splits(outcome) if any(key[2] == place for key in parts[0])]
     data = [
         *data,
         *list_note("CIL methods that the paper does not have", strangers),
         *list_note("Ours is over other OOD datasets than the paper's, so it does not count", other),
     ]
     made = []
-    for part in [[metric] for metric in metrics] if split else [metrics]:
-        groups = [(cil, m, place) for cil in methods for place in places for m in part]
-        name = f"{kind}-{part[0]}" if split else kind
-        about = {"main": "", "distance": f"near and far OOD, {metric_of(part[0]).column}, "}
+    for keys in parts:
+        metric = keys[0][1]
+        name = f"{kind}-{metric}" if kind == "distance" else kind
+        about = {"main": "", "distance": f"near and far OOD, {metric_of(metric).column}, "}
         title = f"{outcome.title}: {about.get(kind, f'{kind}, ')}ours beside the paper's"
-        made.append(_side_by_side(outcome, f"compare-{name}-{outcome.name}", title, cells, groups, data))
-    name = f"agreement-{kind}-{outcome.name}"
-    return [*made, _agreement_table(outcome, name, shown, methods, metrics, places, data)]
+        made.append(_side_by_side(outcome, f"compare-{name}-{outcome.name}", title, cells, keys, data))
+    return [
+        *made,
+        _agreement_table(outcome, f"agreement-{kind}-{outcome.name}", shown, list(chain(*parts)), data),
+    ]
 
 
 def _name_place(place: str) -> str:
@@ -140,7 +136,7 @@ def _heading(cil: str, metric: str, place: str) -> str:
 
 
 def _side_by_side(
-    outcome: Outcome, name: str, title: str, cells: pd.DataFrame, groups: list[Key], data: list[str]
+    outcome: Outcome, name: str, title: str, cells: pd.DataFrame, keys: list[Key], data: list[str]
 ) -> Table:
     """Make a table of the detectors that both have, in blocks; an ablation has the paper's order."""
     by_cell = {
@@ -151,79 +147,68 @@ def _side_by_side(
         ]
         for cell in cells.to_dict("records")
     }
-    shown = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(groups)]
+    shown = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(keys)]
     theirs = list(dict.fromkeys(shown["detector"]))
     names = [detector for detector in theirs if detector in outcome.detectors]
     columns = [Column("detector", label=True)]
-    columns += [Column(head, _heading(*group)) for group in groups for head in ("ours", "paper", "Δ")]
+    columns += [Column(head, _heading(*key)) for key in keys for head in ("ours", "paper", "Δ")]
 
     def line(detector: str) -> list[Cell]:
-        found = [by_cell.get((cil, detector, metric, place), _NONE) for cil, metric, place in groups]
-        return [words(detector), *chain.from_iterable(found)]
+        found = [by_cell.get((cil, detector, metric, place), _NONE) for cil, metric, place in keys]
+        return [words(detector), *chain(*found)]
 
-    if any(map(is_labelled, theirs)):
-        blocks = [Block([line(detector) for detector in names])]
-    else:
-        blocks = [
-            Block([line(d) for d in members], family, [_averages("Average", outcome, shown, members, groups)])
-            for family, members in group_families(names)
-        ]
-        if len(blocks) > 1:
-            blocks.append(Block([_averages("Average (All)", outcome, shown, names, groups)]))
+    def averages(name: str, detectors: list[str]) -> list[Cell]:
+        """Return means over the detectors that count, the same for ours and the paper's."""
+        counted = shown[shown["detector"].isin(detectors) & shown["difference"].notna()]
+        by_key, cells = dict(list(counted.groupby(["cil", "metric", "place"]))), [words(name)]
+        for key in keys:
+            here = by_key.get(key, counted[:0])
+            ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
+            difference = None if ours.value is None else ours.value - paper
+            cells += _NONE if difference is None else [ours, Cell(paper), Cell(difference, signed=True)]
+        return cells
+
+    blocks = [Block([line(detector) for detector in names])]
+    if not any(map(is_labelled, theirs)):
+        families = group_families(names)
+        blocks = [Block([line(d) for d in of], name, [averages("Average", of)]) for name, of in families]
+        blocks += [Block([averages("Average (All)", names)])] * (len(blocks) > 1)
     accuracy = [words("CIL accuracy")]
-    for cil, of_cil in groupby(groups, key=lambda group: group[0]):  # in its first group
+    for cil, of_cil in groupby(keys, key=lambda key: key[0]):  # in its first columns
         accuracy += by_cell.get((cil, "", "accuracy", ""), _NONE)
         accuracy += [words("")] * 3 * (len(list(of_cil)) - 1)
-    notes = outcome.basis()
-    notes.append("Δ: ours minus the paper's, in percent points. Averages: over detectors that count.")
-    notes += [_FLAGGED] * bool(shown["flagged"].any())
-    notes += list_note("Not in these runs", [detector for detector in theirs if detector not in names])
     strangers = [detector for detector in outcome.detectors if detector not in theirs]
-    notes += list_note("Not in this table of the paper's", strangers)
-    metrics = dict.fromkeys(["accuracy", *(metric for _, metric, _ in groups)])
-    notes += [*data, *(metric_of(metric).sentence for metric in metrics)]
+    metrics = dict.fromkeys(["accuracy", *(metric for _, metric, _ in keys)])
+    notes = [
+        *outcome.basis(),
+        "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
+        *[_FLAGGED] * bool(shown["flagged"].any()),
+        *list_note("Not in these runs", [detector for detector in theirs if detector not in names]),
+        *list_note("Not in this table of the paper's", strangers),
+        *data,
+        *(metric_of(metric).sentence for metric in metrics),
+    ]
     return Table(name, title, columns, [Block([accuracy]), *blocks], notes, outcome.missing())
 
 
-def _averages(
-    name: str, outcome: Outcome, cells: pd.DataFrame, detectors: list[str], groups: list[Key]
-) -> list[Cell]:
-    """Return a line of means over the detectors that count, the same for ours and the paper's."""
-    counted = cells[cells["detector"].isin(detectors) & cells["difference"].notna()]
-    by_group = dict(list(counted.groupby(["cil", "metric", "place"])))
-    line = [words(name)]
-    for key in groups:
-        here = by_group.get(key, counted[:0])
-        ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
-        three = [] if ours.value is None else [ours, Cell(paper), Cell(ours.value - paper, signed=True)]
-        line += three or _NONE
-    return line
-
-
 def _agreement_table(
-    outcome: Outcome,
-    name: str,
-    cells: pd.DataFrame,
-    methods: list[str],
-    metrics: Sequence[str],
-    places: Sequence[str],
-    data: list[str],
+    outcome: Outcome, name: str, cells: pd.DataFrame, keys: list[Key], data: list[str]
 ) -> Table:
     """Make a table of how far ours and the paper's agree: a line per CIL method and split, then a total."""
-    several = len(places) > 1
+    metrics = list(dict.fromkeys(metric for _, metric, _ in keys))
+    pairs = list(dict.fromkeys((cil, place) for cil, _, place in keys))
+    several = len({place for _, place in pairs}) > 1
     columns = [Column("CIL", label=True), *[Column("OOD", label=True)] * several]
     heads = ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
     columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
     none = agreement(cells[:0])
     every = {key: agreement(part) for key, part in cells.groupby(["cil", "place", "metric"])}
-    pairs = [(cil, place) for cil in methods for place in places]
 
     def line(names: list[str], pairs: list[tuple[str, str]]) -> list[Cell]:
         found = [[every.get((*pair, metric), none) for pair in pairs] for metric in metrics]
-        return [*map(words, names[: 1 + several]), *chain.from_iterable(map(_agreement_cells, found))]
+        return [*map(words, names[: 1 + several]), *chain(*map(_agreement_cells, found))]
 
     lines = [line([cil, _name_place(place)], [(cil, place)]) for cil, place in pairs]
-    total = line(["all", ""], pairs)
     notes = [
         "Cells: detectors that both have, less those in which the paper contradicts itself. |Δ|: absolute "
         "difference, in percent points.",
@@ -235,8 +220,11 @@ def _agreement_table(
         where = _heading(f"{worst['cil']} {worst['detector']}", worst["metric"], worst["place"])
         figures = f"{worst['ours']:.2f} against {worst['paper']:.2f} in the paper"
         notes.append(f"Largest difference: {where}, {figures}.")
-    title = f"{outcome.title}: agreement with the paper"
-    return Table(name, title, columns, [Block(lines, foot=[total])], [*notes, *data], outcome.missing())
+    title, blocks = (
+        f"{outcome.title}: agreement with the paper",
+        [Block(lines, foot=[line(["all", ""], pairs)])],
+    )
+    return Table(name, title, columns, blocks, [*notes, *data], outcome.missing())
 
 
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
@@ -274,10 +262,13 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
     """Make a table of the cells in which the paper contradicts itself, with the mean of near and far."""
     detectors = pd.Categorical(flagged["detector"], sort_detectors(flagged["detector"]))
     flagged = flagged.assign(detector=detectors).sort_values(["metric", "detector"], kind="stable")
-    lines = []
-    for row in flagged.to_dict("records"):
-        named = map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column))
-        lines.append([*named, Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])])
+    lines = [
+        [
+            *map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column)),
+            *(Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])),
+        ]
+        for row in flagged.to_dict("records")
+    ]
     columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
     columns += [Column("printed"), Column("from near/far"), Column("ours")]
     near, far = (len(OOD[outcome.benchmark][role]) for role in OOD_ROLES)

@@ -36,11 +36,10 @@ def survey_tables(study: Study) -> list[Table]:
 
 def not_in_survey(study: Study) -> BadInput:
     """Return the error for a study of which nothing can be compared with the survey."""
-    every = _model_results(study)
-    ours = ", ".join(f"{outcome.benchmark} in {outcome.steps} steps of {outcome.k}" for outcome in every)
     splits = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
     methods = ", ".join(sorted(published_survey()["cil"].unique()))
-    return refuse_comparison(every, ours, f"the survey: it has {_BENCHMARK} in {splits}, of {methods}")
+    source = f"the survey: it has {_BENCHMARK} in {splits}, of {methods}"
+    return refuse_comparison(_model_results(study), source)
 
 
 def _model_results(study: Study) -> list[Outcome]:
