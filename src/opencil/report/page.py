@@ -294,7 +294,7 @@ def _describe_cell(cell: Cell) -> str | dict[str, Any]:
 
 def _describe_figure(figure: Figure) -> dict[str, Any]:
     """Return texts, size and drawing; the SVG goes without head, metadata, remarks and indentation."""
-    width, height = (round(96 * side) for side in figure.size)
+    width, height = (round(96 * side) for side in figure.box.size)
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", figure.svg, flags=re.DOTALL)
     size = {"width": width, "height": height, "wide": width > 2 * height}
     return {**asdict(figure.about), **size, "svg": re.sub(r"\s+", " ", svg)}

@@ -6,8 +6,9 @@ it is.
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import resources
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure as Picture
@@ -41,29 +43,7 @@ _DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
 _COMPARED: Look = {"linestyle": _DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
-_STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same everywhere
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # a fixed place: to search for a free one is slow
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "text.hinting": "none",  # faster, and without a visible difference at 200 dots per inch
-    "svg.hashsalt": "opencil",  # the same rows give the same bytes
-    "text.parse_math": False,  # a name with dollars in it is a name
-}
+_STYLE = rc_params_from_file(resources.files("opencil.report") / "assets" / "figures.mplstyle", False, False)
 
 
 def darken(colour: str) -> str:
@@ -72,34 +52,26 @@ def darken(colour: str) -> str:
     return to_hex((0.72 * red, 0.72 * green, 0.72 * blue))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figure:
     """A figure with its texts; sentences on missing runs are written below the picture."""
 
     about: About
     picture: Picture
+    box: Bbox = field(init=False)  #: of the picture and the text below it, in inches
 
     def __post_init__(self) -> None:
-        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
-        for i, line in enumerate(self._below):
-            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
-
-    @property
-    def _below(self) -> list[str]:
-        """Return the text below, in lines as wide as the picture."""
-        return wrap(self.about.missing, int(self.picture.get_size_inches()[0] / _SMALL_LETTER))
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Return width and height in inches, with the text below."""
         width, height = self.picture.get_size_inches()
-        return float(width), float(height) + _SMALL_LINE * len(self._below)
+        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
+        lines = wrap(self.about.missing, int(width / _SMALL_LETTER))
+        for i, line in enumerate(lines):
+            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
+        below = _SMALL_LINE * len(lines)
+        self.box = Bbox.from_bounds(0, -below, width, height + below)
 
     def _save(self, file: Any, **values: Any) -> None:
-        if self._below:  # outside the picture
-            values["bbox_inches"] = Bbox.from_bounds(0, -_SMALL_LINE * len(self._below), *self.size)
         with matplotlib.rc_context(_STYLE):
-            self.picture.savefig(file, **values)
+            self.picture.savefig(file, bbox_inches=self.box, **values)
 
     @cached_property
     def svg(self) -> str:
