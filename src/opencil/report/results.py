@@ -10,13 +10,7 @@ import pandas as pd
 
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import table_metrics
-from opencil.report.averages import (
-    average_datasets,
-    average_seeds,
-    average_steps,
-    is_ood,
-    list_megabytes,
-)
+from opencil.report.averages import average_datasets, average_seeds, average_steps, is_ood, list_megabytes
 from opencil.report.layout import Cell, list_note
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord, setting_of

@@ -97,12 +97,11 @@ def write_page(
     ``tables`` are statistics and comparisons. By default they are computed, but not for a page with
     ``refresh``, which will be written again in a moment.
     """
-    from opencil.report.page import known_differences, page
+    from opencil.report.page import page
 
     if tables is None:
         tables = [] if refresh else [*statistics_tables(study), *survey_tables(study)]
-    differences = known_differences(study)
-    write_text(path, page(study, figures=figures, tables=tables, differences=differences, refresh=refresh))
+    write_text(path, page(study, figures=figures, tables=tables, refresh=refresh))
 
 
 def write_report(
