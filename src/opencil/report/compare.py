@@ -1,9 +1,11 @@
-"""Compare our figures with the paper's, cell by cell, and measure how far the two agree."""
+"""Compare our figures with the paper's, cell by cell, and our accuracies with a survey's."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby
+from typing import Literal
 
 import pandas as pd
 
@@ -12,17 +14,21 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
 from opencil.published import (
     OOD,
+    SURVEY,
+    SURVEY_ACCURACY,
     contradictory,
     in_percent,
     published_ablation,
     published_results,
+    published_survey,
     recomputed_means,
 )
 from opencil.report.averages import dataset_place
 from opencil.report.layout import Block, Cell, Column, Table, list_note, words
-from opencil.report.order import group_families, is_labelled, sort_detectors
+from opencil.report.order import group_families, is_labelled, method, sort_detectors
 from opencil.report.results import Outcome, results
 from opencil.report.tables import Key, Kind, columns_of
+from opencil.study.records import RunRecord
 from opencil.study.study import Study
 
 #: The kinds of tables with figures in the paper.
@@ -32,6 +38,9 @@ _FLAGGED = (
     f"{_FLAG} The paper contradicts itself here: the mean over all datasets is not that of its own near and "
     "far figures. Such cells are not counted."
 )
+#: The survey's benchmark, as this project names it, and its splits by steps and classes per step.
+_SURVEYED = "cifar100"
+_SPLITS: dict[tuple[int, int | str], str] = {(10, 10): "b0-10", (20, 5): "b0-5", (6, "50+10"): "b50-10"}
 _CELL = ["cil", "detector", "metric", "place"]
 _NONE = [Cell()] * 3
 
@@ -48,18 +57,20 @@ def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[T
     return made
 
 
-def incomparable(study: Study) -> BadInput:
+def incomparable(study: Study, source: Literal["paper", "survey"]) -> BadInput:
     """Return the error for a study of which nothing can be compared, not yet or not at all."""
-    sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
-    has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
-    return refuse_comparison(results(study), f"the paper's figures: it has {has}")
-
-
-def refuse_comparison(outcomes: Sequence[Outcome], source: str) -> BadInput:
-    """Return the error for results that cannot be compared with a source."""
+    if source == "paper":
+        sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
+        has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
+    else:
+        splits = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
+        has = f"{_SURVEYED} in {splits}, of {', '.join(sorted(published_survey()['cil'].unique()))}"
+    outcomes = results(study) if source == "paper" else _model_results(study)
     ours = "; ".join(f"{outcome.benchmark}, {outcome.steps} steps, k = {outcome.k}" for outcome in outcomes)
     waiting = list_note(". Not finished", (part for of in outcomes for part in of.unfinished()), "; ")
-    return BadInput(f"nothing finished here ({ours}) can be compared with {source}" + "".join(waiting))
+    return BadInput(
+        f"nothing finished here ({ours}) can be compared with the {source}: it has {has}" + "".join(waiting)
+    )
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
@@ -282,27 +293,90 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
 
 def data_notes(outcome: Outcome) -> list[str]:
     """Return notes on the datasets that differ from the paper's, by the images that the runs recorded."""
+    ours = set(outcome.datasets)
     theirs = {name for names in OOD.get(outcome.benchmark, {}).values() for name in names}
-    notes = list_note(
-        "OOD datasets of the paper that these runs lack", sorted(theirs - set(outcome.datasets))
-    )
-    notes += list_note("OOD datasets that the paper does not have", sorted(set(outcome.datasets) - theirs))
+    notes = [
+        *list_note("OOD datasets of the paper that these runs lack", sorted(theirs - ours)),
+        *list_note("OOD datasets that the paper does not have", sorted(ours - theirs)),
+    ]
     read = [d for run in outcome.runs for d in run["data"]]
-    recorded = {(d["name"], d["split"], d["images"], d["paper"], d["files"]) for d in read}
+    split = {"train": "training"}  # as a word
+    recorded = {
+        (d["name"], split.get(d["split"], d["split"]), d["images"], d["paper"], d["files"]) for d in read
+    }
     if not recorded:
         return [*notes, "Data: these runs did not note which images they read."]
     other = sorted((n, s, i, p) for n, s, i, p, _ in recorded if p is not None and i != p)
-    files = sorted({(n, s) for n, s, i, p, f in recorded if f == "differs" and i == p})
-    notes += [f"Data: {n} has {i:,} {_name_split(s)} images, the paper's {p:,}." for n, s, i, p in other]
+    files = sorted({f"{n} ({s})" for n, s, i, p, f in recorded if f == "differs" and i == p})
+    notes += [f"Data: {n} has {i:,} {s} images, the paper's {p:,}." for n, s, i, p in other]
     notes += list_note(
         "Data: as many images as the paper's, but from files that are not, byte for byte, those that the "
         "datasets' makers distribute, which may be a matter of packing alone",
-        [f"{n} ({_name_split(s)})" for n, s in files],
+        files,
     )
-    if not other and not files:
-        notes.append("Data: every dataset has as many images as the paper's.")
-    return notes
+    return notes if other or files else [*notes, "Data: every dataset has as many images as the paper's."]
 
 
-def _name_split(split: str) -> str:
-    return {"train": "training"}.get(split, split)
+def survey_tables(study: Study) -> list[Table]:
+    """Return the accuracies of finished runs beside the survey's, for each k that the survey has."""
+    made, figures = [], published_survey()
+    for outcome in _model_results(study):
+        split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _SURVEYED else None
+        lines = {}
+        for cil in outcome.cil:
+            theirs = figures[(figures["split"] == split) & (figures["cil"] == method(cil))]
+            ours = _our_accuracies(outcome, study.rows, cil)
+            if len(ours) and len(theirs):
+                lines[cil] = _survey_line(cil, ours, theirs)
+        if lines:
+            made.append(_survey_table(outcome, lines))
+    return made
+
+
+def _model_results(study: Study) -> list[Outcome]:
+    """Return the results of the runs' models, whether or not their detectors are finished."""
+    records: list[RunRecord] = [{**run, "detectors": {}} for run in study.runs]
+    return results(replace(study, rows=study.rows[study.rows["detector"] == ""], runs=records))
+
+
+def _our_accuracies(outcome: Outcome, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
+    """Return accuracies of a method's finished runs in percent, a line per step, a column per seed."""
+    metric = SURVEY_ACCURACY.get(method(cil), "accuracy")
+    of_model = (rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == metric)
+    here = outcome.select_finished(rows[of_model & (rows["cil"] == cil)])
+    return 100 * here.pivot(index="step", columns="seed", values="value")
+
+
+def _survey_line(cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cell]:
+    """Return average and last accuracy, ours, the survey's and the difference, then differences per step."""
+    printed = theirs.set_index(["metric", "step"])["value"].to_dict()
+    figures = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
+    if figures:  # the survey prints no average of its larger first step
+        printed = {
+            ("average_accuracy", 0): sum(figures) / len(figures),
+            ("last_accuracy", 0): figures[-1],
+        } | printed
+    line = [words(f"{cil} (nearest mean)" if method(cil) in SURVEY_ACCURACY else cil)]
+    for metric, values in (("average_accuracy", ours.mean()), ("last_accuracy", ours.iloc[-1])):
+        mean, survey = values.mean(), printed.get((metric, 0), math.nan)
+        line += [Cell(mean, values.std()), Cell(survey), Cell(mean - survey, signed=True)]
+    per_step = ours.mean(axis=1).items()
+    return line + [
+        Cell(mean - printed.get(("accuracy", step), math.nan), signed=True) for step, mean in per_step
+    ]
+
+
+def _survey_table(outcome: Outcome, lines: dict[str, list[Cell]]) -> Table:
+    columns = [Column("CIL", label=True)]
+    groups = ("average accuracy", "last accuracy")
+    columns += [Column(head, group) for group in groups for head in ("ours", "survey", "Δ")]
+    columns += [Column(str(step), "Δ after step") for step in range(1, outcome.steps + 1)]
+    notes = [
+        f"Percent, mean over seeds. Δ: ours minus the survey's, in percent points. Survey: {SURVEY}.",
+        f"The survey's accuracy of {', '.join(SURVEY_ACCURACY)} is that of nearest means of exemplars; so is "
+        "ours here.",
+        "Its training images are made brighter or darker too, by up to 63/255 (our transform.brightness).",
+        *list_note("Not compared", [cil for cil in outcome.cil if cil not in lines]),
+    ]
+    title, blocks = f"{outcome.title}: accuracy, ours beside the survey's", [Block(list(lines.values()))]
+    return Table(f"survey-{outcome.name}", title, columns, blocks, notes, outcome.missing())

@@ -184,13 +184,13 @@ class Outcome:
 
 
 @lru_cache(maxsize=2)  # all tables, figures and pages of a report ask for the same
-def results(study: Study, metrics: tuple[str, ...] = ()) -> list[Outcome]:
+def results(study: Study) -> list[Outcome]:
     """Return the results of a study for each benchmark and k; its records name the runs still to come.
 
     Only finished runs are averaged: after half of the steps, the easier half, a method would look better
-    than it is. ``metrics`` are those of the tables of near and far OOD unless they are given.
+    than it is.
     """
-    metrics = ("accuracy", *(metrics or table_metrics("all", "near-far")))
+    metrics = ["accuracy", *table_metrics("all", "near-far")]
     rows = study.rows[study.rows["metric"].isin(metrics) & (study.rows["task"] == 0)]
     megabytes = list_megabytes(study.rows)
     return [Outcome(study, *setting, rows, megabytes) for setting in settings_of(rows)]

@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import write_text
-from opencil.report.compare import COMPARED, comparison_tables, incomparable
+from opencil.report.compare import COMPARED, comparison_tables, incomparable, survey_tables
 from opencil.report.layout import ENDINGS, Table
 from opencil.report.order import ALL_SHOWN, Top
 from opencil.report.statistics import statistics_tables
-from opencil.report.survey import not_in_survey, survey_tables
 from opencil.report.tables import KINDS, Kind, tables
 from opencil.study.study import Study, write_study
 
 if TYPE_CHECKING:  # Matplotlib: imported where figures are drawn
     from opencil.report.figures.chosen import Choice
     from opencil.report.figures.drawing import Figure
-
-_WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
-_NOTHING = "no detector has been evaluated yet"
-_TOO_FEW = (
-    "there is nothing to compare by statistics: at least two detectors that are finished on the same runs, "
-    "steps and OOD datasets are needed"
-)
 
 
 def chosen_tables(
@@ -46,18 +38,19 @@ def chosen_tables(
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
-            raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
+            label = ", with a label such as ber@nter" * (kind == "ablation")
+            raise BadInput(f"there is no table {kind!r} to show: no detector{label} has been evaluated yet")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
     if compare:
         asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
         beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked)
         if not beside:
-            raise not_in_survey(study) if compare == "survey" else incomparable(study)
+            raise incomparable(study, compare)
         made += beside
     if statistics:
         ranked = statistics_tables(study, baseline)
         if not ranked:
-            raise BadInput(_TOO_FEW)
+            raise BadInput("statistics need two detectors, finished on the same runs, steps and OOD datasets")
         made += shorten_tables(ranked, study, top)
     return made
 
@@ -72,8 +65,6 @@ def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Tabl
         "detector": set(rows["detector"].unique()) - {""} - top.select(rows, "detector"),
         "CIL": set(rows["cil"].unique()) - top.select(rows, "cil"),
     }
-    if not any(hidden.values()):
-        return list(tables)
     note = (
         f"Shown are the best by mean AUC: {top.describe(rows)}; averages and marks are over all. opencil "
         "report --top all shows all, --top 20 more, --top 20,NAME some by name; CSV has all."
