@@ -109,9 +109,9 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
     lines, compared = group.side_by_side(cil), group.side_by_side(REFERENCE)
     if not lines:
         return None
-    title = f"1a · {cil} against {REFERENCE}" if compared else f"1a · {cil}: detectors"
-    remark = f"no runs of {REFERENCE} are here to compare with"
+    title, remark = f"1a · {cil}: detectors", f"no runs of {REFERENCE} are here to compare with"
     if compared:
+        title = f"1a · {cil} against {REFERENCE}"
         remark = "dashed: the same on a model trained on all data of all classes seen"
     caption = f"{group.label} per step of {list_names(lines)} on {cil}; {remark}. {basis(lines)}"
     figure = _draw_curves(group.about("fig1a", cil, title, caption), lines, group.ylabel, compared=compared)
@@ -126,12 +126,11 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
 def _draw_models(group: Group) -> Figure | None:
     """Draw 3a: curves of the CIL models under one detector."""
     detector = group.detector
-    lines = {cil: group.curve(cil, detector, group.metric) for cil in group.cils}
-    if not any(map(len, lines.values())):
+    lines = {cil: group.curve(cil, detector, group.metric) for cil in [*group.cils, REFERENCE]}
+    if not len(lines[REFERENCE]):
+        del lines[REFERENCE]
+    if not any(len(lines[cil]) for cil in group.cils):
         return None
-    bound = group.curve(REFERENCE, detector, group.metric)
-    if len(bound):
-        lines[REFERENCE] = bound
     caption = f"{group.label} per step of {list_names(lines)} under {detector}. {basis(lines)}{group.note}"
     about = group.about("fig3a", "", f"3a · CIL models under {detector}", caption)
     return _draw_curves(about, lines, group.ylabel, reference=REFERENCE)
@@ -142,34 +141,30 @@ def _draw_fig3b(group: Group, cil: str) -> Figure | None:
     lines, name = group.side_by_side(cil), "ACC"
     if not lines:
         return None
-    caption = (
-        f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step. "
-        f"{basis(lines)}"
-    )
+    shown = f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step."
+    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", f"{shown} {basis(lines)}")
     lines[name] = group.curve(cil, "", "accuracy")
-    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", caption)
     return _draw_curves(about, lines, f"accuracy, {group.label} (%)", reference=name)
 
 
 def _draw_fig1c(group: Group, cil: str) -> Figure | None:
     """Draw 1c: mean confidence of the OOD samples predicted into each task, after the last step."""
     found = group.confidence_of(cil)
-    if found.empty:
-        return None
-    last, tests = int(found.index.unique("step").max()), "test (ID)"
-    after = found[found.index.get_level_values("step") == last]
-    by_ood = {ood: part.droplevel(["ood", "step"]) for ood, part in after.groupby("ood")}
+    last = found.index.unique("step").max()
+    by_ood = {
+        ood: part.droplevel(["ood", "step"]) for ood, part in found.query("step == @last").groupby("ood")
+    }
     lines = {ood: by_ood[ood].reindex(range(1, last + 1)) for ood in group.oods if ood in by_ood}
     if not lines or "" not in by_ood:
         return None
-    lines[tests] = by_ood[""]
+    lines["test (ID)"] = by_ood[""]
     caption = (
         f"Mean {group.scorer} score after step {last} of {cil}: of the samples of each OOD set "
         f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
     )
     heading = f"{short(cil)}: confidence of OOD, step {last}"
     about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", caption, heading)
-    return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference=tests)
+    return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference="test (ID)")
 
 
 def _draw_curves(
@@ -177,7 +172,6 @@ def _draw_curves(
     lines: Lines,
     ylabel: str,
     xlabel: str = "step",
-    *,
     reference: str = "",
     compared: Lines | None = None,
 ) -> Figure:
@@ -202,7 +196,7 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
     found = group.confidence_of(cil)
     if "" not in found.index.unique("ood"):
         return None
-    found = found[found.index.get_level_values("ood") == ""].droplevel("ood")
+    found = found.xs("", level="ood")
     seeds = int(found["seeds"].max())
     of_seeds = f"Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
     caption = (
@@ -244,11 +238,12 @@ def _write_cells(axes: Axes, values: Any) -> None:
 
 def _draw_old_new(group: Group, cil: str) -> Figure | None:
     """Draw curves of old classes alone and of new classes alone; the paper has no such figure."""
+    sides = {"new classes": f"{group.metric}_new", "old classes": f"{group.metric}_old"}
     panels: dict[str, Lines] = {}
     for name in group.detectors:
-        new, old = (group.curve(cil, name, f"{group.metric}_{part}") for part in ("new", "old"))
-        if len(new) or len(old):
-            panels[name] = {"new classes": new, "old classes": old}
+        lines = {side: group.curve(cil, name, metric) for side, metric in sides.items()}
+        if any(map(len, lines.values())):
+            panels[name] = lines
     if not panels:
         return None
     every = {f"{name} {side}": curve for name, lines in panels.items() for side, curve in lines.items()}
@@ -295,10 +290,10 @@ def _draw_baselines(group: Group) -> Figure | None:
         style = _style(cils.index(cil), cil == REFERENCE)
         style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
         axes.plot([x] * len(values), values, label=short(cil), **style)
-        near = [points[other].iloc[-1] for other in cils if abs(accuracy[other] - x) < room]
+        top = max(points[other].iloc[-1] for other in cils if other == cil or abs(accuracy[other] - x) < room)
         above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
-        best, colour = short(str(values.index[-1])), darken(style["color"])
-        axes.annotate(best, (x, max([values.iloc[-1], *near])), **above, fontsize=6.5, color=colour)
+        above |= {"fontsize": 6.5, "color": darken(style["color"])}
+        axes.annotate(short(str(values.index[-1])), (x, top), **above)
     axes.margins(x=0.18, y=0.15)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.05 * (high - low) * (len(levels) - 1))
@@ -362,13 +357,11 @@ def spread_labels(places: Sequence[float], gap: float, low: float, high: float) 
 
     They are moved up from the lowest, then down from ``high``.
     """
-    order = np.argsort(places, kind="stable")
-    offsets = gap * np.arange(len(places))
+    order, offsets = np.argsort(places, kind="stable"), gap * np.arange(len(places))
     moved = np.maximum.accumulate(np.asarray(places, dtype=float)[order] - offsets) + offsets
-    high = max(high, low + gap * (len(places) - 1))
     result = np.empty(len(places))
-    result[order] = np.minimum(moved, high - offsets[::-1])
-    return [float(place) for place in result]
+    result[order] = np.minimum(moved, max(high, low + gap * (len(places) - 1)) - offsets[::-1])
+    return result.tolist()
 
 
 def _frame(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
