@@ -130,11 +130,11 @@ def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: lis
         metric = keys[0][1]
         name = f"{kind}-{metric}" if kind == "distance" else kind
         about = {"main": "", "distance": f"near and far OOD, {metric_of(metric).column}, "}
-        title = f"{outcome.title}: {about.get(kind, f'{kind}, ')}ours beside the paper's"
-        made.append(_side_by_side(outcome, f"compare-{name}-{outcome.name}", title, cells, keys, data))
+        title = f"{about.get(kind, f'{kind}, ')}ours beside the paper's"
+        made.append(_side_by_side(outcome, f"compare-{name}", title, cells, keys, data))
     return [
         *made,
-        _agreement_table(outcome, f"agreement-{kind}-{outcome.name}", shown, list(chain(*parts)), data),
+        _agreement_table(outcome, f"agreement-{kind}", shown, list(chain(*parts)), data),
     ]
 
 
@@ -199,7 +199,7 @@ def _side_by_side(
         *data,
         *(metric_of(metric).sentence for metric in metrics),
     ]
-    return Table(name, title, columns, [Block([accuracy]), *blocks], notes, outcome.missing())
+    return outcome.complete(Table(name, title, columns, [Block([accuracy]), *blocks], notes))
 
 
 def _agreement_table(
@@ -231,11 +231,8 @@ def _agreement_table(
         where = _heading(f"{worst['cil']} {worst['detector']}", worst["metric"], worst["place"])
         figures = f"{worst['ours']:.2f} against {worst['paper']:.2f} in the paper"
         notes.append(f"Largest difference: {where}, {figures}.")
-    title, blocks = (
-        f"{outcome.title}: agreement with the paper",
-        [Block(lines, foot=[line(["all", ""], pairs)])],
-    )
-    return Table(name, title, columns, blocks, [*notes, *data], outcome.missing())
+    blocks = [Block(lines, foot=[line(["all", ""], pairs)])]
+    return outcome.complete(Table(name, "agreement with the paper", columns, blocks, [*notes, *data]))
 
 
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
@@ -287,8 +284,8 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
         f"The mean over all {near + far} datasets should be ({near} · near + {far} · far) / {near + far}; "
         "these miss it by more than 0.05. They are not counted in the comparison."
     ]
-    title = f"{outcome.title}: where the paper contradicts itself"
-    return Table(f"contradictions-{outcome.name}", title, columns, [Block(lines)], notes, outcome.missing())
+    title = "where the paper contradicts itself"
+    return outcome.complete(Table("contradictions", title, columns, [Block(lines)], notes))
 
 
 def data_notes(outcome: Outcome) -> list[str]:
@@ -378,5 +375,5 @@ def _survey_table(outcome: Outcome, lines: dict[str, list[Cell]]) -> Table:
         "Its training images are made brighter or darker too, by up to 63/255 (our transform.brightness).",
         *list_note("Not compared", [cil for cil in outcome.cil if cil not in lines]),
     ]
-    title, blocks = f"{outcome.title}: accuracy, ours beside the survey's", [Block(list(lines.values()))]
-    return Table(f"survey-{outcome.name}", title, columns, blocks, notes, outcome.missing())
+    title = "accuracy, ours beside the survey's"
+    return outcome.complete(Table("survey", title, columns, [Block(list(lines.values()))], notes))

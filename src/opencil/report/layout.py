@@ -321,7 +321,7 @@ def _csv(text: str) -> str:
 def _csv_cell(cell: Cell) -> str:
     if cell.value is not None:
         return f"{cell.value:.6g}"
-    return "" if cell.words == Cell().words else _csv(cell.words)
+    return "" if cell.words == Cell.words else _csv(cell.words)
 
 
 def _markdown(text: str) -> str:

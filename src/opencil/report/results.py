@@ -1,6 +1,7 @@
 """Average the finished runs of a study, for each benchmark and k, and list missing results."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ import pandas as pd
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import table_metrics
 from opencil.report.averages import average_datasets, average_seeds, average_steps, is_ood, list_megabytes
-from opencil.report.layout import Cell, list_note
+from opencil.report.layout import Cell, Table, list_note
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
 from opencil.study.records import RunRecord, setting_of
 from opencil.study.rows import settings_of
@@ -57,7 +58,7 @@ class Outcome:
         self.per_seed = values[[*_METHOD, "metric", "place", "value"]]
         table = average_seeds(values, _PLACE).set_index(_PLACE)
         #: means over seeds in percent and numbers of seeds, by CIL method, detector, metric and place
-        self.averages = dict(zip(table.index, map(Cell, table["mean"], table["std"]), strict=True))
+        self.averages = make_cells(table)
         self.seeds: dict[Any, int] = dict(zip(table.index, table["seeds"].tolist(), strict=True))
         last = megabytes[megabytes["step"] == self.steps].groupby("cil")[["model", "memory"]].mean()
         #: MB of model and memory after the last step, by CIL method
@@ -101,6 +102,13 @@ class Outcome:
         """Return the rows of its finished runs and detectors."""
         here = rows[(rows["benchmark"] == self.benchmark) & (rows["k"] == self.k)]
         return here.merge(self.per_seed[_METHOD].drop_duplicates(), on=_METHOD)
+
+    def complete(self, table: Table, averaged: bool = False) -> Table:
+        """Return a table of these results with benchmark and k in name and title, and with missing runs."""
+        of = f", {table.cil}" * bool(table.cil)
+        missing = self.missing(averaged=averaged, of=[table.cil] if table.cil else None)
+        name, title = f"{table.name}-{self.name}", f"{self.title}{of}: {table.title}"
+        return replace(table, name=name, title=title, missing=missing)
 
     def basis(self) -> list[str]:
         """Return notes on datasets, steps and seeds of the averages; ``missing`` names missing runs."""
@@ -194,6 +202,11 @@ def results(study: Study) -> list[Outcome]:
     rows = study.rows[study.rows["metric"].isin(metrics) & (study.rows["task"] == 0)]
     megabytes = list_megabytes(study.rows)
     return [Outcome(study, *setting, rows, megabytes) for setting in settings_of(rows)]
+
+
+def make_cells(averages: pd.DataFrame) -> dict[Any, Cell]:
+    """Return means with their deviations as cells, by index."""
+    return dict(zip(averages.index, map(Cell, averages["mean"], averages["std"]), strict=True))
 
 
 def note_partial(effect: str, partial: dict[str, list[str]]) -> list[str]:

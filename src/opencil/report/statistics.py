@@ -178,6 +178,5 @@ def _table(
         *outcome.mixture(),
         metric_of(metric).sentence,
     ]
-    title = f"{outcome.title}: detectors ranked by {metric_of(metric).column}"
-    name = f"statistics-{metric}-{outcome.name}"
-    return Table(name, title, columns, [Block(lines)], notes, outcome.missing())
+    title = f"detectors ranked by {metric_of(metric).column}"
+    return outcome.complete(Table(f"statistics-{metric}", title, columns, [Block(lines)], notes))

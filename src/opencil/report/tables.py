@@ -22,7 +22,7 @@ from opencil.report.order import (
     sort_detectors,
     sort_metrics,
 )
-from opencil.report.results import Outcome, describe_steps, find_partial, note_partial, results
+from opencil.report.results import Outcome, describe_steps, find_partial, make_cells, note_partial, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
 from opencil.validation import flat
@@ -109,9 +109,8 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
                 lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
                 notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), MARKS]
                 notes += [metric_of(m).sentence for m in table_metrics("all")]
-                name = f"ablation-{own}-{cil}-{outcome.name}"
-                title, heads = f"{outcome.title}, {cil}: ablation of {own}", [_DETECTOR, *columns]
-                made.append(Table(name, title, heads, [Block(lines)], notes, outcome.missing(of=[cil])))
+                name, title, heads = f"ablation-{own}-{cil}", f"ablation of {own}", [_DETECTOR, *columns]
+                made.append(outcome.complete(Table(name, title, heads, [Block(lines)], notes, cil=cil)))
     return made
 
 
@@ -158,11 +157,7 @@ def _table_by_family(
             notes.append(_KEPT)
         blocks = [Block(top), *blocks]
     notes += [metric_of(metric).sentence for metric in dict.fromkeys(["accuracy", *metrics])]
-    title, missing = (
-        f"{outcome.title}{cil and f', {cil}'}: {title}",
-        outcome.missing(of=[cil] if cil else None),
-    )
-    return Table(f"{name}-{outcome.name}", title, [_DETECTOR, *columns], blocks, notes, missing, cil)
+    return outcome.complete(Table(name, title, [_DETECTOR, *columns], blocks, notes, cil=cil))
 
 
 def _line(outcome: Outcome, detector: str, columns: dict[Column, Key]) -> list[Cell]:
@@ -227,17 +222,17 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         partial = find_partial(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])])
         effect = "so that averages with and without them do not compare"
         notes = [*outcome.mixture(), *note_partial(effect, partial)]
-        title = f"{outcome.title}: OOD detection"
-        made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes, outcome))
+        title = "OOD detection"
+        made.append(_summary("summary", title, averages[key], metrics, notes, outcome))
         if of_shift := [name for name in shifted if (averages[key]["metric"] == name).any()]:
             title = f"{title} under covariate shift"
-            made.append(_summary(f"shifted-{outcome.name}", title, averages[key], of_shift, notes, outcome))
+            made.append(_summary("shifted", title, averages[key], of_shift, notes, outcome))
     return made
 
 
 def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     """Make the table of the CIL models themselves."""
-    cells, kept = _cells_by(["cil", "metric"], averages), bool(outcome.kept)
+    cells, kept = make_cells(averages.set_index(["cil", "metric"])[["mean", "std"]] * 100), bool(outcome.kept)
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
@@ -252,21 +247,14 @@ def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     notes = [_CONTINUAL, *_note_fewer_seeds(averages.groupby("cil")["seeds"].min())]
     notes += [record.sentence for record in records.values() if record.function]
     notes += [*[_KEPT] * kept, *outcome.mixture()]
-    name, title = f"accuracy-{outcome.name}", f"{outcome.title}: accuracy"
-    return Table(name, title, columns, [Block(lines)], notes, outcome.missing(averaged=True))
-
-
-def _cells_by(keys: list[str], averages: pd.DataFrame) -> dict[tuple[str, ...], Cell]:
-    """Return averages in percent as cells."""
-    percents = averages.set_index(keys)[["mean", "std"]] * 100
-    return dict(zip(percents.index, map(Cell, percents["mean"], percents["std"]), strict=True))
+    return outcome.complete(Table("accuracy", "accuracy", columns, [Block(lines)], notes), averaged=True)
 
 
 def _summary(
     name: str, title: str, averages: pd.DataFrame, metrics: list[str], more: list[str], outcome: Outcome
 ) -> Table:
     """Make a table of some metrics of the detectors on each CIL model."""
-    cells = _cells_by(["cil", "detector", "metric", "place"], averages)
+    cells = make_cells(averages.set_index(["cil", "detector", "metric", "place"])[["mean", "std"]] * 100)
     measured = averages[averages["detector"] != ""]
     # A metric of ID images alone has one value, not one for each split of the OOD sets.
     alone = set(measured.loc[measured["place"] == "", "metric"])
@@ -296,7 +284,7 @@ def _summary(
     notes = [" ".join([basis, *fewer]), *more, *[MARKS_IN_BLOCK] * marked]
     notes += [_LABELLED] * (marked and any(map(is_labelled, measured["detector"].unique())))
     notes += [metric_of(metric).sentence for metric in metrics]
-    return Table(name, title, columns, blocks, notes, outcome.missing(averaged=True))
+    return outcome.complete(Table(name, title, columns, blocks, notes), averaged=True)
 
 
 def _note_fewer_seeds(seeds: "pd.Series[int]") -> list[str]:
