@@ -35,15 +35,12 @@ _PAGE = 8  # columns of numbers with deviations in the width of a page
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its deviation, or words; ``rank`` 1 to 3 marks the best of a column.
-
-    NaN is no number, as None.
-    """
+    """A number with its deviation, or words; NaN is no number, as None."""
 
     value: float | None = None
     std: float | None = None
     words: str = "–"  #: where there is no number
-    rank: int = 0
+    rank: int = 0  #: 1 to 3 marks the best of a column
     digits: int = 2
     signed: bool = False
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
@@ -210,7 +207,7 @@ class Table:
         page = Console(width=10_000, file=io.StringIO(), color_system=None)
         with page.capture() as drawn:
             page.print(self.rich())
-        lines = [line.rstrip() for line in drawn.get().rstrip().splitlines()]
+        lines = map(str.rstrip, drawn.get().rstrip().splitlines())
         return "\n".join([self.title, *lines, *self.remarks])
 
     def html(self) -> str:
@@ -258,15 +255,15 @@ class Table:
         """Return the table as LaTeX floats that need no package; a table wider than a page is cut."""
         parts = self.fitting(lambda part: sum(not column.label for column in part.columns) <= _PAGE)
         floats = []
-        for i, part in enumerate(parts):
-            title = self.title + (f" ({i + 1} of {len(parts)})" if len(parts) > 1 else "")
-            lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}"]
-            lines += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
-            if part is parts[-1]:
+        for i, part in enumerate(parts, start=1):
+            title = _latex(self.title + f" ({i} of {len(parts)})" * (len(parts) > 1))
+            floats += [r"\begin{table}", r"\centering", rf"\caption{{{title}}}"]
+            floats += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
+            if i == len(parts):
                 notes = " ".join(_latex(_STYLED_MARKS.get(note, note)) for note in self.remarks)
-                lines += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
-            floats.append("\n".join([*lines, r"\end{table}", ""]))
-        return "\n".join(floats)
+                floats += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
+            floats += [r"\end{table}", ""]
+        return "\n".join([*floats, ""])
 
     def _tabular(self) -> list[str]:
         groups = [(group, list(part)) for group, part in groupby(self.columns, key=lambda c: c.group)]
@@ -290,21 +287,17 @@ class Table:
 
 
 def _draw_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
-    """Return heading and cells for a terminal; ``leads`` marks the first column of a group.
+    """Return heading and cells for a terminal, padded so that numbers end at the same place before ranks.
 
-    Cells are padded here, so that numbers end at the same place whether or not a rank follows them. A group
-    is named once, and set apart by a blank.
+    ``leads`` marks the first column of a group, which names it and is set apart by a blank.
     """
-    ranked = any(cell.rank for cell in cells)
+    ranked, head = any(cell.rank for cell in cells), column.name.split(" ", 1)
     texts = [
         Text().append(cell.text, style=_STYLES[cell.rank]).append(ranked * (_NUMBERS[cell.rank] or " "))
         for cell in cells
     ]
     if column.group:
-        group = column.group.split(" ")
-        head = [*(group if leads else [""] * len(group)), column.name]
-    else:
-        head = column.name.split(" ", 1)
+        head = [*(part * leads for part in column.group.split(" ")), column.name]
     heading = [Text(line + " " * (ranked and not column.label)) for line in head]
     if not column.label:
         width = max(text.cell_len for text in [*heading, *texts]) + leads

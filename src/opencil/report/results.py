@@ -124,19 +124,15 @@ class Outcome:
         return note_partial("so not in near, far and all", self.partial)
 
     def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
-        """Return sentences on what is unfinished, damaged, lost or failed.
+        """Return sentences on unfinished, damaged, lost and failed runs, of some CIL methods (default: all).
 
-        With ``averaged``, unfinished methods are in the averages all the same. ``of`` are the shown CIL
-        methods (default: all).
+        With ``averaged``, unfinished methods are in the averages all the same.
         """
-        runs = {
-            f"{run['cil']} seed {run['seed']}": run for run in self.runs if of is None or run["cil"] in of
-        }
-        lost = [
-            f"{name} ({', '.join(files)})" for name, run in runs.items() if (files := run.get("left_out"))
-        ]
+        runs = [run for run in self.runs if of is None or run["cil"] in of]
+        named = [(f"{run['cil']} seed {run['seed']}", run) for run in runs]
+        lost = [f"{name} ({', '.join(files)})" for name, run in named if (files := run.get("left_out"))]
         lost += [f"{name} (all of it)" for name in self.unread]
-        failed = [f"{name} ({run['failed']})" for name, run in runs.items() if "failed" in run]
+        failed = [f"{name} ({run['failed']})" for name, run in named if "failed" in run]
         unfinished = "Unfinished, so not comparable" if averaged else "Not finished, so not counted"
         sentences = {unfinished: self.unfinished(of), "Damaged or lost, so left out": lost, "Failed": failed}
         return [note for kind, parts in sentences.items() for note in list_note(kind, parts, "; ")]
@@ -147,21 +143,18 @@ class Outcome:
         for cil, keys in _differing_keys(self.runs).items():
             more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
             parts.append(f"{cil} ({', '.join(keys[:_NAMED])}{more})")
+        notes = list_note("Runs of one method that differ in more than their seeds", parts, "; ")
         values: dict[str, set[str]] = {}
         for maker in (maker for run in self.runs for maker in run.get("made", [])):
             values.setdefault("versions of the source", set()).add(maker["source"])
             values.setdefault("devices", set()).add(f"{maker['device']} ({maker['precision']})")
             for plugin, sha256 in maker.get("plugins", {}).items():
                 values.setdefault(f"versions of {Path(plugin).name}", set()).add(sha256[:16])
-        several = [(kind, sorted(those)) for kind, those in values.items() if len(those) > 1]
-        return [
-            *list_note("Runs of one method that differ in more than their seeds", parts, "; "),
-            *(
-                note
-                for kind, those in several
-                for note in list_note(f"Rows were made by several {kind}", those)
-            ),
-        ]
+        for kind, several in values.items():
+            notes += list_note(
+                f"Rows were made by several {kind}", sorted(several) if len(several) > 1 else []
+            )
+        return notes
 
     def unfinished(self, of: Collection[str] | None = None) -> list[str]:
         """Return how far each unfinished run and detector has come, in words; ``of`` some CIL methods."""
@@ -231,13 +224,15 @@ def _differing_keys(runs: list[RunRecord]) -> dict[str, list[str]]:
 
     A key of some configs only is no difference: the others have another set of detectors.
     """
-    values: dict[str, dict[str, set[str]]] = {cil: {} for cil in sort_cil(run["cil"] for run in runs)}
+    values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         for key, value in flat({"foreign": False} | run["config"]).items():  # foreign: models from elsewhere
             if key.partition(".")[0] not in ("seed", "place", "plugins"):
-                values[run["cil"]].setdefault(key, set()).add(repr(value))
-    differing = {cil: [key for key in keys if len(keys[key]) > 1] for cil, keys in values.items()}
-    return {cil: keys for cil, keys in differing.items() if keys}
+                values.setdefault((run["cil"], key), set()).add(repr(value))
+    differing = [pair for pair, several in values.items() if len(several) > 1]
+    return {
+        name: [key for cil, key in differing if cil == name] for name in sort_cil(cil for cil, _ in differing)
+    }
 
 
 def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:

@@ -29,10 +29,9 @@ def chosen_tables(
     extra: bool = False,
     top: Top = ALL_SHOWN,
 ) -> list[Table]:
-    """Return tables of some kinds, comparisons and statistics; an empty one is an error.
+    """Return tables, comparisons and statistics; an empty kind is an error, unless all are asked for.
 
-    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods in tables,
-    but not in ablations and comparisons, which are of few.
+    ``top`` limits the methods in tables, but not in ablations and comparisons, which are of few.
     """
     made: list[Table] = []
     for kind in kinds:
@@ -85,8 +84,7 @@ def write_page(
 ) -> None:
     """Write the page of a study; with ``refresh`` it reloads itself every so many seconds.
 
-    ``tables`` are statistics and comparisons. By default they are computed, but not for a page with
-    ``refresh``, which will be written again in a moment.
+    By default ``tables`` are the statistics and the survey's, but none for a page with ``refresh``.
     """
     from opencil.report.page import page
 
@@ -127,8 +125,7 @@ def watch_runs(
 ) -> Study:
     """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
 
-    Figures take seconds to draw, so they are added at the end. A study that cannot be read is read again at
-    the next turn. However the watching ends, the last page does not reload itself.
+    Figures are added at the end. However the watching ends, the last page does not reload itself.
     """
     from opencil.report.figures.drawing import figures
 
@@ -157,8 +154,7 @@ def watch_runs(
 
 def describe_progress(study: Study) -> str:
     """Return how far a study's runs are, in a few words."""
-    done = sum(run["trained"] for run in study.runs)
-    steps = sum(run["steps"] or 0 for run in study.runs)
+    done, steps = sum(run["trained"] for run in study.runs), sum(run["steps"] or 0 for run in study.runs)
     evaluated = sum(sum(run["detectors"].values()) for run in study.runs)
     wanted = sum(len(run["detectors"]) * (run["steps"] or 0) for run in study.runs)
     lost = f", damaged or lost: {'; '.join(study.problems)}" if study.problems else ""
