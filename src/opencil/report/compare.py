@@ -9,22 +9,12 @@ from typing import Literal
 
 import pandas as pd
 
+from opencil import published
 from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput
 from opencil.evaluation.metric import metric_of
-from opencil.published import (
-    OOD,
-    SURVEY,
-    SURVEY_ACCURACY,
-    contradictory,
-    in_percent,
-    published_ablation,
-    published_results,
-    published_survey,
-    recomputed_means,
-)
 from opencil.report.averages import dataset_place
-from opencil.report.layout import Block, Cell, Column, Table, list_note, words
+from opencil.report.layout import CIL, DETECTOR, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import group_families, is_labelled, method, sort_detectors
 from opencil.report.results import Outcome, results
 from opencil.report.tables import Key, Kind, columns_of
@@ -60,11 +50,11 @@ def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[T
 def incomparable(study: Study, source: Literal["paper", "survey"]) -> BadInput:
     """Return the error for a study of which nothing can be compared, not yet or not at all."""
     if source == "paper":
-        sizes = published_results().sort_values("k").groupby("benchmark")["k"].unique()
+        sizes = published.published_results().sort_values("k").groupby("benchmark")["k"].unique()
         has = "; ".join(f"{name} with k = {', '.join(map(str, k))}" for name, k in sizes.items())
     else:
         splits = ", ".join(f"{steps} of {k}" for steps, k in _SPLITS)
-        has = f"{_SURVEYED} in {splits}, of {', '.join(sorted(published_survey()['cil'].unique()))}"
+        has = f"{_SURVEYED} in {splits}, of {', '.join(sorted(published.published_survey()['cil'].unique()))}"
     outcomes = results(study) if source == "paper" else _model_results(study)
     ours = "; ".join(f"{outcome.benchmark}, {outcome.steps} steps, k = {outcome.k}" for outcome in outcomes)
     waiting = list_note(". Not finished", (part for of in outcomes for part in of.unfinished()), "; ")
@@ -84,8 +74,8 @@ def compare(outcome: Outcome) -> pd.DataFrame:
     here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
     ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
-    cells["ours"] = pd.Series([average.value for average in ours], dtype=float)
-    cells["std"] = pd.Series([average.std for average in ours], dtype=float)
+    values = [(average.value, average.std) for average in ours]
+    cells = cells.join(pd.DataFrame(values, columns=["ours", "std"], dtype=float))
     counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(outcome))
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
@@ -93,18 +83,20 @@ def compare(outcome: Outcome) -> pd.DataFrame:
 @cache
 def _paper_cells() -> pd.DataFrame:
     """Return every cell of the paper's tables, in percent."""
-    figures, ablation = published_results(), published_ablation()
-    figures = figures.assign(recomputed=100 * recomputed_means(figures), flagged=contradictory(figures))
+    figures, ablation = published.published_results(), published.published_ablation()
+    figures = figures.assign(
+        recomputed=100 * published.recomputed_means(figures), flagged=published.contradictory(figures)
+    )
     places = ablation["ood"].map(dataset_place)
     ablation = ablation.assign(distance=places, recomputed=float("nan"), flagged=False)
     every = pd.concat([figures, ablation]).rename(columns={"distance": "place"})
-    return every.assign(paper=in_percent(every["value"]))
+    return every.assign(paper=published.in_percent(every["value"]))
 
 
 def _other_splits(outcome: Outcome) -> list[str]:
     """Return the splits in which our averages are over other OOD datasets than the paper's."""
     ours = {split: {n for n, d in outcome.averaged.items() if d == split} for split in OOD_ROLES}
-    paper = OOD.get(outcome.benchmark, {})
+    paper = published.OOD.get(outcome.benchmark, {})
     other = [split for split, names in ours.items() if names != set(paper.get(split, ()))]
     return [*other, ALL] if other else []
 
@@ -132,10 +124,7 @@ def _tables_of_kind(outcome: Outcome, cells: pd.DataFrame, kind: Kind, data: lis
         about = {"main": "", "distance": f"near and far OOD, {metric_of(metric).column}, "}
         title = f"{about.get(kind, f'{kind}, ')}ours beside the paper's"
         made.append(_side_by_side(outcome, f"compare-{name}", title, cells, keys, data))
-    return [
-        *made,
-        _agreement_table(outcome, f"agreement-{kind}", shown, list(chain(*parts)), data),
-    ]
+    return [*made, _agreement_table(outcome, f"agreement-{kind}", shown, list(chain(*parts)), data)]
 
 
 def _name_place(place: str) -> str:
@@ -161,8 +150,7 @@ def _side_by_side(
     shown = cells[pd.MultiIndex.from_frame(cells[["cil", "metric", "place"]]).isin(keys)]
     theirs = list(dict.fromkeys(shown["detector"]))
     names = [detector for detector in theirs if detector in outcome.detectors]
-    columns = [Column("detector", label=True)]
-    columns += [Column(head, _heading(*key)) for key in keys for head in ("ours", "paper", "Δ")]
+    heads = [Column(head, _heading(*key)) for key in keys for head in ("ours", "paper", "Δ")]
 
     def line(detector: str) -> list[Cell]:
         found = [by_cell.get((cil, detector, metric, place), _NONE) for cil, metric, place in keys]
@@ -199,7 +187,7 @@ def _side_by_side(
         *data,
         *(metric_of(metric).sentence for metric in metrics),
     ]
-    return outcome.complete(Table(name, title, columns, [Block([accuracy]), *blocks], notes))
+    return outcome.complete(Table(name, title, [DETECTOR, *heads], [Block([accuracy]), *blocks], notes))
 
 
 def _agreement_table(
@@ -209,7 +197,7 @@ def _agreement_table(
     metrics = list(dict.fromkeys(metric for _, metric, _ in keys))
     pairs = list(dict.fromkeys((cil, place) for cil, _, place in keys))
     several = len({place for _, place in pairs}) > 1
-    columns = [Column("CIL", label=True), *[Column("OOD", label=True)] * several]
+    columns = [CIL, *[Column("OOD", label=True)] * several]
     heads = ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
     columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
     none = agreement(cells[:0])
@@ -238,8 +226,7 @@ def _agreement_table(
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
     """Measure how far ours and the paper's agree in the cells of one CIL method, metric and place.
 
-    Return the number of counted cells, mean and maximum of their absolute differences, Spearman's
-    correlation, and whether the same detector is best; NaN where there are too few cells for it.
+    Spearman's correlation, and whether the same detector is best, are NaN where there are too few cells.
     """
     counted = cells[cells["difference"].notna()]
     size, off = len(counted), counted["difference"].abs()
@@ -277,9 +264,9 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
         ]
         for row in flagged.to_dict("records")
     ]
-    columns = [Column(name, label=True) for name in ("CIL", "detector", "metric")]
-    columns += [Column("printed"), Column("from near/far"), Column("ours")]
-    near, far = (len(OOD[outcome.benchmark][role]) for role in OOD_ROLES)
+    columns = [CIL, DETECTOR, Column("metric", label=True)]
+    columns += map(Column, ("printed", "from near/far", "ours"))
+    near, far = (len(published.OOD[outcome.benchmark][role]) for role in OOD_ROLES)
     notes = [
         f"The mean over all {near + far} datasets should be ({near} · near + {far} · far) / {near + far}; "
         "these miss it by more than 0.05. They are not counted in the comparison."
@@ -291,7 +278,7 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
 def data_notes(outcome: Outcome) -> list[str]:
     """Return notes on the datasets that differ from the paper's, by the images that the runs recorded."""
     ours = set(outcome.datasets)
-    theirs = {name for names in OOD.get(outcome.benchmark, {}).values() for name in names}
+    theirs = {name for names in published.OOD.get(outcome.benchmark, {}).values() for name in names}
     notes = [
         *list_note("OOD datasets of the paper that these runs lack", sorted(theirs - ours)),
         *list_note("OOD datasets that the paper does not have", sorted(ours - theirs)),
@@ -316,7 +303,7 @@ def data_notes(outcome: Outcome) -> list[str]:
 
 def survey_tables(study: Study) -> list[Table]:
     """Return the accuracies of finished runs beside the survey's, for each k that the survey has."""
-    made, figures = [], published_survey()
+    made, figures = [], published.published_survey()
     for outcome in _model_results(study):
         split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _SURVEYED else None
         lines = {}
@@ -338,7 +325,7 @@ def _model_results(study: Study) -> list[Outcome]:
 
 def _our_accuracies(outcome: Outcome, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
     """Return accuracies of a method's finished runs in percent, a line per step, a column per seed."""
-    metric = SURVEY_ACCURACY.get(method(cil), "accuracy")
+    metric = published.SURVEY_ACCURACY.get(method(cil), "accuracy")
     of_model = (rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == metric)
     here = outcome.select_finished(rows[of_model & (rows["cil"] == cil)])
     return 100 * here.pivot(index="step", columns="seed", values="value")
@@ -349,11 +336,9 @@ def _survey_line(cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cel
     printed = theirs.set_index(["metric", "step"])["value"].to_dict()
     figures = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
     if figures:  # the survey prints no average of its larger first step
-        printed = {
-            ("average_accuracy", 0): sum(figures) / len(figures),
-            ("last_accuracy", 0): figures[-1],
-        } | printed
-    line = [words(f"{cil} (nearest mean)" if method(cil) in SURVEY_ACCURACY else cil)]
+        printed.setdefault(("average_accuracy", 0), sum(figures) / len(figures))
+        printed.setdefault(("last_accuracy", 0), figures[-1])
+    line = [words(f"{cil} (nearest mean)" if method(cil) in published.SURVEY_ACCURACY else cil)]
     for metric, values in (("average_accuracy", ours.mean()), ("last_accuracy", ours.iloc[-1])):
         mean, survey = values.mean(), printed.get((metric, 0), math.nan)
         line += [Cell(mean, values.std()), Cell(survey), Cell(mean - survey, signed=True)]
@@ -364,14 +349,14 @@ def _survey_line(cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cel
 
 
 def _survey_table(outcome: Outcome, lines: dict[str, list[Cell]]) -> Table:
-    columns = [Column("CIL", label=True)]
     groups = ("average accuracy", "last accuracy")
-    columns += [Column(head, group) for group in groups for head in ("ours", "survey", "Δ")]
+    columns = [CIL, *(Column(head, group) for group in groups for head in ("ours", "survey", "Δ"))]
     columns += [Column(str(step), "Δ after step") for step in range(1, outcome.steps + 1)]
     notes = [
-        f"Percent, mean over seeds. Δ: ours minus the survey's, in percent points. Survey: {SURVEY}.",
-        f"The survey's accuracy of {', '.join(SURVEY_ACCURACY)} is that of nearest means of exemplars; so is "
-        "ours here.",
+        "Percent, mean over seeds. Δ: ours minus the survey's, in percent points. "
+        f"Survey: {published.SURVEY}.",
+        f"The survey's accuracy of {', '.join(published.SURVEY_ACCURACY)} is that of nearest means of "
+        "exemplars; so is ours here.",
         "Its training images are made brighter or darker too, by up to 63/255 (our transform.brightness).",
         *list_note("Not compared", [cil for cil in outcome.cil if cil not in lines]),
     ]

@@ -22,13 +22,10 @@ ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 #: Marks of the best, the second and the third of a column: the paper's types, and numbers for plain text.
 _NUMBERS = ("", "¹", "²", "³")
 _STYLES = ("", "bold underline", "bold", "underline")
-MARKS = "¹ best, ² second, ³ third in its column."
-MARKS_IN_BLOCK = "¹ best, ² second, ³ third of its CIL model."
-#: The same notes for LaTeX, where types alone mark the best.
-_STYLED_MARKS = {
-    MARKS: "Bold and underlined: best in its column; bold: second; underlined: third.",
-    MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
-}
+_MARKS = (
+    "¹ best, ² second, ³ third (.*)[.]"  #: a note, and the same for LaTeX, where types alone mark the best
+)
+_STYLED_MARKS = r"Bold and underlined: best \1; bold: second; underlined: third."
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
 _PAGE = 8  # columns of numbers with deviations in the width of a page
 
@@ -90,6 +87,9 @@ class Column:
     def heading(self) -> str:
         """Return group and name."""
         return f"{self.group} {self.name}".strip()
+
+
+CIL, DETECTOR = Column("CIL", label=True), Column("detector", label=True)
 
 
 @dataclass(frozen=True)
@@ -260,10 +260,10 @@ class Table:
             floats += [r"\begin{table}", r"\centering", rf"\caption{{{title}}}"]
             floats += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
             if i == len(parts):
-                notes = " ".join(_latex(_STYLED_MARKS.get(note, note)) for note in self.remarks)
+                notes = " ".join(_latex(re.sub(_MARKS, _STYLED_MARKS, note)) for note in self.remarks)
                 floats += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
             floats += [r"\end{table}", ""]
-        return "\n".join([*floats, ""])
+        return "\n".join(floats)
 
     def _tabular(self) -> list[str]:
         groups = [(group, list(part)) for group, part in groupby(self.columns, key=lambda c: c.group)]

@@ -16,7 +16,7 @@ import pandas as pd
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.report.averages import is_ood
-from opencil.report.layout import Block, Cell, Column, Table, list_note, words
+from opencil.report.layout import DETECTOR, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import is_labelled, method, sort_cil
 from opencil.report.results import Outcome, results
 from opencil.study.study import Study
@@ -156,7 +156,7 @@ def _table(
             [words(name), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *compared]
         )
     heads = ("mean rank", "group", metric_of(metric).column, "difference", "low", "high", "p")
-    columns = [Column("detector", label=True), *map(Column, heads)]
+    columns = [DETECTOR, *map(Column, heads)]
     counted = f" of {total:,}: those that all detectors have" * (len(cells) < total)
     tested = ""
     if ranking.friedman:

@@ -12,16 +12,8 @@ from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.evaluation.metric import metrics as all_metrics
 from opencil.report.averages import average_models, average_rows, dataset_place
-from opencil.report.layout import MARKS, MARKS_IN_BLOCK, Block, Cell, Column, Table, list_note, words
-from opencil.report.order import (
-    FAMILIES,
-    group_families,
-    is_labelled,
-    method,
-    sort_cil,
-    sort_detectors,
-    sort_metrics,
-)
+from opencil.report.layout import CIL, DETECTOR, Block, Cell, Column, Table, list_note, words
+from opencil.report.order import group_families, is_labelled, method, sort_cil, sort_detectors, sort_metrics
 from opencil.report.results import Outcome, describe_steps, find_partial, make_cells, note_partial, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
@@ -44,7 +36,7 @@ _KEPT = (
     "them."
 )
 _SIZES = ("model MB", "memory MB")
-_CIL, _DETECTOR = Column("CIL", label=True), Column("detector", label=True)
+_MARKS = "¹ best, ² second, ³ third in its column."
 _LABELLED = (
     "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
     "the best."
@@ -98,7 +90,7 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each CIL method and each detector with labels: its variants on each OOD dataset."""
     made = []
     for own in dict.fromkeys(method(name) for name in outcome.detectors if is_labelled(name)):
-        tuned = own in dict(group_families([own])).get(FAMILIES[1], [])
+        tuned = "fine-tuning" in dict(group_families([own]))
         variants = sorted(name for name in outcome.detectors if is_labelled(name) and method(name) == own)
         every = [name for name in [*[UNTUNED] * tuned, *variants, own] if name in outcome.detectors]
         for cil, columns in zip(outcome.cil, columns_of("ablation", outcome, outcome.cil), strict=True):
@@ -107,9 +99,9 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
             names = [line[0].text for line in lines]
             if any(map(is_labelled, names)):
                 lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
-                notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), MARKS]
+                notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), _MARKS]
                 notes += [metric_of(m).sentence for m in table_metrics("all")]
-                name, title, heads = f"ablation-{own}-{cil}", f"ablation of {own}", [_DETECTOR, *columns]
+                name, title, heads = f"ablation-{own}-{cil}", f"ablation of {own}", [DETECTOR, *columns]
                 made.append(outcome.complete(Table(name, title, heads, [Block(lines)], notes, cil=cil)))
     return made
 
@@ -146,7 +138,7 @@ def _table_by_family(
         blocks.append(Block([lines[detector] for detector in names], family, foot))
     if len(blocks) > 1:
         blocks.append(Block([_average("Average (All)", outcome, plain, keys)]))
-    notes = [*outcome.basis(), MARKS, *[_LABELLED] * (plain != every)]
+    notes = [*outcome.basis(), _MARKS, *[_LABELLED] * (plain != every)]
     if cil:
         notes.append(f"Average accuracy of {cil}: {outcome.of(cil, '', 'accuracy', '').text}.")
     else:
@@ -157,7 +149,7 @@ def _table_by_family(
             notes.append(_KEPT)
         blocks = [Block(top), *blocks]
     notes += [metric_of(metric).sentence for metric in dict.fromkeys(["accuracy", *metrics])]
-    return outcome.complete(Table(name, title, [_DETECTOR, *columns], blocks, notes, cil=cil))
+    return outcome.complete(Table(name, title, [DETECTOR, *columns], blocks, notes, cil=cil))
 
 
 def _line(outcome: Outcome, detector: str, columns: dict[Column, Key]) -> list[Cell]:
@@ -242,7 +234,7 @@ def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     ]
     records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
-    columns = [_CIL, *(Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics)]
+    columns = [CIL, *(Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics)]
     columns += [*map(Column, _SIZES)] * kept
     notes = [_CONTINUAL, *_note_fewer_seeds(averages.groupby("cil")["seeds"].min())]
     notes += [record.sentence for record in records.values() if record.function]
@@ -277,11 +269,15 @@ def _summary(
             lines = _rank(lines, [m for m, _ in shown], competes)
         blocks.append(Block(lines))
     heads = [(metric_of(m).column, place) for m, place in shown]
-    columns = [_CIL, _DETECTOR, Column("acc↑"), *(Column(p or m, m if p else "") for m, p in heads)]
+    columns = [CIL, DETECTOR, Column("acc↑"), *(Column(p or m, m if p else "") for m, p in heads)]
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
     basis = f"Percent: mean over the datasets of a split, {describe_steps(*counts.max())}."
     fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
-    notes = [" ".join([basis, *fewer]), *more, *[MARKS_IN_BLOCK] * marked]
+    notes = [
+        " ".join([basis, *fewer]),
+        *more,
+        *[_MARKS.replace("in its column", "of its CIL model")] * marked,
+    ]
     notes += [_LABELLED] * (marked and any(map(is_labelled, measured["detector"].unique())))
     notes += [metric_of(metric).sentence for metric in metrics]
     return outcome.complete(Table(name, title, columns, blocks, notes), averaged=True)
