@@ -138,6 +138,6 @@ def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
     cells = found.groupby([key for key in _CELL if key != kind])["value"]
     above = (found["value"] - cells.transform("mean")).groupby(found[kind]).mean()
     above = (-above if metric.lower_is_better else above).sort_values()
-    scores = dict(above.items())  # of variants alone, the best counts
+    scores = {str(name): score for name, score in above.items()}  # of variants alone, the best counts
     scores |= {method(name): score for name, score in scores.items() if method(name) not in scores}
     return sorted(sorted(name for name in scores if not is_labelled(name)), key=lambda name: -scores[name])

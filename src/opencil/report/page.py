@@ -196,9 +196,7 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     of_detector = ~of_model & (~clean | bool(is_ood(rows).any()))
     on_shifted = rows[of_model & (rows["distance"] == SHIFTED)].drop(columns="detector")
     rows = pd.concat([rows[accuracy | of_detector], on_shifted.merge(tried, on=["cil", "seed"])])
-    each = rows[rows["distance"] == SHIFTED]
-    each = each.assign(place=dataset_place("") + each["ood"])
-    return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
+    return average_datasets(rows, outcome.partial, each=True)
 
 
 def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
@@ -216,25 +214,17 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     per_run = values.groupby([*keys, "seed"], observed=True)
     runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
     whole = average_seeds(runs, keys).set_index(keys)
-    per_step = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
-    means, deviations = (
-        _round(per_step[name].unstack("step").reindex(index=whole.index, columns=steps))
-        for name in ("mean", "std")
-    )
-    counts = whole[["steps", "seeds"]].to_numpy().tolist()
-    parts = zip(whole.index, _round(whole[["mean", "std"]]), counts, means, deviations, strict=True)
+    spread = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
+    of_steps = [spread[of].unstack("step").reindex(whole.index, columns=steps) for of in ("mean", "std")]
+    # Percents with the two digits that are shown; None where there is no value.
+    percents = [(100 * part).round(2).astype(object) for part in (whole[["mean", "std"]], *of_steps)]
+    lists = [part.where(part.notna(), None).to_numpy().tolist() for part in percents]
     found: dict[str, Any] = {}
-    for (metric, place, seed, cil, detector), spread, numbers, mean, std in parts:
+    parts = zip(whole.index, whole[["steps", "seeds"]].to_numpy().tolist(), *lists, strict=True)
+    for (metric, place, seed, cil, detector), numbers, both, means, deviations in parts:
         of_seed = found.setdefault(metric, {}).setdefault(place, {}).setdefault(seed, {})
-        of_seed[f"{cil}\n{detector}"] = [*spread, *numbers, mean, *[std] * (numbers[1] > 1)]
+        of_seed[f"{cil}\n{detector}"] = [*both, *numbers, means, *[deviations] * (numbers[1] > 1)]
     return found
-
-
-def _round(fractions: pd.DataFrame) -> list[list[float | None]]:
-    """Return percents with the two digits that are shown; None where there is no value."""
-    percents = (100 * fractions).round(2).astype(object)
-    lines: list[list[float | None]] = percents.where(percents.notna(), None).to_numpy().tolist()
-    return lines
 
 
 def _describe_making(study: Study) -> str:

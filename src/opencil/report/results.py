@@ -245,7 +245,8 @@ def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:
     of_step = cells.assign(own=own).groupby([*_METHOD, "step"])["own"].agg(["size", "first"])
     detectors = (of_step["size"] == of_step["first"]).groupby(_METHOD).sum()
     models = rows[rows["detector"] == ""].groupby(_METHOD)["step"].nunique()
-    return {**models.to_dict(), **detectors.to_dict()}
+    steps: dict[Any, int] = {**models.to_dict(), **detectors.to_dict()}
+    return steps
 
 
 def describe_steps(steps: int, seeds: int) -> str:

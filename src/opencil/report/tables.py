@@ -111,8 +111,8 @@ def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list
     configs = (run["config"].get("detector", {}).items() for run in runs)
     recorded = {name: flat(values) for config in configs for name, values in config}
     variants = {name: recorded[name] for name in names if method(name) == own and name in recorded}
-    table = pd.DataFrame(variants.values(), dtype=object)
-    differing = sorted(key for key in table if table[key].map(repr).nunique() > 1)
+    keys = sorted({key for values in variants.values() for key in values})
+    differing = [key for key in keys if len({repr(values.get(key)) for values in variants.values()}) > 1]
     return [
         f"{name}: {', '.join(f'{key} = {values.get(key)}' for key in differing)}."
         for name, values in variants.items()

@@ -104,7 +104,7 @@ class Group:
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
         """Return mean, deviation and band in percent, indexed by step; a band ends at 0 and 100."""
-        here = (self._curves[["cil", "detector", "metric"]] == (cil, detector, metric)).all(axis=1)
+        here = (self._curves[["cil", "detector", "metric"]] == [cil, detector, metric]).all(axis=1)
         found = self._curves[here].set_index("step")[_SPREAD] * [100, 100, 100, 100, 1]
         return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 

@@ -8,7 +8,6 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib import resources
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -43,7 +42,7 @@ _DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
 _COMPARED: Look = {"linestyle": _DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
-_STYLE = rc_params_from_file(resources.files("opencil.report") / "assets" / "figures.mplstyle", False, False)
+_STYLE = rc_params_from_file(Path(__file__).parents[1] / "assets" / "figures.mplstyle", False, False)
 
 
 def darken(colour: str) -> str:
@@ -196,7 +195,7 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
     found = group.confidence_of(cil)
     if "" not in found.index.unique("ood"):
         return None
-    found = found.xs("", level="ood")
+    found = found[found.index.get_level_values("ood") == ""].droplevel("ood")
     seeds = int(found["seeds"].max())
     of_seeds = f"Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
     caption = (
