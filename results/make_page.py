@@ -7,12 +7,11 @@ page leaves out some metrics and most figures: ``opencil report results/study --
 from dataclasses import replace
 
 from opencil import Study
-from opencil.report.compare import comparison_tables
+from opencil.report.compare import comparison_tables, survey_tables
 from opencil.report.figures.chosen import Choice
 from opencil.report.figures.drawing import figures
 from opencil.report.layout import Block, Column, Table, words
 from opencil.report.statistics import statistics_tables
-from opencil.report.survey import survey_tables
 from opencil.report.writing import chosen_tables, write_page
 from results.claims import claims
 from results.rows import CIL, RESULTS, SIXTEEN, study

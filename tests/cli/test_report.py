@@ -168,7 +168,7 @@ def test_compare_with_the_survey(finished: Path) -> None:
     assert "67.09" in result.stdout
     result = call("report", str(finished), "--compare", "survey")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "digits in 4 steps of 2" in result.stderr.replace("\n", " ")
+    assert "digits, 4 steps, k = 2" in result.stderr.replace("\n", " ")
 
 
 def test_statistics(finished: Path) -> None:

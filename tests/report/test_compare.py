@@ -134,16 +134,16 @@ def test_contradictory_cells_are_flagged_and_not_counted(cifar: Rows) -> None:
 def test_other_benchmarks_have_nothing_to_compare_with(made_up: Rows) -> None:
     rows = made_up()
     assert comparison_tables(Study(rows)) == []
-    error = incomparable(Study(rows))
+    error = incomparable(Study(rows), "paper")
     assert isinstance(error, BadInput)
-    assert "b with k = 2" in str(error)
+    assert "b, 4 steps, k = 2" in str(error)
     assert "cifar100 with k = 5, 10, 20" in str(error)
 
 
 def test_what_is_not_finished_is_not_said_to_be_missing_in_the_paper(cifar: Rows, record: Record) -> None:
     run = record(benchmark="cifar100", k=10, steps=10, detectors=dict.fromkeys(PLAIN, 2))
     assert comparison_tables(Study(cifar(seeds=(0,)), [run])) == []
-    said = str(incomparable(Study(cifar(seeds=(0,)), [run])))
+    said = str(incomparable(Study(cifar(seeds=(0,)), [run]), "paper"))
     assert "has no figures" not in said
     assert "icarl seed 0, 2 of 10 steps (all detectors)" in said
 

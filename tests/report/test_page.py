@@ -88,13 +88,14 @@ def test_runs_configs_and_figures(made_up: Rows, record: Record) -> None:
     rows = made_up(seeds=(0,), steps=2)
     drawn = list(figures(Study(rows)))
     runs: list[Any] = [record(config={"a": 1}), record(seed=1, trained=0, steps=None, seconds=[])]
-    content = unpack(page(Study(rows, runs), figures=drawn, differences=["smaller"], refresh=7))
+    content = unpack(page(Study(rows, runs), figures=drawn, refresh=7))
     assert content["runs"][0]["config"] == "a: 1\n"
     assert [(run["seed"], run["trained"], run["steps"]) for run in content["runs"]] == [
         (0, 4, 4),
         (1, 0, None),
     ]
-    assert (content["differences"], content["refresh"]) == (["smaller"], 7)
+    assert "The paper has no results on b" in content["differences"][0]
+    assert content["refresh"] == 7
     assert [figure["name"] for figure in content["figures"]] == [figure.about.name for figure in drawn]
     for figure, whole in zip(content["figures"], drawn, strict=True):
         svg = figure["svg"]
@@ -110,7 +111,7 @@ def test_names_stay_inside_their_strings(made_up: Rows, record: Record) -> None:
     run: Any = record(
         benchmark=EVIL, cil=EVIL, detectors={EVIL: 4}, config={EVIL: EVIL}, environment={EVIL: EVIL}
     )
-    evil = page(Study(rows, [run]), figures=figures(Study(rows)), differences=[EVIL], title=EVIL)
+    evil = page(Study(rows, [run]), figures=figures(Study(rows)))
     plain = page(Study(made_up()))
     assert [tag for tag, _ in Elements(evil).found] == [tag for tag, _ in Elements(plain).found]
     content = unpack(evil)

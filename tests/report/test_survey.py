@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from opencil.published import SURVEY, SURVEY_ACCURACY, published_survey
+from opencil.report.compare import incomparable, survey_tables
 from opencil.report.layout import Table
-from opencil.report.survey import not_in_survey, survey_tables
 from opencil.study.study import Study
 
 Rows = Callable[..., pd.DataFrame]
@@ -93,4 +93,4 @@ def test_detectors_that_are_not_finished_are_no_matter(cifar: Rows, record: Call
     assert not table.missing
     half = cifar("wa", seeds=(0,), steps=5)  # its record says that ten are planned
     assert survey_tables(Study(half, [run])) == []
-    assert "wa seed 0, 5 of 10 steps" in str(not_in_survey(Study(half, [run])))
+    assert "wa seed 0, 5 of 10 steps" in str(incomparable(Study(half, [run]), "survey"))

@@ -92,7 +92,7 @@ def report(
     if form == "terminal":
         show(Console(), made)
     else:
-        typer.echo("\n".join(table.text(form) for table in made), nl=False)
+        typer.echo("\n".join(getattr(table, form)() for table in made), nl=False)
     if figures:
         for figure in drawn:
             figure.save(figures)

@@ -31,15 +31,16 @@ def average_datasets(rows: pd.DataFrame, uncounted: Collection[str] = (), each: 
     """Return values per run, step, detector, place and metric; rows of single tasks are left out.
 
     The place of an OOD metric is near, far or all: the mean over the datasets not ``uncounted``.
-    With ``each``, every dataset is a place too. The place of other metrics is empty, and so is the detector
-    of metrics of the CIL model itself.
+    With ``each``, every dataset is a place too, shifted or not. The place of other metrics is empty, and so
+    is the detector of metrics of the CIL model itself.
     """
     of_ood = is_ood(rows)
     ood, others = rows[of_ood], shares(rows[~of_ood & (rows["task"] == 0)])
     counted = ood[~ood["ood"].isin(uncounted)]
     parts = [others.assign(place=""), counted.assign(place=counted["distance"]), counted.assign(place=ALL)]
     if each:
-        parts.append(ood.assign(place=dataset_place("") + ood["ood"]))
+        named = pd.concat([ood, others[others["ood"] != ""]])
+        parts.append(named.assign(place=dataset_place("") + named["ood"]))
     keys = [*RUN, "step", "detector", "place", "metric"]
     return pd.concat(parts).groupby(keys, as_index=False).agg(value=("value", "mean"))
 

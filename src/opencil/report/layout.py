@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
-from typing import Literal
 
 import pandas as pd
 from rich import box
@@ -17,40 +16,33 @@ from rich.text import Text
 
 from opencil.files import file_name
 
-Format = Literal["markdown", "csv", "latex"]
-#: The ending of the files of each format.
-ENDINGS: dict[Format, str] = {"markdown": "md", "csv": "csv", "latex": "tex"}
+#: The ending of the files of each format, which is a method of ``Table``.
+ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 #: Marks of the best, the second and the third of a column: the paper's types, and numbers for plain text.
 _NUMBERS = ("", "¹", "²", "³")
 _STYLES = ("", "bold underline", "bold", "underline")
-MARKS = "¹ best, ² second, ³ third in its column."
-MARKS_IN_BLOCK = "¹ best, ² second, ³ third of its CIL model."
-#: The same notes for LaTeX, where types alone mark the best.
-_STYLED_MARKS = {
-    MARKS: "Bold and underlined: best in its column; bold: second; underlined: third.",
-    MARKS_IN_BLOCK: "Bold and underlined: best of its CIL model; bold: second; underlined: third.",
-}
+_MARKS = (
+    "¹ best, ² second, ³ third (.*)[.]"  #: a note, and the same for LaTeX, where types alone mark the best
+)
+_STYLED_MARKS = r"Bold and underlined: best \1; bold: second; underlined: third."
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
 _PAGE = 8  # columns of numbers with deviations in the width of a page
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its deviation, or words; ``rank`` 1 to 3 marks the best of a column.
-
-    NaN is no number, as None.
-    """
+    """A number with its deviation, or words; NaN is no number, as None."""
 
     value: float | None = None
     std: float | None = None
     words: str = "–"  #: where there is no number
-    rank: int = 0
+    rank: int = 0  #: 1 to 3 marks the best of a column
     digits: int = 2
     signed: bool = False
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
     flag: str = ""  #: set behind the number; explained in the notes
-    span: int = 1  #: number of covered columns; the cells after it are empty
+    span: int = 1  #: number of covered columns; 0 for a cell that another one covers
 
     def __post_init__(self) -> None:
         for name in ("value", "std"):
@@ -97,6 +89,9 @@ class Column:
         return f"{self.group} {self.name}".strip()
 
 
+CIL, DETECTOR = Column("CIL", label=True), Column("detector", label=True)
+
+
 @dataclass(frozen=True)
 class Block:
     """Lines under a title, with their averages in ``foot``."""
@@ -137,10 +132,6 @@ class Table:
         """Return its name as the name of a file, without an ending."""
         return file_name(self.name)
 
-    def text(self, kind: Format) -> str:
-        """Return the table in a format for files."""
-        return str(getattr(self, kind)())
-
     def without(self, hidden: Mapping[str, Collection[str]], note: str) -> "Table":
         """Return the table without the lines and groups of columns that ``hidden`` names, and with a note.
 
@@ -153,16 +144,15 @@ class Table:
         same = len(kept) == len(self.columns) and len(short.lines) == len(self.lines)
         return self if same else replace(short, notes=[note, *self.notes])
 
-    def _select(self, columns: Iterable[int], shows: Callable[[list[Cell]], bool]) -> "Table":
+    def _select(self, columns: list[int], shows: Callable[[list[Cell]], bool]) -> "Table":
         """Return the table with some of its columns, and with the lines of which ``shows`` is true."""
-        kept = sorted(columns)
 
         def cut(lines: list[list[Cell]]) -> list[list[Cell]]:
-            return [[line[i] for i in kept] for line in lines if shows(line)]
+            return [[line[i] for i in columns] for line in lines if shows(line)]
 
         blocks = [Block(cut(block.lines), block.title, cut(block.foot)) for block in self.blocks]
         blocks = [block for block in blocks if block.lines or block.foot]
-        return replace(self, columns=[self.columns[i] for i in kept], blocks=blocks)
+        return replace(self, columns=[self.columns[i] for i in columns], blocks=blocks)
 
     def rich(self) -> Drawn:
         """Return the table for a terminal, without its title, which may be wider."""
@@ -179,8 +169,8 @@ class Table:
             if block.title:
                 drawn.add_row(Text(block.title, style="bold italic"))
             for part in (block.lines, block.foot):
-                for i in range(len(part)):
-                    drawn.add_row(*next(lines), end_section=i == len(part) - 1)
+                for i, _ in enumerate(part, start=1):
+                    drawn.add_row(*next(lines), end_section=i == len(part))
         return drawn
 
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
@@ -191,35 +181,33 @@ class Table:
         """
         if fits(self):
             return [self]
+
+        def cut(columns: list[int]) -> "Table":  # lines without a value in these columns are left out
+            numbers = [i for i in columns if not self.columns[i].label]
+            return self._select(sorted(columns), lambda line: any(line[i].text for i in numbers))
+
         groups: dict[str, list[int]] = {}
         for i, column in enumerate(self.columns):
             groups.setdefault(column.group, []).append(i)
         common = groups.pop("", [])
-        if not groups or not all(fits(self._cut([*common, i])) for group in groups.values() for i in group):
+        if not groups or not all(fits(cut([*common, i])) for group in groups.values() for i in group):
             groups = {"": [i for i in common if not self.columns[i].label], **groups}
             common = [i for i in common if self.columns[i].label]
         parts: list[list[int]] = []
         for group in groups.values():
-            whole = fits(self._cut([*common, *group]))
-            for piece in [group] if whole else [[i] for i in group]:
-                if parts and fits(self._cut([*common, *parts[-1], *piece])):
+            for piece in [group] if fits(cut([*common, *group])) else [[i] for i in group]:
+                if parts and fits(cut([*common, *parts[-1], *piece])):
                     parts[-1] += piece
                 else:
                     parts.append(list(piece))
-        return [self._cut([*common, *part]) for part in parts if part] or [self]
-
-    def _cut(self, columns: list[int]) -> "Table":
-        """Return the table with some of its columns, and with the lines that have a value in them."""
-        numbers = [i for i in columns if not self.columns[i].label]
-        part = self._select(columns, lambda line: any(line[i].text for i in numbers))
-        return replace(part, blocks=[block for block in part.blocks if block.lines])
+        return [cut([*common, *part]) for part in parts if part] or [self]
 
     def __str__(self) -> str:
         """Return the table as a terminal without colours shows it, with title and notes."""
         page = Console(width=10_000, file=io.StringIO(), color_system=None)
         with page.capture() as drawn:
             page.print(self.rich())
-        lines = [line.rstrip() for line in drawn.get().rstrip().splitlines()]
+        lines = map(str.rstrip, drawn.get().rstrip().splitlines())
         return "\n".join([self.title, *lines, *self.remarks])
 
     def html(self) -> str:
@@ -267,14 +255,14 @@ class Table:
         """Return the table as LaTeX floats that need no package; a table wider than a page is cut."""
         parts = self.fitting(lambda part: sum(not column.label for column in part.columns) <= _PAGE)
         floats = []
-        for i, part in enumerate(parts):
-            title = self.title + (f" ({i + 1} of {len(parts)})" if len(parts) > 1 else "")
-            lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}"]
-            lines += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
-            if part is parts[-1]:
-                notes = " ".join(_latex(_STYLED_MARKS.get(note, note)) for note in self.remarks)
-                lines += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
-            floats.append("\n".join([*lines, r"\end{table}", ""]))
+        for i, part in enumerate(parts, start=1):
+            title = _latex(self.title + f" ({i} of {len(parts)})" * (len(parts) > 1))
+            floats += [r"\begin{table}", r"\centering", rf"\caption{{{title}}}"]
+            floats += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
+            if i == len(parts):
+                notes = " ".join(_latex(re.sub(_MARKS, _STYLED_MARKS, note)) for note in self.remarks)
+                floats += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
+            floats += [r"\end{table}", ""]
         return "\n".join(floats)
 
     def _tabular(self) -> list[str]:
@@ -299,21 +287,17 @@ class Table:
 
 
 def _draw_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
-    """Return heading and cells for a terminal; ``leads`` marks the first column of a group.
+    """Return heading and cells for a terminal, padded so that numbers end at the same place before ranks.
 
-    Cells are padded here, so that numbers end at the same place whether or not a rank follows them. A group
-    is named once, and set apart by a blank.
+    ``leads`` marks the first column of a group, which names it and is set apart by a blank.
     """
-    ranked = any(cell.rank for cell in cells)
+    ranked, head = any(cell.rank for cell in cells), column.name.split(" ", 1)
     texts = [
         Text().append(cell.text, style=_STYLES[cell.rank]).append(ranked * (_NUMBERS[cell.rank] or " "))
         for cell in cells
     ]
     if column.group:
-        group = column.group.split(" ")
-        head = [*(group if leads else [""] * len(group)), column.name]
-    else:
-        head = column.name.split(" ", 1)
+        head = [*(part * leads for part in column.group.split(" ")), column.name]
     heading = [Text(line + " " * (ranked and not column.label)) for line in head]
     if not column.label:
         width = max(text.cell_len for text in [*heading, *texts]) + leads
@@ -330,7 +314,7 @@ def _csv(text: str) -> str:
 def _csv_cell(cell: Cell) -> str:
     if cell.value is not None:
         return f"{cell.value:.6g}"
-    return "" if cell.words == Cell().words else _csv(cell.words)
+    return "" if cell.words == Cell.words else _csv(cell.words)
 
 
 def _markdown(text: str) -> str:
@@ -358,13 +342,11 @@ def _latex(text: str) -> str:
 
 
 def _latex_line(cells: list[Cell]) -> str:
-    parts, i = [], 0
-    while i < len(cells):
-        cell = cells[i]
+    parts, shown = [], [cell for cell in cells if cell.span]
+    for cell in shown:
         text = _latex(cell.text if cell.value is None else cell.text.replace("-", "−"))
         text = _LATEX_STYLES[cell.rank].format(text)
-        i += cell.span
-        parts.append(_latex_span(text, cell.span, last=i == len(cells)) if cell.span > 1 else text)
+        parts.append(_latex_span(text, cell.span, cell is shown[-1]) if cell.span > 1 else text)
     return " & ".join(parts) + r" \\"
 
 

@@ -89,8 +89,7 @@ def _paper_order() -> tuple[list[str], list[str]]:
 class Top:
     """Number of methods to show, the best by the first metric of the main table; None shows all.
 
-    Methods in ``named`` are shown in any case. A name with a label is shown with its method. The defaults
-    fit the paper's sixteen detectors and four CIL methods with their bounds.
+    Methods in ``named`` are shown in any case. A name with a label is shown with its method.
     """
 
     detector: int | None = 16
@@ -118,10 +117,10 @@ class Top:
         parts, nouns = [], {"detector": "detectors", "cil": "CIL methods"}
         for kind in kinds:
             shown, every = (
-                len({*map(method, of)} - {""}) for of in (self.select(rows, kind), rows[kind].unique())
+                {*map(method, of)} - {""} for of in (self.select(rows, kind), rows[kind].unique())
             )
             if shown < every:
-                parts.append(f"{shown} of {every} {nouns[kind]}")
+                parts.append(f"{len(shown)} of {len(every)} {nouns[kind]}")
         return " and ".join(parts)
 
 
@@ -138,8 +137,7 @@ def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
     found = rows[is_ood(rows) & (rows["metric"] == metric.name)]
     cells = found.groupby([key for key in _CELL if key != kind])["value"]
     above = (found["value"] - cells.transform("mean")).groupby(found[kind]).mean()
-    above = -above if metric.lower_is_better else above
-    scores = {name: above[name] for name in above.sort_values().index}  # of variants alone, the best counts
+    above = (-above if metric.lower_is_better else above).sort_values()
+    scores = {str(name): score for name, score in above.items()}  # of variants alone, the best counts
     scores |= {method(name): score for name, score in scores.items() if method(name) not in scores}
-    plain = sorted(name for name in scores if method(name) == name)
-    return sorted(plain, key=lambda name: -scores[name])
+    return sorted(sorted(name for name in scores if not is_labelled(name)), key=lambda name: -scores[name])

@@ -11,7 +11,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import resources
@@ -37,14 +37,7 @@ from opencil.report.averages import (
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
 from opencil.report.layout import LATEX, Cell, Table, list_note
-from opencil.report.order import (
-    group_families,
-    is_labelled,
-    is_upper_bound,
-    method,
-    sort_cil,
-    sort_metrics,
-)
+from opencil.report.order import group_families, is_labelled, is_upper_bound, method, sort_cil, sort_metrics
 from opencil.report.results import Outcome, count, results
 from opencil.study.records import RunRecord, identity
 from opencil.study.study import Study
@@ -75,14 +68,11 @@ def page(
     *,
     figures: Iterable[Figure] = (),
     tables: Iterable[Table] = (),
-    differences: Sequence[str] = (),
     refresh: float | None = None,
-    title: str = "OpenCIL results",
 ) -> str:
     """Return the page as text.
 
-    ``tables`` are shown as they are; ``differences`` are sentences on how these results differ from the
-    paper's; with ``refresh`` the page reloads itself every so many seconds.
+    ``tables`` are shown as they are; with ``refresh`` the page reloads itself every so many seconds.
     """
     rows = shares(study.rows)
     rows = rows[rows["task"] == 0]
@@ -101,7 +91,7 @@ def page(
         "figures": [_describe_figure(figure) for figure in figures],
         "latex": LATEX,
         "problems": study.problems,
-        "differences": list(differences),
+        "differences": _list_differences(study),
         "refresh": refresh,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -109,7 +99,6 @@ def page(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_read_asset("page.html")).substitute(
         policy=_POLICY.format(script=digest),
-        title=html.escape(title),
         style=_read_asset("page.css"),
         script=script,
         data=base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode(),
@@ -117,7 +106,11 @@ def page(
     )
 
 
-def known_differences(study: Study) -> list[str]:
+def _read_asset(name: str) -> str:
+    return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _list_differences(study: Study) -> list[str]:
     """Return how results differ from the paper's, by the data that the runs recorded and by design."""
     notes: dict[str, None] = {}
     for outcome in results(study):
@@ -159,10 +152,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     baselines = of_detectors[["metric", "cil", "detector"]].drop_duplicates()["metric"].value_counts()
     first = of_detectors.groupby("metric")["step"].min()
     bounds = [name for name in cils if is_upper_bound(name)]
-    notes = list_note("Bounds of accuracy, which keep all images, have no rank", bounds)
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
-    splits = [role for role in OOD_ROLES if role in oods.values()]
-    places = [(ALL, "all OOD sets"), *((role, f"all {role}") for role in splits)] if oods else []
+    splits = [(role, f"all {role}") for role in OOD_ROLES if role in oods.values()]
     steps = sorted(rows["step"].unique().tolist())
     return {
         "benchmark": outcome.benchmark,
@@ -182,9 +173,12 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict(),
         "sets": oods | dict.fromkeys(shifted, SHIFTED),
-        "places": [*places, *((dataset_place(name), name) for name in oods)],
+        "places": [*[(ALL, "all OOD sets")] * bool(oods), *splits, *((dataset_place(n), n) for n in oods)],
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
-        "notes": [*notes, *outcome.uneven(), *outcome.mixture()],
+        "notes": [
+            *list_note("Bounds of accuracy, which keep all images, have no rank", bounds),
+            *(*outcome.uneven(), *outcome.mixture()),
+        ],
         "missing": outcome.missing(averaged=True),
         "averages": _average_values(values, steps),
     }
@@ -202,9 +196,7 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     of_detector = ~of_model & (~clean | bool(is_ood(rows).any()))
     on_shifted = rows[of_model & (rows["distance"] == SHIFTED)].drop(columns="detector")
     rows = pd.concat([rows[accuracy | of_detector], on_shifted.merge(tried, on=["cil", "seed"])])
-    each = rows[rows["distance"] == SHIFTED]
-    each = each.assign(place=dataset_place("") + each["ood"])
-    return pd.concat([average_datasets(rows, outcome.partial, each=True), each])
+    return average_datasets(rows, outcome.partial, each=True)
 
 
 def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
@@ -222,25 +214,17 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     per_run = values.groupby([*keys, "seed"], observed=True)
     runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
     whole = average_seeds(runs, keys).set_index(keys)
-    per_step = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
-    means, deviations = (
-        _round(per_step[name].unstack("step").reindex(index=whole.index, columns=steps))
-        for name in ("mean", "std")
-    )
-    counts = whole[["steps", "seeds"]].to_numpy().tolist()
-    parts = zip(whole.index, _round(whole[["mean", "std"]]), counts, means, deviations, strict=True)
+    spread = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
+    of_steps = [spread[of].unstack("step").reindex(whole.index, columns=steps) for of in ("mean", "std")]
+    # Percents with the two digits that are shown; None where there is no value.
+    percents = [(100 * part).round(2).astype(object) for part in (whole[["mean", "std"]], *of_steps)]
+    lists = [part.where(part.notna(), None).to_numpy().tolist() for part in percents]
     found: dict[str, Any] = {}
-    for (metric, place, seed, cil, detector), spread, numbers, mean, std in parts:
+    parts = zip(whole.index, whole[["steps", "seeds"]].to_numpy().tolist(), *lists, strict=True)
+    for (metric, place, seed, cil, detector), numbers, both, means, deviations in parts:
         of_seed = found.setdefault(metric, {}).setdefault(place, {}).setdefault(seed, {})
-        of_seed[f"{cil}\n{detector}"] = [*spread, *numbers, mean, *[std] * (numbers[1] > 1)]
+        of_seed[f"{cil}\n{detector}"] = [*both, *numbers, means, *[deviations] * (numbers[1] > 1)]
     return found
-
-
-def _round(fractions: pd.DataFrame) -> list[list[float | None]]:
-    """Return percents with the two digits that are shown; None where there is no value."""
-    percents = (100 * fractions).round(2).astype(object)
-    lines: list[list[float | None]] = percents.where(percents.notna(), None).to_numpy().tolist()
-    return lines
 
 
 def _describe_making(study: Study) -> str:
@@ -254,10 +238,8 @@ def _describe_making(study: Study) -> str:
 
 
 def _describe_run(run: RunRecord) -> dict[str, Any]:
-    shown = {"benchmark", "k", "cil", "seed", "steps", "trained", "detectors", "environment"}
-    shown |= {"failed", "left_out"}
     seconds = pd.DataFrame(run["seconds"]).sum().to_dict()  # by their kind
-    described = {key: value for key, value in run.items() if key in shown}
+    described = {key: value for key, value in run.items() if key not in ("made", "data")}
     return {**described, "seconds": seconds, "config": dump_yaml(run["config"])}
 
 
@@ -276,10 +258,9 @@ def _describe_methods(registry: Registry[Any], names: Iterable[str]) -> dict[str
 
 def _describe_table(table: Table) -> dict[str, Any]:
     """Return a table as the page draws and saves it; titles of blocks are lines of their own."""
-    rest = [""] * (len(table.columns) - 1)
     lines: list[list[Any]] = []
     for block in table.blocks:
-        lines += [[block.title, *rest]] * bool(block.title)
+        lines += [[block.title, *[""] * (len(table.columns) - 1)]] * bool(block.title)
         lines += [[_describe_cell(cell) for cell in line] for line in [*block.lines, *block.foot]]
     columns = [{"text": column.heading, "label": column.label} for column in table.columns]
     described = {"name": table.file, "title": table.title, "columns": columns, "lines": lines}
@@ -294,11 +275,7 @@ def _describe_cell(cell: Cell) -> str | dict[str, Any]:
 
 def _describe_figure(figure: Figure) -> dict[str, Any]:
     """Return texts, size and drawing; the SVG goes without head, metadata, remarks and indentation."""
-    width, height = (round(96 * side) for side in figure.size)
+    width, height = (round(96 * side) for side in figure.box.size)
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", figure.svg, flags=re.DOTALL)
     size = {"width": width, "height": height, "wide": width > 2 * height}
     return {**asdict(figure.about), **size, "svg": re.sub(r"\s+", " ", svg)}
-
-
-def _read_asset(name: str) -> str:
-    return (resources.files("opencil.report") / "assets" / name).read_text(encoding="utf-8")

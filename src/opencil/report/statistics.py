@@ -16,7 +16,7 @@ import pandas as pd
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.report.averages import is_ood
-from opencil.report.layout import Block, Cell, Column, Table, list_note, words
+from opencil.report.layout import DETECTOR, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import is_labelled, method, sort_cil
 from opencil.report.results import Outcome, results
 from opencil.study.study import Study
@@ -24,7 +24,6 @@ from opencil.study.study import Study
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 _UNIT = ["cil", "seed", "ood"]
-_CHUNK = 500  # resamplings at a time: memory stays small
 
 
 @dataclass(frozen=True)
@@ -53,60 +52,44 @@ def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     return steps.groupby(_UNIT).mean()
 
 
-def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False, alpha: float = 0.05) -> Ranking:
-    """Rank detectors by Friedman's test over cells, with Nemenyi's critical difference of mean ranks.
+def rank_detectors(cells: pd.DataFrame, lower_is_better: bool = False) -> Ranking:
+    """Rank detectors by Friedman's test over cells, with Nemenyi's critical difference of mean ranks."""
+    from scipy.stats import friedmanchisquare  # imported here: it takes half a second
 
-    With N cells and K detectors, CD = q · sqrt(K (K + 1) / (6 N)), q the studentised range's 1 − α quantile
-    for K groups and infinitely many degrees of freedom, over sqrt 2.
-    """
-    count, detectors = cells.shape
-    ranks = cells.rank(axis=1, ascending=lower_is_better)  # [N, K], 1 is best, ties share
-    mean = pd.Series(ranks.to_numpy().mean(axis=0), cells.columns).sort_values(kind="stable")
-    means, critical = mean.to_numpy(), nemenyi(detectors, count, alpha)
+    ranks = cells.rank(axis=1, ascending=lower_is_better).to_numpy()  # [N, K], 1 is best, ties share
+    mean = pd.Series(ranks.mean(axis=0), cells.columns).sort_values(kind="stable")
+    means, critical = mean.to_numpy(), nemenyi(cells.shape[1], len(cells))
     ends = [int(np.searchsorted(means, rank + critical, side="left")) for rank in means]
     groups = [range(i, end) for i, end in enumerate(ends) if i == 0 or end > ends[i - 1]]
-    return Ranking(list(mean.index), means, _friedman(ranks.to_numpy()), critical, groups)
+    friedman = None
+    if cells.shape[1] > 2:
+        statistic, p = friedmanchisquare(*ranks.T) if np.ptp(ranks) else (0, 1)  # all are tied
+        friedman = float(statistic), float(p)
+    return Ranking(list(mean.index), means, friedman, critical, groups)
 
 
-def nemenyi(detectors: int, cells: int, alpha: float = 0.05) -> float:
-    """Return the difference of two mean ranks from which on it is significant."""
-    from scipy.stats import studentized_range  # imported here: it takes half a second
+def nemenyi(detectors: int, cells: int) -> float:
+    """Return the difference of two mean ranks from which on it is significant, at 5 %.
 
-    q = studentized_range.ppf(1 - alpha, detectors, np.inf) / np.sqrt(2)
+    With N cells and K detectors it is q · sqrt(K (K + 1) / (6 N)), q the studentised range's 95 % quantile
+    for K groups and infinitely many degrees of freedom, over sqrt 2.
+    """
+    from scipy.stats import studentized_range
+
+    q = studentized_range.ppf(0.95, detectors, np.inf) / np.sqrt(2)
     return float(q * np.sqrt(detectors * (detectors + 1) / (6 * cells)))
 
 
-def _friedman(ranks: Matrix) -> tuple[float, float] | None:
-    """Return statistic and p of Friedman's test, which is for three or more detectors."""
-    from scipy.stats import friedmanchisquare
+def bootstrap(differences: Matrix, resamplings: int = 10_000) -> Matrix:
+    """Return 95 % intervals of means of paired differences [cells, pairs], by drawing whole cells.
 
-    if ranks.shape[1] < 3:
-        return None
-    if not np.ptp(ranks):  # all are tied
-        return 0.0, 1.0
-    test = friedmanchisquare(*ranks.T)
-    return float(test.statistic), float(test.pvalue)
-
-
-def bootstrap(
-    differences: Matrix, resamplings: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Matrix:
-    """Return percentile intervals of means of paired differences [cells, pairs], by drawing whole cells.
-
-    Each row of the result is mean, lower and upper limit of a pair.
+    Each row of the result is mean, lower and upper percentile of a pair.
     """
-    count, pairs = differences.shape
-    draw = np.random.default_rng(seed)
-    means = np.empty((resamplings, pairs))
-    for start in range(0, resamplings, _CHUNK):
-        size = min(_CHUNK, resamplings - start)
-        chosen = draw.integers(0, count, size=(size, count))
-        # How often each cell was drawn, [size, cells]: one product then gives the means of all pairs.
-        flat = (chosen + count * np.arange(size)[:, None]).ravel()
-        times = np.bincount(flat, minlength=size * count).reshape(size, count)
-        means[start : start + size] = times @ differences / count
-    tail = (1 - confidence) / 2
-    return np.stack([differences.mean(axis=0), *np.quantile(means, [tail, 1 - tail], axis=0)], axis=1)
+    count = len(differences)
+    chosen = np.random.default_rng(0).integers(0, count, size=(resamplings, count))
+    times = np.stack([np.bincount(cells, minlength=count) for cells in chosen])  # how often each was drawn
+    means = times @ differences / count  # [resamplings, pairs]
+    return np.stack([differences.mean(axis=0), *np.quantile(means, [0.025, 0.975], axis=0)], axis=1)
 
 
 def signed_rank(differences: Matrix) -> float:
@@ -122,7 +105,7 @@ def holm(p: Sequence[float]) -> list[float]:
     order = np.argsort(p)
     adjusted = np.empty(len(p))
     adjusted[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1)
-    return [float(value) for value in adjusted]
+    return adjusted.tolist()
 
 
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
@@ -152,12 +135,7 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
 
 
 def _table(
-    outcome: Outcome,
-    cells: pd.DataFrame,
-    total: int,
-    metric: str,
-    baseline: str | None,
-    uncounted: list[str],
+    outcome: Outcome, cells: pd.DataFrame, total: int, metric: str, baseline: str | None, variants: list[str]
 ) -> Table:
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     names = ranking.detectors
@@ -170,23 +148,23 @@ def _table(
     lines = []
     for i, name in enumerate(names):
         letters = "".join(ascii_letters[g] for g, group in enumerate(ranking.groups) if i in group)
-        line = [words(name), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean())]
+        compared = [words("")] * 4
         if i in tests:
-            line += [Cell(limit, signed=True) for limit in intervals[i]]
-            line.append(Cell(tests[i], digits=4, bounded=True))
-        else:
-            line += [words("")] * 4
-        lines.append(line)
+            compared = [Cell(limit, signed=True) for limit in intervals[i]]
+            compared.append(Cell(tests[i], digits=4, bounded=True))
+        lines.append(
+            [words(name), Cell(ranking.ranks[i]), words(letters), Cell(values[:, i].mean()), *compared]
+        )
     heads = ("mean rank", "group", metric_of(metric).column, "difference", "low", "high", "p")
-    columns = [Column("detector", label=True), *map(Column, heads)]
+    columns = [DETECTOR, *map(Column, heads)]
+    counted = f" of {total:,}: those that all detectors have" * (len(cells) < total)
     tested = ""
     if ranking.friedman:
         statistic, p = ranking.friedman
         bound = f"p = {p:.2g}" if p >= 1e-12 else "p < 1e-12"
         tested = f"Friedman's test: χ² = {statistic:.1f} with {len(lines) - 1} degrees of freedom, {bound}. "
     notes = [
-        f"Over {len(cells):,} cells (CIL method × seed × OOD dataset, mean over steps)"
-        + (f" of {total:,}: those that all detectors have." if len(cells) < total else "."),
+        f"Over {len(cells):,} cells (CIL method × seed × OOD dataset, mean over steps){counted}.",
         f"{tested}Mean ranks that differ by less than {ranking.critical:.2f} (Nemenyi, 5 %) are not told "
         "apart: such detectors share a group's letter.",
         f"Difference from {reference}, in percent points: mean over cells, and its 95 % interval (low, high) "
@@ -196,10 +174,9 @@ def _table(
         *[f"{baseline} is not finished here, so the best stands for it."]
         * (baseline not in (None, reference)),
         *list_note("Variants of a method are not ranked", filter(is_labelled, outcome.detectors)),
-        *list_note("Variants of a CIL model are not counted beside it", uncounted),
+        *list_note("Variants of a CIL model are not counted beside it", variants),
         *outcome.mixture(),
         metric_of(metric).sentence,
     ]
-    title = f"{outcome.title}: detectors ranked by {metric_of(metric).column}"
-    name = f"statistics-{metric}-{outcome.name}"
-    return Table(name, title, columns, [Block(lines)], notes, outcome.missing())
+    title = f"detectors ranked by {metric_of(metric).column}"
+    return outcome.complete(Table(f"statistics-{metric}", title, columns, [Block(lines)], notes))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import compress, groupby
 from typing import Literal, get_args
 
@@ -11,17 +12,9 @@ from opencil.data.roles import ALL, OOD_ROLES
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.evaluation.metric import metrics as all_metrics
 from opencil.report.averages import average_models, average_rows, dataset_place
-from opencil.report.layout import MARKS, MARKS_IN_BLOCK, Block, Cell, Column, Table, list_note, words
-from opencil.report.order import (
-    FAMILIES,
-    group_families,
-    is_labelled,
-    method,
-    sort_cil,
-    sort_detectors,
-    sort_metrics,
-)
-from opencil.report.results import Outcome, describe_steps, find_partial, note_partial, results
+from opencil.report.layout import CIL, DETECTOR, Block, Cell, Column, Table, list_note, words
+from opencil.report.order import group_families, is_labelled, method, sort_cil, sort_detectors, sort_metrics
+from opencil.report.results import Outcome, describe_steps, find_partial, make_cells, note_partial, results
 from opencil.study.records import RunRecord
 from opencil.study.study import Study
 from opencil.validation import flat
@@ -43,6 +36,7 @@ _KEPT = (
     "them."
 )
 _SIZES = ("model MB", "memory MB")
+_MARKS = "¹ best, ² second, ³ third in its column."
 _LABELLED = (
     "A name with @ is its method under other values; it counts neither in averages of detectors nor among "
     "the best."
@@ -57,91 +51,73 @@ def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
     """
     if kind == "summary":
         return summaries(study, extra)
-    makers: dict[Kind, Callable[[Outcome], list[Table]]] = {
-        "main": _main_tables,
-        "distance": _distance_tables,
-        "dataset": _dataset_tables,
-        "ablation": _ablation_tables,
-    }
-    return [table for outcome in results(study) if outcome.datasets for table in makers[kind](outcome)]
+    make = _ablation_tables if kind == "ablation" else partial(_tables_by_family, kind)
+    return [table for outcome in results(study) if outcome.datasets for table in make(outcome)]
 
 
-def _main_tables(outcome: Outcome) -> list[Table]:
-    """Make a table of the main metrics over all datasets, per CIL method."""
-    keys = [(cil, metric, ALL) for cil in outcome.cil for metric in table_metrics("all")]
-    columns = {Column(metric_of(m).column, cil): (cil, m, place) for cil, m, place in keys}
-    return [_table_by_family(outcome, "main", "main results", columns)]
-
-
-def _distance_tables(outcome: Outcome) -> list[Table]:
-    """Make a table for each metric, of near and far datasets, per CIL method."""
-    made = []
-    for metric in distance_metrics():
-        keys: list[Key] = [(cil, metric, role) for cil in outcome.cil for role in OOD_ROLES]
-        columns = {Column(key[2], key[0]): key for key in keys}
-        title = f"near and far OOD, {metric_of(metric).column}"
-        made.append(_table_by_family(outcome, f"distance-{metric}", title, columns))
-    return made
-
-
-def distance_metrics() -> list[str]:
-    """Return the metrics of the tables of near and far OOD; metrics that should be low come last."""
-    return sorted(table_metrics("all", "near-far"), key=lambda name: metric_of(name).lower_is_better)
-
-
-def _dataset_tables(outcome: Outcome) -> list[Table]:
-    """Make a table for each CIL method, of the main metrics on each OOD dataset."""
-    title = "OOD detection per dataset"
+def columns_of(kind: Kind, outcome: Outcome, methods: list[str]) -> list[dict[Column, Key]]:
+    """Return the columns of each table of a kind: one, one for each metric, or one for each CIL method."""
+    main = table_metrics("all")
+    if kind == "main":
+        return [{Column(metric_of(m).column, cil): (cil, m, ALL) for cil in methods for m in main}]
+    if kind == "distance":  # metrics that should be low come last
+        names = sorted(table_metrics("all", "near-far"), key=lambda name: metric_of(name).lower_is_better)
+        return [{Column(role, cil): (cil, m, role) for cil in methods for role in OOD_ROLES} for m in names]
+    places = [(f"{distance} {name}", dataset_place(name)) for name, distance in outcome.datasets.items()]
     return [
-        _table_by_family(outcome, f"dataset-{cil}", title, _columns_by_dataset(outcome, cil), cil)
-        for cil in outcome.cil
+        {Column(metric_of(m).column, name): (cil, m, place) for name, place in places for m in main}
+        for cil in methods
     ]
+
+
+def _tables_by_family(kind: Kind, outcome: Outcome) -> list[Table]:
+    """Make the tables of a kind like the paper's, in blocks of detectors."""
+    made = []
+    for columns in columns_of(kind, outcome, outcome.cil):
+        cil, metric, _ = next(iter(columns.values()))
+        if kind == "main":
+            made.append(_table_by_family(outcome, "main", "main results", columns))
+        elif kind == "distance":
+            title = f"near and far OOD, {metric_of(metric).column}"
+            made.append(_table_by_family(outcome, f"distance-{metric}", title, columns))
+        else:
+            title = "OOD detection per dataset"
+            made.append(_table_by_family(outcome, f"dataset-{cil}", title, columns, cil))
+    return made
 
 
 def _ablation_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each CIL method and each detector with labels: its variants on each OOD dataset."""
     made = []
-    metrics = table_metrics("all")
     for own in dict.fromkeys(method(name) for name in outcome.detectors if is_labelled(name)):
-        tuned = own in dict(group_families([own])).get(FAMILIES[1], [])
+        tuned = "fine-tuning" in dict(group_families([own]))
         variants = sorted(name for name in outcome.detectors if is_labelled(name) and method(name) == own)
         every = [name for name in [*[UNTUNED] * tuned, *variants, own] if name in outcome.detectors]
-        for cil in outcome.cil:
-            columns = _columns_by_dataset(outcome, cil)
+        for cil, columns in zip(outcome.cil, columns_of("ablation", outcome, outcome.cil), strict=True):
             lines = [_line(outcome, name, columns) for name in every]
             lines = [line for line in lines if any(cell.value is not None for cell in line)]
             names = [line[0].text for line in lines]
-            if not any(map(is_labelled, names)):
-                continue
-            lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
-            notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), MARKS]
-            notes += [metric_of(m).sentence for m in metrics]
-            name, title = f"ablation-{own}-{cil}-{outcome.name}", f"{outcome.title}, {cil}: ablation of {own}"
-            heads = [Column("detector", label=True), *columns]
-            made.append(Table(name, title, heads, [Block(lines)], notes, outcome.missing(of=[cil])))
+            if any(map(is_labelled, names)):
+                lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
+                notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), _MARKS]
+                notes += [metric_of(m).sentence for m in table_metrics("all")]
+                name, title, heads = f"ablation-{own}-{cil}", f"ablation of {own}", [DETECTOR, *columns]
+                made.append(outcome.complete(Table(name, title, heads, [Block(lines)], notes, cil=cil)))
     return made
 
 
 def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list[str]:
     """Return notes on the values in which a method's variants differ, as far as runs recorded them."""
     configs = (run["config"].get("detector", {}).items() for run in runs)
-    recorded = dict(pair for config in configs for pair in config)
-    variants = {name: flat(recorded[name]) for name in names if method(name) == own and name in recorded}
+    recorded = {name: flat(values) for config in configs for name, values in config}
+    variants = {name: recorded[name] for name in names if method(name) == own and name in recorded}
     keys = sorted({key for values in variants.values() for key in values})
-    differing = [key for key in keys if len({repr(v.get(key)) for v in variants.values()}) > 1]
+    differing = [key for key in keys if len({repr(values.get(key)) for values in variants.values()}) > 1]
     return [
         f"{name}: {', '.join(f'{key} = {values.get(key)}' for key in differing)}."
         for name, values in variants.items()
         if differing
     ]
-
-
-def _columns_by_dataset(outcome: Outcome, cil: str) -> dict[Column, Key]:
-    return {
-        Column(metric_of(m).column, f"{distance} {name}"): (cil, m, dataset_place(name))
-        for name, distance in outcome.datasets.items()
-        for m in table_metrics("all")
-    }
 
 
 def _table_by_family(
@@ -151,33 +127,29 @@ def _table_by_family(
 
     If all columns are of one method, ``cil``, its accuracy is in a note.
     """
-    keys = list(columns.values())
+    keys, every = list(columns.values()), outcome.detectors
     metrics = [metric for _, metric, _ in keys]
-    every = [_line(outcome, detector, columns) for detector in outcome.detectors]
-    plain = [detector for detector in outcome.detectors if not is_labelled(detector)]
-    ranked = _rank(every, metrics, [detector in plain for detector in outcome.detectors])
-    lines = dict(zip(outcome.detectors, ranked, strict=True))
-    blocks = []
-    for family, names in group_families(outcome.detectors):
+    plain = [detector for detector in every if not is_labelled(detector)]
+    ranked = _rank([_line(outcome, d, columns) for d in every], metrics, [d in plain for d in every])
+    lines, blocks = dict(zip(every, ranked, strict=True)), []
+    for family, names in group_families(every):
         own = [detector for detector in names if detector in plain]
         foot = [_average("Average", outcome, own, keys)] if own else []
         blocks.append(Block([lines[detector] for detector in names], family, foot))
     if len(blocks) > 1:
         blocks.append(Block([_average("Average (All)", outcome, plain, keys)]))
-    notes = [*outcome.basis(), MARKS, *[_LABELLED] * any(map(is_labelled, outcome.detectors))]
+    notes = [*outcome.basis(), _MARKS, *[_LABELLED] * (plain != every)]
     if cil:
-        notes.append(f"Average accuracy of {cil}: {outcome.accuracy(cil).text}.")
+        notes.append(f"Average accuracy of {cil}: {outcome.of(cil, '', 'accuracy', '').text}.")
     else:
-        top = [_line_over_groups("CIL accuracy", keys, outcome.accuracy)]
+        top = [_line_over_groups("CIL accuracy", keys, lambda cil: outcome.of(cil, "", "accuracy", ""))]
         if outcome.kept:
             top.append(_line_over_groups(_SIZES[0], keys, lambda cil: _kept_cells(outcome, cil)[0]))
             top.append(_line_over_groups(_SIZES[1], keys, lambda cil: _kept_cells(outcome, cil)[1]))
             notes.append(_KEPT)
         blocks = [Block(top), *blocks]
     notes += [metric_of(metric).sentence for metric in dict.fromkeys(["accuracy", *metrics])]
-    title = f"{outcome.title}{cil and f', {cil}'}: {title}"
-    heads, missing = [Column("detector", label=True), *columns], outcome.missing(of=[cil] if cil else None)
-    return Table(f"{name}-{outcome.name}", title, heads, blocks, notes, missing, cil)
+    return outcome.complete(Table(name, title, [DETECTOR, *columns], blocks, notes, cil=cil))
 
 
 def _line(outcome: Outcome, detector: str, columns: dict[Column, Key]) -> list[Cell]:
@@ -198,7 +170,7 @@ def _line_over_groups(name: str, keys: list[Key], of: Callable[[str], Cell]) -> 
     cells = [words(name)]
     for cil, group in groupby(keys, key=lambda key: key[0]):
         span = len(list(group))
-        cells += [replace(of(cil), span=span), *[words("")] * (span - 1)]
+        cells += [replace(of(cil), span=span), *[Cell(words="", span=0)] * (span - 1)]
     return cells
 
 
@@ -213,8 +185,7 @@ def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> 
         shown = {round(value, 2) for line in competing if (value := line[i].value) is not None}
         best = sorted(shown, reverse=not metric_of(metric).lower_is_better)[:3]
         for line in competing:
-            value = line[i].value
-            if value is not None and round(value, 2) in best:
+            if (value := line[i].value) is not None and round(value, 2) in best:
                 line[i] = replace(line[i], rank=best.index(round(value, 2)) + 1)
     return ranked
 
@@ -243,48 +214,39 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         partial = find_partial(rows[(rows["benchmark"] == key[0]) & (rows["k"] == key[1])])
         effect = "so that averages with and without them do not compare"
         notes = [*outcome.mixture(), *note_partial(effect, partial)]
-        title = f"{outcome.title}: OOD detection"
-        made.append(_summary(f"summary-{outcome.name}", title, averages[key], metrics, notes, outcome))
+        title = "OOD detection"
+        made.append(_summary("summary", title, averages[key], metrics, notes, outcome))
         if of_shift := [name for name in shifted if (averages[key]["metric"] == name).any()]:
             title = f"{title} under covariate shift"
-            made.append(_summary(f"shifted-{outcome.name}", title, averages[key], of_shift, notes, outcome))
+            made.append(_summary("shifted", title, averages[key], of_shift, notes, outcome))
     return made
 
 
 def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     """Make the table of the CIL models themselves."""
-    cells = _cells_by(["cil", "metric"], averages)
+    cells, kept = make_cells(averages.set_index(["cil", "metric"])[["mean", "std"]] * 100), bool(outcome.kept)
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
     lines = [
-        [words(cil), *(cells.get((cil, m), Cell()) for m in metrics)]
-        + _kept_cells(outcome, cil) * bool(outcome.kept)
+        [words(cil), *(cells.get((cil, m), Cell()) for m in metrics), *_kept_cells(outcome, cil) * kept]
         for cil in sort_cil(averages["cil"])
     ]
     records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
-    columns = [Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics]
-    columns += [*map(Column, _SIZES)] * bool(outcome.kept)
+    columns = [CIL, *(Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics)]
+    columns += [*map(Column, _SIZES)] * kept
     notes = [_CONTINUAL, *_note_fewer_seeds(averages.groupby("cil")["seeds"].min())]
     notes += [record.sentence for record in records.values() if record.function]
-    notes += [*[_KEPT] * bool(outcome.kept), *outcome.mixture()]
-    columns, missing = [Column("CIL", label=True), *columns], outcome.missing(averaged=True)
-    title = f"{outcome.title}: accuracy"
-    return Table(f"accuracy-{outcome.name}", title, columns, [Block(lines)], notes, missing)
-
-
-def _cells_by(keys: list[str], averages: pd.DataFrame) -> dict[tuple[str, ...], Cell]:
-    """Return averages in percent as cells."""
-    percents = averages.set_index(keys)[["mean", "std"]] * 100
-    return dict(zip(percents.index, map(Cell, percents["mean"], percents["std"]), strict=True))
+    notes += [*[_KEPT] * kept, *outcome.mixture()]
+    return outcome.complete(Table("accuracy", "accuracy", columns, [Block(lines)], notes), averaged=True)
 
 
 def _summary(
     name: str, title: str, averages: pd.DataFrame, metrics: list[str], more: list[str], outcome: Outcome
 ) -> Table:
     """Make a table of some metrics of the detectors on each CIL model."""
-    cells = _cells_by(["cil", "detector", "metric", "place"], averages)
+    cells = make_cells(averages.set_index(["cil", "detector", "metric", "place"])[["mean", "std"]] * 100)
     measured = averages[averages["detector"] != ""]
     # A metric of ID images alone has one value, not one for each split of the OOD sets.
     alone = set(measured.loc[measured["place"] == "", "metric"])
@@ -306,17 +268,19 @@ def _summary(
         if sum(competes) > 3:
             lines = _rank(lines, [m for m, _ in shown], competes)
         blocks.append(Block(lines))
-    columns = [Column("CIL", label=True), Column("detector", label=True), Column("acc↑")]
-    columns += [
-        Column(place, metric_of(m).column) if place else Column(metric_of(m).column) for m, place in shown
-    ]
+    heads = [(metric_of(m).column, place) for m, place in shown]
+    columns = [CIL, DETECTOR, Column("acc↑"), *(Column(p or m, m if p else "") for m, p in heads)]
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
     basis = f"Percent: mean over the datasets of a split, {describe_steps(*counts.max())}."
     fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
-    notes = [" ".join([basis, *fewer]), *more, *[MARKS_IN_BLOCK] * marked]
+    notes = [
+        " ".join([basis, *fewer]),
+        *more,
+        *[_MARKS.replace("in its column", "of its CIL model")] * marked,
+    ]
     notes += [_LABELLED] * (marked and any(map(is_labelled, measured["detector"].unique())))
     notes += [metric_of(metric).sentence for metric in metrics]
-    return Table(name, title, columns, blocks, notes, outcome.missing(averaged=True))
+    return outcome.complete(Table(name, title, columns, blocks, notes), averaged=True)
 
 
 def _note_fewer_seeds(seeds: "pd.Series[int]") -> list[str]:

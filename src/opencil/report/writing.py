@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import write_text
-from opencil.report.compare import COMPARED, comparison_tables, incomparable
+from opencil.report.compare import COMPARED, comparison_tables, incomparable, survey_tables
 from opencil.report.layout import ENDINGS, Table
 from opencil.report.order import ALL_SHOWN, Top
 from opencil.report.statistics import statistics_tables
-from opencil.report.survey import not_in_survey, survey_tables
 from opencil.report.tables import KINDS, Kind, tables
 from opencil.study.study import Study, write_study
 
 if TYPE_CHECKING:  # Matplotlib: imported where figures are drawn
     from opencil.report.figures.chosen import Choice
     from opencil.report.figures.drawing import Figure
-
-_WHY = {"ablation": "it is of detectors with labels, as ber@nter, and these runs have none"}
-_NOTHING = "no detector has been evaluated yet"
-_TOO_FEW = (
-    "there is nothing to compare by statistics: at least two detectors that are finished on the same runs, "
-    "steps and OOD datasets are needed"
-)
 
 
 def chosen_tables(
@@ -37,27 +29,27 @@ def chosen_tables(
     extra: bool = False,
     top: Top = ALL_SHOWN,
 ) -> list[Table]:
-    """Return tables of some kinds, comparisons and statistics; an empty one is an error.
+    """Return tables, comparisons and statistics; an empty kind is an error, unless all are asked for.
 
-    Only if all kinds are asked for, empty kinds are left out. ``top`` limits the methods in tables,
-    but not in ablations and comparisons, which are of few.
+    ``top`` limits the methods in tables, but not in ablations and comparisons, which are of few.
     """
     made: list[Table] = []
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
-            raise BadInput(f"there is no table {kind!r} to show: {_WHY.get(kind, _NOTHING)}")
+            label = ", with a label such as ber@nter" * (kind == "ablation")
+            raise BadInput(f"there is no table {kind!r} to show: no detector{label} has been evaluated yet")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
     if compare:
         asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
         beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked)
         if not beside:
-            raise not_in_survey(study) if compare == "survey" else incomparable(study)
+            raise incomparable(study, compare)
         made += beside
     if statistics:
         ranked = statistics_tables(study, baseline)
         if not ranked:
-            raise BadInput(_TOO_FEW)
+            raise BadInput("statistics need two detectors, finished on the same runs, steps and OOD datasets")
         made += shorten_tables(ranked, study, top)
     return made
 
@@ -72,8 +64,6 @@ def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Tabl
         "detector": set(rows["detector"].unique()) - {""} - top.select(rows, "detector"),
         "CIL": set(rows["cil"].unique()) - top.select(rows, "cil"),
     }
-    if not any(hidden.values()):
-        return list(tables)
     note = (
         f"Shown are the best by mean AUC: {top.describe(rows)}; averages and marks are over all. opencil "
         "report --top all shows all, --top 20 more, --top 20,NAME some by name; CSV has all."
@@ -94,15 +84,13 @@ def write_page(
 ) -> None:
     """Write the page of a study; with ``refresh`` it reloads itself every so many seconds.
 
-    ``tables`` are statistics and comparisons. By default they are computed, but not for a page with
-    ``refresh``, which will be written again in a moment.
+    By default ``tables`` are the statistics and the survey's, but none for a page with ``refresh``.
     """
-    from opencil.report.page import known_differences, page
+    from opencil.report.page import page
 
     if tables is None:
         tables = [] if refresh else [*statistics_tables(study), *survey_tables(study)]
-    differences = known_differences(study)
-    write_text(path, page(study, figures=figures, tables=tables, differences=differences, refresh=refresh))
+    write_text(path, page(study, figures=figures, tables=tables, refresh=refresh))
 
 
 def write_report(
@@ -125,7 +113,7 @@ def write_report(
     short = [*shorten_tables(many, study, top), *few]
     for form, ending in ENDINGS.items():
         for table in [*many, *few] if form == "csv" else short:
-            write_text(folder / "tables" / f"{table.file}.{ending}", table.text(form))
+            write_text(folder / "tables" / f"{table.file}.{ending}", getattr(table, form)())
     write_text(folder / "tables.md", "\n".join(table.markdown() for table in short))
     for figure in figures:
         figure.save(folder / "figures")
@@ -137,8 +125,7 @@ def watch_runs(
 ) -> Study:
     """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
 
-    Figures take seconds to draw, so they are added at the end. A study that cannot be read is read again at
-    the next turn. However the watching ends, the last page does not reload itself.
+    Figures are added at the end. However the watching ends, the last page does not reload itself.
     """
     from opencil.report.figures.drawing import figures
 
@@ -167,8 +154,7 @@ def watch_runs(
 
 def describe_progress(study: Study) -> str:
     """Return how far a study's runs are, in a few words."""
-    done = sum(run["trained"] for run in study.runs)
-    steps = sum(run["steps"] or 0 for run in study.runs)
+    done, steps = sum(run["trained"] for run in study.runs), sum(run["steps"] or 0 for run in study.runs)
     evaluated = sum(sum(run["detectors"].values()) for run in study.runs)
     wanted = sum(len(run["detectors"]) * (run["steps"] or 0) for run in study.runs)
     lost = f", damaged or lost: {'; '.join(study.problems)}" if study.problems else ""

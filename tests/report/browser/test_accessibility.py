@@ -51,7 +51,6 @@ def test_axe_finds_nothing(show: Callable[..., Any], study: Study, width: int, t
         f"#theme={theme}&variants=yes&detector=ber&detector=ber%40nter&detector=gen",
         figures=list(figures(Study(some)))[:2],
         tables=statistics_tables(study),
-        differences=["something differs"],
     )
     browser.evaluate("document.querySelectorAll('details:not([name])').forEach(d => { d.open = true; })")
     browser.evaluate(f"{AXE}; {SPREAD}")

@@ -97,17 +97,15 @@ class Group:
     def about(self, kind: str, cil: str, title: str, caption: str, heading: str = "") -> About:
         """Return the texts of a figure, with the runs that it lacks; by default the title is its heading."""
         heading = heading or title.partition(" · ")[2].replace(cil, short(cil))
-        name = "-".join(filter(None, (self.outcome.name, kind, cil)))
+        name = file_name("-".join(filter(None, (self.outcome.name, kind, cil))))
         missing = " ".join(self.outcome.missing(averaged=True, of=[cil, REFERENCE] if cil else None))
-        caption = f"{caption} {missing}".strip()
-        benchmark, k = self.outcome.benchmark, self.outcome.k
-        return About(file_name(name), benchmark, k, cil, title, heading, caption, missing)
+        place = self.outcome.benchmark, self.outcome.k, cil
+        return About(name, *place, title, heading, f"{caption} {missing}".strip(), missing)
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
         """Return mean, deviation and band in percent, indexed by step; a band ends at 0 and 100."""
-        every = self._curves
-        here = (every["cil"] == cil) & (every["detector"] == detector) & (every["metric"] == metric)
-        found = every[here].set_index("step")[_SPREAD] * [100, 100, 100, 100, 1]
+        here = (self._curves[["cil", "detector", "metric"]] == [cil, detector, metric]).all(axis=1)
+        found = self._curves[here].set_index("step")[_SPREAD] * [100, 100, 100, 100, 1]
         return found.assign(low=found["low"].clip(lower=0), high=found["high"].clip(upper=100))
 
     def side_by_side(self, cil: str) -> Lines:
@@ -145,7 +143,5 @@ def basis(lines: Lines) -> str:
     """Return a note on the number of seeds; a range where some are unfinished."""
     counts = pd.concat([curve["seeds"] for curve in lines.values()]).dropna()
     few, many = int(counts.min()), int(counts.max())
-    if many == 1:
-        return "One seed."
     number = f"{many}" if few == many else f"{few} to {many}"
-    return f"Mean over {number} seeds; bands: ± a standard deviation."
+    return "One seed." if many == 1 else f"Mean over {number} seeds; bands: ± a standard deviation."

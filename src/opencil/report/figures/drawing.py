@@ -6,7 +6,7 @@ it is.
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import wrap
@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure as Picture
@@ -41,29 +42,7 @@ _DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
 _COMPARED: Look = {"linestyle": _DASHES, "markerfacecolor": "#ffffff", "markeredgewidth": 0.6}
-_STYLE: Any = {  # the keys' own type differs between versions of Matplotlib
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same everywhere
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # a fixed place: to search for a free one is slow
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "text.hinting": "none",  # faster, and without a visible difference at 200 dots per inch
-    "svg.hashsalt": "opencil",  # the same rows give the same bytes
-    "text.parse_math": False,  # a name with dollars in it is a name
-}
+_STYLE = rc_params_from_file(Path(__file__).parents[1] / "assets" / "figures.mplstyle", False, False)
 
 
 def darken(colour: str) -> str:
@@ -72,34 +51,26 @@ def darken(colour: str) -> str:
     return to_hex((0.72 * red, 0.72 * green, 0.72 * blue))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figure:
     """A figure with its texts; sentences on missing runs are written below the picture."""
 
     about: About
     picture: Picture
+    box: Bbox = field(init=False)  #: of the picture and the text below it, in inches
 
     def __post_init__(self) -> None:
-        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
-        for i, line in enumerate(self._below):
-            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
-
-    @property
-    def _below(self) -> list[str]:
-        """Return the text below, in lines as wide as the picture."""
-        return wrap(self.about.missing, int(self.picture.get_size_inches()[0] / _SMALL_LETTER))
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Return width and height in inches, with the text below."""
         width, height = self.picture.get_size_inches()
-        return float(width), float(height) + _SMALL_LINE * len(self._below)
+        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
+        lines = wrap(self.about.missing, int(width / _SMALL_LETTER))
+        for i, line in enumerate(lines):
+            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
+        below = _SMALL_LINE * len(lines)
+        self.box = Bbox.from_bounds(0, -below, width, height + below)
 
     def _save(self, file: Any, **values: Any) -> None:
-        if self._below:  # outside the picture
-            values["bbox_inches"] = Bbox.from_bounds(0, -_SMALL_LINE * len(self._below), *self.size)
         with matplotlib.rc_context(_STYLE):
-            self.picture.savefig(file, **values)
+            self.picture.savefig(file, bbox_inches=self.box, **values)
 
     @cached_property
     def svg(self) -> str:
@@ -137,9 +108,9 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
     lines, compared = group.side_by_side(cil), group.side_by_side(REFERENCE)
     if not lines:
         return None
-    title = f"1a · {cil} against {REFERENCE}" if compared else f"1a · {cil}: detectors"
-    remark = f"no runs of {REFERENCE} are here to compare with"
+    title, remark = f"1a · {cil}: detectors", f"no runs of {REFERENCE} are here to compare with"
     if compared:
+        title = f"1a · {cil} against {REFERENCE}"
         remark = "dashed: the same on a model trained on all data of all classes seen"
     caption = f"{group.label} per step of {list_names(lines)} on {cil}; {remark}. {basis(lines)}"
     figure = _draw_curves(group.about("fig1a", cil, title, caption), lines, group.ylabel, compared=compared)
@@ -154,12 +125,11 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
 def _draw_models(group: Group) -> Figure | None:
     """Draw 3a: curves of the CIL models under one detector."""
     detector = group.detector
-    lines = {cil: group.curve(cil, detector, group.metric) for cil in group.cils}
-    if not any(map(len, lines.values())):
+    lines = {cil: group.curve(cil, detector, group.metric) for cil in [*group.cils, REFERENCE]}
+    if not len(lines[REFERENCE]):
+        del lines[REFERENCE]
+    if not any(len(lines[cil]) for cil in group.cils):
         return None
-    bound = group.curve(REFERENCE, detector, group.metric)
-    if len(bound):
-        lines[REFERENCE] = bound
     caption = f"{group.label} per step of {list_names(lines)} under {detector}. {basis(lines)}{group.note}"
     about = group.about("fig3a", "", f"3a · CIL models under {detector}", caption)
     return _draw_curves(about, lines, group.ylabel, reference=REFERENCE)
@@ -170,34 +140,30 @@ def _draw_fig3b(group: Group, cil: str) -> Figure | None:
     lines, name = group.side_by_side(cil), "ACC"
     if not lines:
         return None
-    caption = (
-        f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step. "
-        f"{basis(lines)}"
-    )
+    shown = f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step."
+    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", f"{shown} {basis(lines)}")
     lines[name] = group.curve(cil, "", "accuracy")
-    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", caption)
     return _draw_curves(about, lines, f"accuracy, {group.label} (%)", reference=name)
 
 
 def _draw_fig1c(group: Group, cil: str) -> Figure | None:
     """Draw 1c: mean confidence of the OOD samples predicted into each task, after the last step."""
     found = group.confidence_of(cil)
-    if found.empty:
-        return None
-    last, tests = int(found.index.unique("step").max()), "test (ID)"
-    after = found[found.index.get_level_values("step") == last]
-    by_ood = {ood: part.droplevel(["ood", "step"]) for ood, part in after.groupby("ood")}
+    last = found.index.unique("step").max()
+    by_ood = {
+        ood: part.droplevel(["ood", "step"]) for ood, part in found.query("step == @last").groupby("ood")
+    }
     lines = {ood: by_ood[ood].reindex(range(1, last + 1)) for ood in group.oods if ood in by_ood}
     if not lines or "" not in by_ood:
         return None
-    lines[tests] = by_ood[""]
+    lines["test (ID)"] = by_ood[""]
     caption = (
         f"Mean {group.scorer} score after step {last} of {cil}: of the samples of each OOD set "
         f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
     )
     heading = f"{short(cil)}: confidence of OOD, step {last}"
     about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", caption, heading)
-    return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference=tests)
+    return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference="test (ID)")
 
 
 def _draw_curves(
@@ -205,7 +171,6 @@ def _draw_curves(
     lines: Lines,
     ylabel: str,
     xlabel: str = "step",
-    *,
     reference: str = "",
     compared: Lines | None = None,
 ) -> Figure:
@@ -272,11 +237,12 @@ def _write_cells(axes: Axes, values: Any) -> None:
 
 def _draw_old_new(group: Group, cil: str) -> Figure | None:
     """Draw curves of old classes alone and of new classes alone; the paper has no such figure."""
+    sides = {"new classes": f"{group.metric}_new", "old classes": f"{group.metric}_old"}
     panels: dict[str, Lines] = {}
     for name in group.detectors:
-        new, old = (group.curve(cil, name, f"{group.metric}_{part}") for part in ("new", "old"))
-        if len(new) or len(old):
-            panels[name] = {"new classes": new, "old classes": old}
+        lines = {side: group.curve(cil, name, metric) for side, metric in sides.items()}
+        if any(map(len, lines.values())):
+            panels[name] = lines
     if not panels:
         return None
     every = {f"{name} {side}": curve for name, lines in panels.items() for side, curve in lines.items()}
@@ -323,10 +289,10 @@ def _draw_baselines(group: Group) -> Figure | None:
         style = _style(cils.index(cil), cil == REFERENCE)
         style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
         axes.plot([x] * len(values), values, label=short(cil), **style)
-        near = [points[other].iloc[-1] for other in cils if abs(accuracy[other] - x) < room]
+        top = max(points[other].iloc[-1] for other in cils if other == cil or abs(accuracy[other] - x) < room)
         above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
-        best, colour = short(str(values.index[-1])), darken(style["color"])
-        axes.annotate(best, (x, max([values.iloc[-1], *near])), **above, fontsize=6.5, color=colour)
+        above |= {"fontsize": 6.5, "color": darken(style["color"])}
+        axes.annotate(short(str(values.index[-1])), (x, top), **above)
     axes.margins(x=0.18, y=0.15)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.05 * (high - low) * (len(levels) - 1))
@@ -390,13 +356,11 @@ def spread_labels(places: Sequence[float], gap: float, low: float, high: float) 
 
     They are moved up from the lowest, then down from ``high``.
     """
-    order = np.argsort(places, kind="stable")
-    offsets = gap * np.arange(len(places))
+    order, offsets = np.argsort(places, kind="stable"), gap * np.arange(len(places))
     moved = np.maximum.accumulate(np.asarray(places, dtype=float)[order] - offsets) + offsets
-    high = max(high, low + gap * (len(places) - 1))
     result = np.empty(len(places))
-    result[order] = np.minimum(moved, high - offsets[::-1])
-    return [float(place) for place in result]
+    result[order] = np.minimum(moved, max(high, low + gap * (len(places) - 1)) - offsets[::-1])
+    return result.tolist()
 
 
 def _frame(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
