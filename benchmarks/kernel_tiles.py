@@ -127,7 +127,7 @@ def use(tables: dict[str, dict[int, Any]]) -> None:
 
 def compile_some(which: list[int]) -> None:
     """Run some candidates once, which fills Triton's cache."""
-    backbone = resnet._small(2).cuda().to(memory_format=torch.channels_last)
+    backbone = resnet._small(2, signed=False).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(128, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     tried = candidates()
     for i in which:
@@ -149,7 +149,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
         pool.map(compile_some, [list(range(i, len(tried), workers)) for i in range(workers)])
-    backbone = resnet._small(2).cuda().to(memory_format=torch.channels_last)
+    backbone = resnet._small(2, signed=False).cuda().to(memory_format=torch.channels_last)
     # One kernel at a time: weight gradients beside the backward pass would slow both.
     alone = mock.patch.object(residual, "_beside", return_value=None)
     with Arithmetic("bf16").active(), alone:

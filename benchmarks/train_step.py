@@ -72,8 +72,6 @@ def one_run(
         labels = images_set.labels[order]
         for i, pixels in enumerate(images_set.batches(order, batch)):
             rows = slice(i * batch, (i + 1) * batch)
-            if ranks is not None:
-                ranks.meet("an iteration")
             iterate(pixels, labels[rows], *(choice[rows] for choice in draw))
             yield
         epoch += 1
@@ -118,9 +116,7 @@ def one_rank(device: torch.device) -> Ranks:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = Ranks(0, 1, device, 60)
-    ranks.working = True
-    return ranks
+    return Ranks(0, 1, device, 60)
 
 
 def main() -> None:

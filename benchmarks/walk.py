@@ -67,7 +67,7 @@ def main() -> None:
             operations["os.fsync"] += 1
             flush(handle)
 
-        from opencil.cli import main as command
+        from opencil.cli import app as command
 
         sys.addaudithook(audit)
         os.fsync, F.cross_entropy = fsync, cross_entropy

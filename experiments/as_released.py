@@ -15,7 +15,7 @@ from torch import Tensor
 
 import opencil
 from opencil.cil.bic import BiC
-from opencil.cli import main
+from opencil.cli import app
 from opencil.validation import NonNegative
 
 
@@ -45,4 +45,4 @@ class ReleasedBiC(BiC):
 
 
 if __name__ == "__main__":
-    main()
+    app()

@@ -43,7 +43,8 @@ def one_batch(model: opencil.Model, run: opencil.Run, step: opencil.Step, seed: 
     train_plus = run.train_plus(step)
     chosen = train_plus[torch.randperm(len(train_plus), generator=numbers)[:BATCH].to(train_plus.device)]
     (pixels,) = run.stream.train.batches(chosen, BATCH)
-    draw = run.data.transform.draw(len(pixels), pixels.shape[-1], numbers).to(pixels.device)
+    drawn = run.data.transform.draw(len(pixels), pixels.shape[-1], numbers)
+    draw = [choices.to(pixels.device) for choices in drawn]
     with torch.no_grad():
         features = model.features(run.data.transform.train(pixels, draw))
         return opencil.Outputs(features, model.classify(features), classify=model.classify)

@@ -1,5 +1,5 @@
 """Run ``python -m opencil``."""
 
-from opencil.cli import main
+from opencil.cli import app
 
-main()
+app()

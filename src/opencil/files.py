@@ -47,7 +47,8 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
     # Two processes that write the same report each write a whole file.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fill(partial)
             with partial.open("rb+") as file:

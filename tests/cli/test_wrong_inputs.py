@@ -90,7 +90,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no such value": (lambda: opencil.create_detector("energy", temprature=2.0), "'temperature'?"),
     "a value deeper": (lambda: opencil.create_learner("icarl", lr=0.1), "did you mean icarl.first.lr?"),
     "a value of another type": (lambda: opencil.create_detector("energy", temperature="hot"), "valid number"),
-    "no such layer": (lambda: opencil.wrap(MODEL, head="classifier"), "a linear layer is needed"),
+    "no such layer": (
+        lambda: opencil.wrap(MODEL, head="classifier"),
+        "linear head 'classifier' is unknown: allowed are 1",
+    ),
     "no model": (lambda: opencil.evaluate(3, IMAGES, {"o": IMAGES}, detectors="msp"), "model"),  # type: ignore[arg-type]
     "no images": (lambda: opencil.evaluate(MODEL, 3, {"o": IMAGES}, detectors="msp"), "test"),  # type: ignore[arg-type]
     "scores of no sample": (lambda: opencil.ood_metrics(np.ones(0), np.ones(3)), "ID scores"),

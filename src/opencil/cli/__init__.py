@@ -46,8 +46,3 @@ def _top(
     _: bool = switch("--version", "Print the version and exit.", is_eager=True, callback=_print_version),
 ) -> None:
     pass
-
-
-def main() -> None:
-    """Run the ``opencil`` command."""
-    app()

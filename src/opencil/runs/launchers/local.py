@@ -1,5 +1,6 @@
 """Processes of this machine, one for each run at a time."""
 
+import _thread
 import logging
 import os
 import pickle
@@ -14,7 +15,6 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 
 from opencil.config import Config, PlaceConfig
@@ -155,13 +155,28 @@ def serve() -> None:
     try:
         config, plugins, sys.argv = pickle.load(sys.stdin.buffer)
         logging.basicConfig(format="%(message)s")
-        do_runs(config, iter(partial(pickle.load, sys.stdin.buffer), None), plugins, send)
+        do_runs(config, _receive_runs(), plugins, send)
     except (KeyboardInterrupt, BrokenPipeError, EOFError):  # stopped, or its parent process has ended
         code = 75
     except BaseException:
         traceback.print_exc()
         code = 1
-    os._exit(code)  # all is stored
+    os._exit(code)  # all is stored; the thread on standard input is not waited for
+
+
+def _receive_runs() -> Iterator[RunSpec]:
+    """Yield runs as they arrive; where the sender has ended, interrupt the run in progress."""
+    inbox: SimpleQueue[RunSpec | None] = SimpleQueue()
+
+    def listen() -> None:
+        with suppress(EOFError, OSError, pickle.UnpicklingError):
+            while True:
+                inbox.put(pickle.load(sys.stdin.buffer))
+        _thread.interrupt_main(signal.SIGTERM)
+        inbox.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield from iter(inbox.get, None)
 
 
 def _interrupt_once(*_: object) -> None:
