@@ -17,6 +17,7 @@ from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.ranks import agree, from_first
+from opencil.errors import BadInput
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
@@ -95,9 +96,12 @@ def evaluate(
     detectors: dict[str, Detector] = {n: DETECTORS.create(n, **spec.detectors[n]) for n in lacking if n}
     started = time.monotonic()
     if tuners := [detector for detector in detectors.values() if isinstance(detector, Tuner)]:
-        source = this.source(step, this.setting.move_to_device(outputs.model))
-        for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
-            yield Training(spec, step.number, step.steps, progress)
+        try:
+            source = this.source(step, this.setting.move_to_device(outputs.model))
+            for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
+                yield Training(spec, step.number, step.steps, progress)
+        except BadInput as error:  # there are no images to tune on: other detectors go on
+            problems.update((tuner.registered_name, error) for tuner in tuners)
         add_seconds(info, "tuning", started)
     saved = started = time.monotonic()
     try:
