@@ -9,10 +9,10 @@ import pytest
 from opencil.config import Config
 from opencil.errors import OpenCILError
 from opencil.runs.events import (
+    describe_failures,
     failed,
     find_unexpected,
     in_words,
-    without_rows,
 )
 from opencil.runs.spec import RunSpec, plan
 from opencil.runs.store import LockedRun, RunFolder
@@ -59,10 +59,10 @@ def test_a_full_disk_is_named(spec: RunSpec, tmp_path: Path) -> None:
 
 
 def test_detectors_without_rows_are_named_by_their_reasons() -> None:
-    error = without_rows({"a": (1, OpenCILError("no")), "b": (1, OpenCILError("no")), "c": (2, bug())})
+    error = describe_failures({"a": (1, OpenCILError("no")), "b": (1, OpenCILError("no")), "c": (2, bug())})
     assert str(error).startswith("a, b has no rows: step 1: no; c has no rows: step 2: ZeroDivisionError")
     assert isinstance(find_unexpected(error), ZeroDivisionError)
-    assert find_unexpected(without_rows({"a": (1, OpenCILError("no"))})) is None
+    assert find_unexpected(describe_failures({"a": (1, OpenCILError("no"))})) is None
 
 
 def test_an_operation_without_a_deterministic_implementation_is_named() -> None:

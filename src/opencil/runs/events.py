@@ -88,7 +88,7 @@ def find_unexpected(*errors: Exception) -> Exception | None:
     return None
 
 
-def without_rows(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
+def describe_failures(problems: Mapping[str, tuple[int, Exception]]) -> OpenCILError:
     """Return the error of a run with detectors without rows, with the step and reason for each."""
     reasons: dict[str, list[str]] = {}
     for name, (step, error) in problems.items():

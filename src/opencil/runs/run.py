@@ -22,7 +22,7 @@ from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Evaluated, Event, Training, without_rows
+from opencil.runs.events import Evaluated, Event, Training, describe_failures
 from opencil.runs.protocol import Protocol
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.spec import RunSpec
@@ -61,7 +61,7 @@ def run(
                     yield Training(spec, step.number, step.steps, progress)
 
             # Store its model, its memory and the model's rows.
-            task.model = this.keep_model(step, task.model)
+            task.model = this.cache_model(step, task.model)
             if this.learner.remembers:
                 task.computed = outputs.of(this.stream.train, task.train_plus)
             memory = this.learner.remember(task)
@@ -71,7 +71,7 @@ def run(
             found = [*checkpoints.measured, *protocol.measure_model(task, memory, outputs)]
             add_rows(this, step, info, "", found)
             stored.save_info(info)
-            this.keep(step, memory, from_first(dict, info))
+            this.cache_step(step, memory, from_first(dict, info))
         stored.remove_checkpoint()  # also where a kill has left it
 
         # Measure it with the detectors that have no rows yet.
@@ -81,7 +81,7 @@ def run(
             problems = yield from evaluate(outputs, protocol, info, lacking, checkpoint_seconds)
             failures = {name: (step.number, error) for name, error in problems.items()} | failures
     if failures:
-        raise without_rows(failures)
+        raise describe_failures(failures)
 
 
 def evaluate(
@@ -98,10 +98,11 @@ def evaluate(
     if tuners := [detector for detector in detectors.values() if isinstance(detector, Tuner)]:
         try:
             source = this.source(step, this.setting.move_to_device(outputs.model))
+        except BadInput as error:  # there are no images to tune on: other detectors go on
+            problems = {tuner.registered_name: error for tuner in tuners}
+        else:
             for progress in tune(tuners, source, stored, info, checkpoint_seconds, problems):
                 yield Training(spec, step.number, step.steps, progress)
-        except BadInput as error:  # there are no images to tune on: other detectors go on
-            problems.update((tuner.registered_name, error) for tuner in tuners)
         add_seconds(info, "tuning", started)
     saved = started = time.monotonic()
     try:
@@ -157,19 +158,19 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
 
     Where there are rows of the same values, only missing metrics are added.
     """
-    spec, stored, distance = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
+    spec, stored, roles = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
     of_all = (*spec.identity, step.number, detector)
-    values = [(*of_all, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in measured]
-    rows, made_of = pd.DataFrame(values, columns=COLUMNS), digest_values(spec.detectors.get(detector))
-    metrics, plugins = spec.metrics_of(detector), spec.plugins(*filter(None, [detector]))
+    found = [(*of_all, m.ood, roles[m.ood], m.task, m.metric, m.value) for m in measured]
+    rows, values = pd.DataFrame(found, columns=COLUMNS), digest_values(spec.detectors.get(detector))
+    metrics, plugins = spec.metrics_of(detector), spec.plugins(*[detector] if detector else [])
     made = [describe_maker(this.setting.images.device, spec.training, plugins)]
     before = info["rows"].get(detector, {})
-    if before.get("values") == made_of and set(metrics) - set(before["metrics"]):
+    if before.get("values") == values and set(metrics) - set(before["metrics"]):
         with suppress(Damaged):
             known = stored.rows(detector, info)
             rows = pd.concat([known, rows[~rows["metric"].isin(known["metric"])]], ignore_index=True)
-            metrics, made = [*before["metrics"], *metrics], [*before["made"], *made]
-    info["rows"][detector] = {"values": made_of, "metrics": metrics, "made": made}
+            metrics, made = sorted({*before["metrics"], *metrics}), [*before["made"], *made]
+    info["rows"][detector] = {"values": values, "metrics": metrics, "made": made}
     stored.save_rows(detector, rows, info)
 
 

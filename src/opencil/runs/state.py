@@ -144,7 +144,7 @@ class Run:
             self._latest = number, self._load_model(self.stream[number - 1], weights)
         return self._latest[1]
 
-    def keep_model(self, step: Step, model: Model) -> Model:
+    def cache_model(self, step: Step, model: Model) -> Model:
         """Keep a newly trained model, as it will be when it is read again, and return it."""
         loaded = self.setting.move_to_device(self._load_model(step, model.state_dict()), evaluate=True)
         self._latest = step.number, loaded
@@ -165,7 +165,7 @@ class Run:
         images, previous = self.stream.train.fingerprint, self.weights(step.number - 1)
         return digest_values([self.training_digest, step.number, images, previous])
 
-    def keep(self, step: Step, memory: Memory, info: Info) -> None:
+    def cache_step(self, step: Step, memory: Memory, info: Info) -> None:
         """Keep the memory and the record of a newly stored step."""
         self._memories[step.number], self._infos[step.number] = memory, info
 
