@@ -116,11 +116,17 @@ class Iteration:
         return own == {name: tensor.shape for name, tensor in state.items()}
 
     def restore(self, state: State) -> None:
-        """Load copies of another optimiser's state."""
+        """Load copies of another optimiser's state, in the memory layout of its parameters.
+
+        Fused steps read parameters and state in the order of their memory; files have no layout.
+        """
         by_parameter: dict[int, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             number, _, key = name.partition(".")
-            by_parameter.setdefault(int(number), {})[key] = tensor.clone()
+            copy, own = tensor.clone(), self.parameters[int(number)]
+            if copy.ndim and copy.shape == own.shape:
+                copy = torch.empty_like(own, dtype=copy.dtype).copy_(copy)
+            by_parameter.setdefault(int(number), {})[key] = copy
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": by_parameter, "param_groups": groups})
 
