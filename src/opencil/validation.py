@@ -87,12 +87,13 @@ def check_arguments(values: Mapping[str, Any], where: str, *makes: Callable[...,
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 default = dataclasses.field() if p.default is p.empty else None
                 fields[p.name] = p.name, _checkable(p.annotation), default
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(makes[-1]).parameters.values())
     own = {key: value for key, value in values.items() if key in fields or not takes_more}
     cls: Any = dataclasses.make_dataclass("Arguments", fields.values(), bases=(Values,), kw_only=True)
     built = build(cls, own, where)
     # A value without a checkable type, such as a module, is passed on unchanged.
-    return {k: getattr(built, k) if k in own and fields[k][1] is not Any else v for k, v in values.items()}
+    checked = [name for name in own if fields[name][1] is not Any]
+    return dict(values) | {name: getattr(built, name) for name in checked}
 
 
 def _checkable(annotation: Any) -> Any:

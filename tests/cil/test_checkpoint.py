@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +82,16 @@ def test_any_optimiser_resumes_as_if_it_had_not_stopped(
     other = begun(learner, setting, stream)
     list(learner.learn(other, checkpoint))
     assert not all(torch.equal(t, expected[key]) for key, t in other.model.state_dict().items())
+
+
+@pytest.mark.parametrize("then", [{"optimiser": "sgd"}, {"optimiser": "adam", "epochs": 3}, {"epochs": 3}])
+def test_a_checkpoint_of_another_schedule_is_refused(
+    then: dict[str, Any], setting: Setting, stream: Stream
+) -> None:
+    now = {"optimiser": "adam"} if then == {"optimiser": "sgd"} else {"epochs": 1}
+    before, after = (Keeps(Schedule(**{"epochs": 2, "lr": 0.01} | own)) for own in (then, now))
+    task = begun(before, setting, stream)
+    ends = (p for p in before.learn(task) if p.epoch_ends and p.epoch == then.get("epochs", 2) - 1)
+    checkpoint = Checkpoint.take(task.model, next(ends))
+    with pytest.raises(BadCheckpoint):
+        list(after.learn(begun(after, setting, stream), checkpoint))

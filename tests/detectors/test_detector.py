@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil import Inputs, create_detector
 from opencil.data.digits import Digits
@@ -219,3 +219,15 @@ def test_the_head_is_stored_only_if_it_is_read(make_outputs: Maker) -> None:
     assert torch.equal(ash.fit(outputs).score(outputs.features), ash.score(outputs)), "not by the first head"
     bare = create_detector("ash").fit(replace(outputs, classify=None), classify=outputs.classify)
     assert torch.equal(bare.score(outputs.features), ash.score(outputs)), "nor by none"
+
+
+@pytest.mark.parametrize("name", ["vim", "nci"])
+def test_a_head_has_the_classes_of_the_logits(name: str) -> None:
+    features, classify = torch.rand(20, 6), nn.Linear(6, 9)
+    labels = torch.arange(20) % 5
+    with pytest.raises(BadInput):
+        create_detector(name).fit(features, features[:, :5], labels, classify=classify)
+    by_head = create_detector("nci").fit(features, labels=labels, classify=classify)
+    with pytest.raises(BadInput):
+        by_head.score(features, features[:, :5])
+    assert len(by_head.score(features, classify(features).detach())) == 20

@@ -102,6 +102,28 @@ def test_a_restored_state_resumes_with_the_same_bits(schedule: Schedule) -> None
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.items()), "a copy is restored"
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor"])
+def test_a_restored_state_has_the_layout_of_its_parameters(name: str) -> None:
+    schedule, module = Schedule(epochs=1, optimiser=name), nn.Conv2d(4, 8, 3)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def begun() -> Iteration:
+        return Iteration(module, lambda x: module(x).square().mean(), schedule, FULL, CPU)
+
+    first, second = begun(), begun()
+    first(torch.rand(2, 4, 5, 5))
+    second.restore({name: tensor.contiguous() for name, tensor in first.state().items()})  # as files have it
+    expected, found = first.state(), second.state()
+    assert {
+        name: tensor.stride() for name, tensor in found.items() if tensor.shape == module.weight.shape
+    } == {
+        name: module.weight.stride()
+        for name, tensor in expected.items()
+        if tensor.shape == module.weight.shape
+    }
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adagrad"])
 def test_a_parameter_without_a_gradient_so_far_may_have_no_state(name: str) -> None:
     schedule, ends = SCHEDULES[name], []

@@ -83,6 +83,16 @@ def test_an_interruption_stores_the_copy_of_the_latest_epoch(
         assert resumed.measured == []
 
 
+def test_numbers_that_are_not_finite_are_not_stored(clock: list[float], step: StepFolder) -> None:
+    module = torch.nn.Linear(1, 1)
+    module.weight.data.fill_(torch.nan)
+    with pytest.raises(KeyboardInterrupt), Checkpoints(step, "this", 1.0) as times:  # noqa: PT012
+        clock[0] += 1.5
+        times.note(module, progress(1))
+        raise KeyboardInterrupt
+    assert not step.checkpoint().exists()
+
+
 def interrupt(config: Config, epoch: int) -> None:
     """Close a run in an epoch of its only step."""
     with closing(opencil.execute(config)) as events:

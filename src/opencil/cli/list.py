@@ -45,7 +45,8 @@ def list_names(
         if strange := [name for name in given if name not in get_args(Reads)]:
             raise unknown("need", strange[0], get_args(Reads))
         allowed = {"", "–", *given}
-        lines = [li for li in lines if allowed >= {*f"{li['reads']}, {li['set-up reads']}".split(", ")}]
+        reads = [f"{line['reads']}, {line['set-up reads']}".split(", ") for line in lines]
+        lines = [line for line, read in zip(lines, reads, strict=True) if allowed.issuperset(read)]
     if year:
         years, filters = _years(year), f"{filters} with --year {year}"
         lines = [line for line in lines if int(line["year"] or 0) in years]

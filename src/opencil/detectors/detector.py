@@ -164,6 +164,8 @@ class Detector(Values, ABC):
         """Store the head and, by task, the scores' mean and spread for the images of each task."""
         self._store_head(outputs.classify)
         self._widths: dict[str, int] = getattr(self, "_widths", _widths(outputs))
+        if "logits" not in self._widths and "linear" in self.reads_to_set_up:
+            self._widths["logits"] = len(outputs.linear()[1])
         if not self.by_task:
             return
         if memory is not None:

@@ -173,6 +173,8 @@ class Outputs:
         found = linear_head(self.classify, self.features.shape[1], self.features.device)
         if found is None:
             raise BadInput("the head is not linear: the detector reads it as W and b, for logits W f + b")
+        if (classes := self.logits.shape[1]) not in (0, len(found[1])):
+            raise BadInput(f"the head has {len(found[1])} classes: there are logits of {classes}")
         return found
 
 

@@ -46,6 +46,7 @@ class Iteration:
         self._share, self._ranks = share, current() if share is not None else None
         alone = self._ranks is None or self._ranks.capturable
         self._captures = capture and self._on_gpu and alone and schedule.capturable
+        self._schedule = schedule
         self._norm_ranks = self._ranks if arithmetic.batch_norm == "synchronised" else None
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         try:
@@ -101,19 +102,31 @@ class Iteration:
 
     def state(self) -> State:
         """Return the optimiser's state; a parameter without a gradient so far may have none."""
-        return {
-            f"{number:05d}.{key}": torch.as_tensor(value)
-            for number, values in self._optimiser.state_dict()["state"].items()
-            for key, value in values.items()
-            if value is not None
-        }
+        return _state_of(self._optimiser)
+
+    def fits(self, state: State) -> bool:
+        """Return whether a state has the shapes of the optimiser's own after a step."""
+        copies = [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for p in self.parameters]
+        optimiser = self._schedule.create_optimiser(copies)
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        optimiser.step()
+        present = {name.partition(".")[0] for name in state}
+        own = {name: t.shape for name, t in _state_of(optimiser).items() if name.partition(".")[0] in present}
+        return own == {name: tensor.shape for name, tensor in state.items()}
 
     def restore(self, state: State) -> None:
-        """Load copies of another optimiser's state."""
+        """Load copies of another optimiser's state, in the memory layout of its parameters.
+
+        Fused steps read parameters and state in the order of their memory; files have no layout.
+        """
         by_parameter: dict[int, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             number, _, key = name.partition(".")
-            by_parameter.setdefault(int(number), {})[key] = tensor.clone()
+            copy, own = tensor.clone(), self.parameters[int(number)]
+            if copy.ndim and copy.shape == own.shape:
+                copy = torch.empty_like(own, dtype=copy.dtype).copy_(copy)
+            by_parameter.setdefault(int(number), {})[key] = copy
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": by_parameter, "param_groups": groups})
 
@@ -131,3 +144,12 @@ class Iteration:
             self._output = self.step(*self._inputs)
         finally:
             self._graph.capture_end()
+
+
+def _state_of(optimiser: torch.optim.Optimizer) -> State:
+    return {
+        f"{number:05d}.{key}": torch.as_tensor(value)
+        for number, values in optimiser.state_dict()["state"].items()
+        for key, value in values.items()
+        if value is not None
+    }

@@ -148,6 +148,9 @@ def optimise(
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
     iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
     if resume:
+        if resume.epoch > schedule.epochs or not iterate.fits(resume.state):
+            way = f"{schedule.epochs} epochs by {schedule.optimiser}"
+            raise BadCheckpoint(f"it is not of {way} of the same parameters")
         iterate.restore(resume.state)
     module.train()
     for epoch in range(resume.epoch if resume else 0, schedule.epochs):

@@ -50,7 +50,8 @@ class GivenModel(nn.Module):
         setting.move_to_device(self).eval()  # type: ignore[arg-type]
         logits = forward(given, setting.test_images, setting.transform, step.test[:_PROBE]).logits.cpu()
         count = logits.shape[1]
-        if count != step.seen if columns is None else count <= columns.max():
+        enough = count == step.seen if columns is None else count > columns.max()
+        if not enough:
             needed = f"one for each of {step.seen} classes seen is needed, or outputs='labels'"
             raise BadInput(f"step {step.number}: the model returns {count} logits: {needed}")
         self.fingerprint = {"logits": self.select(logits)}

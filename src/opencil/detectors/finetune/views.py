@@ -173,7 +173,7 @@ class ViewSource:
                     pixels = reader.read(first // self._together(batch))
                     views = transform.train(pixels, [choice[place] for choice in draw])
                 else:
-                    rows = self._indices.to(self.device)[positions]
+                    rows = self._indices[order[place]]  # on the host, where images are looked up
                     views = torch.cat([part for part, _ in images.batches(rows, batch)])
                 found.append(Views(to_fast_layout(views), self.features(views), self.labels[positions]))
         return found
