@@ -180,10 +180,15 @@ def test_values_that_cannot_be_shown_leave_a_run_out(done: Path) -> None:
 def test_runs_that_cannot_be_read_leave_the_others(
     with_broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, scan = with_broken / RUN.with_name("seed1"), os.scandir
+    closed, scan, link = (
+        with_broken / RUN.with_name("seed1"),
+        os.scandir,
+        with_broken / RUN.with_name("seed2"),
+    )
+    link.symlink_to(with_broken / "unmounted")
     study = read_study(with_broken)
     assert [run["seed"] for run in study.runs] == [0]
-    assert set(study.left_out) == {"digits/k4/icarl/seed1"}
+    assert set(study.left_out) == {"digits/k4/icarl/seed1", str(link)}
     assert study_so_far([with_broken / RUN, closed], ["msp"]).problems
 
     def scandir(path: Any = ".") -> Any:

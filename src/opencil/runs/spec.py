@@ -154,9 +154,12 @@ def plan_share(only: str | None) -> Callable[[Config], list[RunSpec]]:
         raise BadInput(f"only = {shown(only)} is not allowed: a share is expected, as 1/3, 2/3 or 3/3")
 
     def planned(config: Config) -> list[RunSpec]:
-        specs = plan(config)
-        longest_first = sorted(specs, key=lambda spec: (-spec.expected_work, spec.cil, spec.seeds.run))
-        mine = {spec.folder for spec in longest_first[number - 1 :: of]}
+        specs, loads, mine = plan(config), [0.0] * of, set()
+        for spec in sorted(specs, key=lambda spec: (-spec.expected_work, spec.cil, spec.seeds.run)):
+            share = loads.index(min(loads))
+            loads[share] += spec.expected_work
+            if share == number - 1:
+                mine.add(spec.folder)
         return [spec for spec in specs if spec.folder in mine]
 
     return planned

@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,9 @@ def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) ->
             found.add(Path(place))
         elif Path(place).name.startswith("step") and "step.json" in files:
             found.add(Path(place).parent)
+        for link in (Path(place, name) for name in files if "." not in name):  # files of runs have endings
+            if refused and link.is_symlink() and not link.exists():
+                refused(FileNotFoundError(ENOENT, f"it is a link to {link.readlink()}", str(link)))
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
     return [RunFolder(path) for path in sorted(found)]
 
