@@ -159,6 +159,15 @@ def test_detectors_are_left_out_where_the_model_gives_no_gradient() -> None:
         evaluate(Frozen(), TEST, OOD, detectors="odin", **given)
 
 
+@pytest.mark.parametrize("labels", [[0] * 39, [0.5] * 40, [-1] * 40])
+def test_wrong_labels_are_refused_before_the_forward_pass(labels: list[Any]) -> None:
+    for images in (TEST, normalised(TEST), TensorDataset(normalised(TEST))):
+        model = Stranger()
+        with pytest.raises(BadInput, match="labels"):
+            evaluate(model, images, OOD, detectors="msp", labels=labels, transform=TRANSFORM)
+        assert not model.seen
+
+
 SLOW = ["augmix", "ber", "more", "npos", "oe", "regmix", "t2fnorm", "vos"]
 QUICK = [name for name in opencil.list_detectors() if name not in SLOW]  #: logitnorm stands for the tuners
 
