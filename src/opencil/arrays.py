@@ -29,7 +29,9 @@ def dense(value: Any, what: str) -> Tensor:
         raise BadInput(f"{what} are a {type(value).__name__}: a tensor or a numpy array is needed")
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
         raise BadInput(f"{what} are {tensor.dtype}, {tensor.layout}: dense real numbers are needed")
-    return tensor.long() if tensor.dtype in _UNSIGNED else tensor
+    if tensor.dtype in _UNSIGNED and ((tensor := tensor.long()) < 0).any():
+        raise BadInput(f"{what} have numbers from 2^63 on: smaller numbers are needed")
+    return tensor
 
 
 def whole_numbers(values: Any, what: str, least: int | None = None) -> Tensor:

@@ -147,6 +147,27 @@ def test_detectors_with_too_few_set_up_images_are_left_out_by_default(
         evaluate(Stranger(), TEST, OOD, **given)
 
 
+def test_detectors_are_left_out_where_the_model_gives_no_gradient() -> None:
+    class Frozen(Stranger):
+        features, classify = torch.no_grad()(Stranger.features), torch.no_grad()(Stranger.classify)
+
+    given: dict[str, Any] = {"setup": SETUP, "transform": TRANSFORM}
+    with pytest.warns(UserWarning, match="odin is left out"):
+        table = evaluate(Frozen(), TEST, OOD, **given)
+    assert {*opencil.list_detectors()} - {*table["detector"]} == {"odin"}
+    with pytest.raises(BadInput, match="odin:"):
+        evaluate(Frozen(), TEST, OOD, detectors="odin", **given)
+
+
+@pytest.mark.parametrize("labels", [[0] * 39, [0.5] * 40, [-1] * 40])
+def test_wrong_labels_are_refused_before_the_forward_pass(labels: list[Any]) -> None:
+    for images in (TEST, normalised(TEST), TensorDataset(normalised(TEST))):
+        model = Stranger()
+        with pytest.raises(BadInput, match="labels"):
+            evaluate(model, images, OOD, detectors="msp", labels=labels, transform=TRANSFORM)
+        assert not model.seen
+
+
 SLOW = ["augmix", "ber", "more", "npos", "oe", "regmix", "t2fnorm", "vos"]
 QUICK = [name for name in opencil.list_detectors() if name not in SLOW]  #: logitnorm stands for the tuners
 

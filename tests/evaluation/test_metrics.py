@@ -161,3 +161,25 @@ def test_tasks_that_are_not_learned_yet_do_not_count(metric: Any) -> None:
     marked = ACCURACIES.clone()
     marked[0, 1:] = marked[1, 2] = 7.0
     assert metric(marked) == metric(ACCURACIES)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        (torch.tensor([2**62 + 1]), torch.tensor([2**62])),
+        (torch.tensor([257]), torch.tensor([256.0], dtype=torch.bfloat16)),
+        (torch.tensor([2**24 + 1], dtype=torch.int32), torch.tensor([2.0**24])),
+        (torch.tensor([1.001], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float16)),
+        (torch.tensor([1.0009765625], dtype=torch.float16), torch.tensor([1.0], dtype=torch.bfloat16)),
+        (np.array([3], np.uint8), np.array([-(2**63)])),
+    ],
+)
+def test_scores_of_any_types_are_compared_exactly(inside: Any, outside: Any) -> None:
+    assert ood_metrics(inside, outside).auc == 1
+    assert ood_metrics(outside, inside).auc == 0
+
+
+@pytest.mark.parametrize("outside", [np.array([2**53 + 1]), np.array([2**63], np.uint64)])
+def test_scores_that_cannot_be_compared_exactly_are_refused(outside: Any) -> None:
+    with pytest.raises(BadInput, match=r"2\^"):
+        ood_metrics(torch.tensor([2.0**53]), outside)

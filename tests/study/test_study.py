@@ -75,7 +75,20 @@ def test_runs_are_preferred_to_a_study_beside_them(finished: Path) -> None:
     [
         (lambda c: c.update(format=99), "format"),
         (lambda c: c.update(rows="0" * 64), "checksum"),
-        (lambda c: c["runs"].append("icarl"), "TypeError"),
+        (lambda c: c["runs"].append("icarl"), "icarl"),
+        (lambda c: c.update(runs=3), "runs"),
+        (lambda c: c.update(left_out=[1]), "left_out"),
+        (lambda c: c["runs"][0].update(steps=10**9), "steps"),
+        (lambda c: c["runs"][0].update(steps=3), "3 steps"),
+        (lambda c: c["runs"][0].update(k=True), "k"),
+        (lambda c: c["runs"][0].update(k="2+2"), "k"),
+        (lambda c: c["runs"][0].update(cil=["icarl"]), "cil"),
+        (lambda c: c["runs"][0]["detectors"].update(msp="all"), "msp"),
+        (lambda c: c["runs"][0].update(seconds=[{"training": 1e308}]), "training"),
+        (lambda c: c["runs"][0]["made"][0].pop("device"), "device"),
+        (lambda c: c["runs"][0].update(data=[{"name": "<b>"}]), "data"),
+        (lambda c: c["runs"][0]["config"].update(detector=[]), "detector"),
+        (lambda c: c["runs"][0]["config"].update(a=eval("[" * 60 + "]" * 60)), "nested"),
         (lambda c: c["runs"][0].pop("seed"), "seed"),
         (lambda c: c["runs"][0].update(seed=1), "digits/k2/icarl/seed0"),
         (lambda c: c["runs"][0].update(seconds=[{"training": float("nan")}]), "not finite"),
@@ -112,6 +125,40 @@ def test_rows_that_cannot_be_shown_are_refused(published: Path) -> None:
     with pytest.raises(OpenCILError, match="control characters") as error:
         read_study(published)
     assert str(error.value).isprintable()
+
+
+def change_first(column: str, value: Any) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    def change(rows: pd.DataFrame) -> pd.DataFrame:
+        where = rows.index[rows["metric"] == "auc"][0]
+        return rows.assign(**{column: rows[column].mask(rows.index == where, value)})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_first("value", float("nan")),
+        change_first("value", 1e300),
+        change_first("value", 1.5),
+        change_first("value", -0.5),
+        change_first("step", 10**9),
+        change_first("step", 5),
+        change_first("step", 0),
+        change_first("task", -1),
+        change_first("task", 2),
+        change_first("distance", "<b>"),
+        change_first("seed", 1),
+        lambda rows: pd.concat([rows, rows[:1]]),
+    ],
+)
+def test_rows_that_cannot_be_of_the_runs_are_refused(
+    published: Path, change: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    checksum = write_rows(published / "rows.parquet", change(read_study(published).rows))
+    edit_json(published / "runs.json", lambda content: content.update(rows=checksum))
+    with pytest.raises(OpenCILError, match=r"rows\.parquet"):
+        read_study(published)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "runs.json"])

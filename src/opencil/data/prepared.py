@@ -2,7 +2,7 @@
 
 The file is in the Safetensors format: ``checksums`` int64 [N], the CRC-32 of each image or −1 for a corrupt
 one, and ``images`` uint8 [N, 3, side, side]. Labels and classes are those of the original files, whose key is
-in the header. All files of one key have the same header.
+in the header with the file's own name: files that are renamed to each other are noticed.
 """
 
 import hashlib
@@ -159,7 +159,8 @@ class PreparedFile:
         shape, middle = [count, 3, self.side, self.side], 8 * count
         ends = [middle, middle + count * 3 * self.side**2]
         header = {
-            "__metadata__": {"key": self.key},
+            # Other images may have files of the same names, sizes and times.
+            "__metadata__": {"file": self.path.name, "key": self.key},
             "checksums": {"dtype": "I64", "shape": [count], "data_offsets": [0, middle]},
             "images": {"dtype": "U8", "shape": shape, "data_offsets": ends},
         }

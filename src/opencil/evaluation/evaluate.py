@@ -120,6 +120,10 @@ def compute_outputs(
 ) -> Outputs:
     """Return the outputs of images, with their own or the given labels; ``name`` is theirs in errors."""
     served = serve_images(images, name, device_of(model), batch_size, labelled=labelled and given is None)
+    if given is not None:  # wrong labels are refused before the forward pass
+        given = whole_numbers(given, f"labels of {name}", least=0)
+        if not isinstance(served, ForeignImages) or served.count is not None:
+            _check_count(given, len(served), name)
     try:
         outputs = forward(model, served, transform, batch_size=batch_size)
     except torch.OutOfMemoryError:
@@ -131,11 +135,15 @@ def compute_outputs(
     if not labelled or labels is None:
         return outputs
     found = whole_numbers(labels, f"labels of {name}", least=0).to(outputs.logits.device)
-    if len(found) != len(outputs):
-        raise BadInput(f"{name} has {len(found)} labels: one for each of {len(outputs)} images is needed")
+    _check_count(found, len(outputs), name)
     if (high := int(found.max())) >= classes:
         raise BadInput(f"labels of {name} go up to {high}: the model knows 0 to {classes - 1}")
     return replace(outputs, labels=found)
+
+
+def _check_count(labels: Tensor, images: int, name: str) -> None:
+    if len(labels) != images:
+        raise BadInput(f"{name} has {len(labels)} labels: one for each of {images} images is needed")
 
 
 def have_names(sets: Any) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 
 from opencil.data.stream import StepSizes
 from opencil.errors import BadInput, OpenCILError, one_line
+from opencil.evaluation.metric import table_metrics
 from opencil.files import damaged, read_json
 from opencil.registry import DATASETS
 from opencil.runs.events import in_words
@@ -49,7 +51,8 @@ def _read(root: Path) -> list[Study]:
     refused: list[OSError] = []
     studies = [_read_folder(folder.path, _read_run) for folder in find_runs(root, refused.append)]
     if not studies:
-        studies = [_read_folder(folder, read_published) for folder in published_below(root)]
+        read = partial(read_published, shares=["accuracy", *table_metrics("all", "near-far", "extra")])
+        studies = [_read_folder(folder, read) for folder in published_below(root)]
     left_out = {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in refused}
     studies += [Study(left_out=left_out)] * bool(left_out)  # runs may be in these folders
     if not studies:

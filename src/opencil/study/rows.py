@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
+from opencil.data.roles import OOD_ROLES, SHIFTED
 from opencil.data.stream import StepSizes
 from opencil.files import damaged, read_bytes, write_bytes
 
@@ -17,6 +18,8 @@ from opencil.files import damaged, read_bytes, write_bytes
 COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance", "task", "metric", "value"]
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
+
+_MOST, _LARGEST = 50_000_000, 1e100  # rows of a file, and a value whose square is finite
 
 #: Schemas of tables where k is a number, and where k is a text.
 _NUMBERS = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
@@ -48,12 +51,27 @@ def settings_of(rows: pd.DataFrame) -> list[tuple[str, int | str]]:
     return sorted(plain, key=lambda pair: (pair[0], StepSizes.parse(pair[1]).order))
 
 
+def find_wrong(rows: pd.DataFrame, shares: Iterable[str]) -> str:
+    """Return why rows cannot be those of runs, or ''; ``shares`` are metrics between 0 and 1."""
+    percent = rows["metric"].isin([*shares])
+    wrong = {
+        "values that are not finite": ~(rows["value"].abs() < _LARGEST),
+        "shares that are not between 0 and 1": percent & ~rows["value"].between(-1e-9, 1 + 1e-9),
+        "steps or tasks that cannot be": (rows["task"] < 0) | (rows["step"] < rows["task"].clip(lower=1)),
+        "distances other than near, far and shifted": ~rows["distance"].isin(["", *OOD_ROLES, SHIFTED]),
+        "two values of one metric": rows.duplicated([name for name in COLUMNS[:-1] if name != "distance"]),
+    }
+    return next((f"it has {what}" for what, these in wrong.items() if these.any()), "")
+
+
 def _read_table(path: Path, sha256: str | None) -> Any:
     """Read a file's rows."""
     content = read_bytes(path, sha256)
     try:
         # Tables are small and many: a thread or a buffer for each takes longer than reading.
         with ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
+            if file.metadata.num_rows > _MOST:
+                raise ValueError(f"it has more than {_MOST:,} rows")
             table = file.read(use_threads=False)
         table = table.cast(_NUMBERS if pa.types.is_integer(table.schema.field("k").type) else _TEXTS)
         if any(column.null_count for column in table.columns):

@@ -5,16 +5,17 @@ FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from opencil.errors import BadInput
 from opencil.files import Damaged, damaged, read_json, write_json
-from opencil.study.records import IDENTITY, RunRecord, find_unshowable, identity, name_of
-from opencil.study.rows import read_tables, write_rows
+from opencil.study.records import IDENTITY, RunRecord, check_published, find_unshowable, identity, name_of
+from opencil.study.rows import find_wrong, read_tables, write_rows
 
 _FORMAT = 2
 #: The two files of a published study.
@@ -73,8 +74,8 @@ def published_below(root: Path) -> list[Path]:
     return sorted({path.parent for name in (RUNS, ROWS) for path in root.rglob(name)})
 
 
-def read_published(folder: Path) -> Study:
-    """Read a published study."""
+def read_published(folder: Path, shares: Iterable[str]) -> Study:
+    """Read a published study, and refuse rows and records that cannot be of runs: files may be anyone's."""
     path = folder / RUNS
     try:
         content = read_json(path)
@@ -82,14 +83,18 @@ def read_published(folder: Path) -> Study:
             raise damaged(path, f"it is not of format {_FORMAT}")
         if problem := find_unshowable(content):
             raise damaged(path, problem)
+        check_published(content)
         runs, left_out, path = content["runs"], content.get("left_out", {}), folder / ROWS
         rows = read_tables([(path, content["rows"])])
-        if problem := find_unshowable([rows[name].unique().tolist() for name in _NAMES]):
+        names = [rows[name].unique().tolist() for name in _NAMES]
+        if problem := find_unshowable(names) or find_wrong(rows, shares):
             raise damaged(path, problem)
-        named = rows[list(IDENTITY)].drop_duplicates().itertuples(index=False, name=None)
-        if unknown := set(named) - set(map(identity, runs)):
-            raise damaged(path, f"run {name_of(*min(unknown, key=str))} in it is not in {RUNS}")
-    except Damaged as error:  # a published study is not to be deleted, as a run's file is
-        text = f"{path} cannot be used ({error.reason}): restore it, or make it again from the runs"
-        raise Damaged(text, error.reason) from None
+        steps = {identity(run): run["steps"] or 0 for run in runs}
+        last: dict[Any, int] = rows.groupby([*IDENTITY], sort=False)["step"].max().to_dict()
+        if wrong := [run for run in last if last[run] > steps.get(run, 0)]:
+            raise damaged(path, f"run {name_of(*wrong[0])} in it is not in {RUNS}, or has fewer steps")
+    except (BadInput, Damaged) as error:  # a published study is not to be deleted, as a run's file is
+        reason = getattr(error, "reason", str(error).partition("\n")[0])
+        text = f"{path} cannot be used ({reason}): restore it, or make it again from the runs"
+        raise Damaged(text, reason) from None
     return Study(rows, runs, left_out)

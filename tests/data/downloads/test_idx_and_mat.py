@@ -97,9 +97,16 @@ def test_other_mat_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "test_32x32.mat").write_bytes(b"not a MATLAB file at all" * 20)
     with pytest.raises(BadInput, match=r"test_32x32\.mat"):
         svhn(tmp_path)
-    content = {"X": np.zeros((8, 8, 3, 9), np.uint8), "y": [1] * 9}
-    savemat(tmp_path / "test_32x32.mat", content, do_compression=True)
-    monkeypatch.setattr("opencil.data.readers.arrays.LARGEST_FILE", 1000)
-    monkeypatch.setattr("scipy.io.loadmat", None)  # sizes are checked before anything is decompressed
-    with pytest.raises(BadInput, match="1,000"):
-        svhn(tmp_path)
+
+
+def test_large_mat_files_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencil.data.readers.arrays._LARGEST", 2000)
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    few = {"X": np.zeros((4, 4, 3, 9), np.uint8), "y": [1] * 9}
+    for other in ({"X": np.zeros((4, 4, 3, 9))}, {"y": np.array([1, 2], object)}, {"z": np.zeros(300)}):
+        for compressed in (True, False):
+            savemat(tmp_path / "test_32x32.mat", few | other, do_compression=compressed)
+            with pytest.raises(BadInput, match=r"2,000|numbers"):
+                svhn(tmp_path)

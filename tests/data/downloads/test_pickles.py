@@ -76,6 +76,30 @@ def test_a_pickle_cannot_change_a_function(name: bytes, state: bytes) -> None:
         load_plain(b"\x80\x02c" + name + b"\n" + state + b"b.", "it")
 
 
+PAIRS = b"K\0" + b"2\x86" * 60  # a tuple of pairs of pairs: 2^60 values when it is hashed or shown
+TEXT = b"X" + (10**5).to_bytes(4, "little") + b"a" * 10**5 + b"q\0"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"}" + PAIRS + b"K\1s",
+        b"(" + PAIRS + b"K\1d",
+        b"}N0(" + PAIRS + b"K\1u",
+        b"\x8f(" + PAIRS + b"\x90",
+        b"(" + PAIRS + b"\x91",
+        b"cnumpy\ndtype\n" + PAIRS + b"\x85R",
+        b"}r\xff\xff\xff\x7f]b",
+        b"}(K\0\x96" + (2**40).to_bytes(8, "little") + b"u",
+        TEXT + b"c_codecs\nencode\nq\x010](" + b"h\1h\0\x85R" * 10**5 + b"e",
+    ],
+    ids=["key", "keys", "more keys", "set", "frozen set", "dtype", "memo", "bytes", "texts"],
+)
+def test_a_pickle_cannot_take_all_time_or_memory(content: bytes) -> None:
+    with pytest.raises(BadInput):
+        load_plain(b"\x80\x02" + content + b".", "it")
+
+
 @given(st.binary(max_size=60))
 def test_garbage_is_refused_or_is_data(content: bytes) -> None:
     with suppress(BadInput):

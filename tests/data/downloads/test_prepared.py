@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from opencil.data.catalogue import CIFAR100, Texture
+from opencil.data.file_dataset import OwnDataset
 from opencil.data.images import Access, ImageSet
 from opencil.data.prepared import PreparedFile, cache_folder
 from opencil.data.readers.source import CorruptImage
@@ -110,6 +112,34 @@ def test_damaged_files_are_noticed(root: Path) -> None:
         assert file.load(verify=True) is None
     Texture().serve("texture", "test", 8, Access(root, cache=str(root / "cache")))
     assert file.path.read_bytes() == whole
+
+
+def test_swapped_images_are_noticed(root: Path) -> None:
+    file, size = prepared_file(root), 3 * 8 * 8
+    content = file.make(workers=1).place.read_bytes()
+    rest, images = content[: -5 * size], content[-5 * size :]
+    file.path.write_bytes(rest + images[size : 2 * size] + images[:size] + images[2 * size :])
+    assert file.load(verify=True) is None
+    streamed = file.load()
+    assert streamed is not None
+    with pytest.raises(OpenCILError, match="damaged"):
+        streamed.pixels(0, 8)
+
+
+def test_renamed_files_are_noticed(tree: Tree, tmp_path: Path) -> None:
+    """Two splits may have images of the same names, sizes and times, as archives unpack them."""
+    files = []
+    for split in ("train", "test"):
+        for path in tree(tmp_path / split, {"a": 2}).rglob("*.png"):
+            Image.new("RGB", (8, 8), (len(files), 0, 0)).save(path.with_suffix(".bmp"))
+            path.unlink()
+            os.utime(path.with_suffix(".bmp"), (0, 0))
+        dataset = OwnDataset(path=str(tmp_path), train="train", test="test")
+        files.append(dataset.prepared_file("own", split, 8, Access(tmp_path)))
+        files[-1].make(workers=1)
+    assert files[0].key == files[1].key
+    files[0].path.replace(files[1].path)
+    assert files[1].load() is None
 
 
 def test_a_damaged_image_stops_a_stream(root: Path) -> None:

@@ -1,6 +1,7 @@
 """Files of arrays: MNIST's idx files, compressed or not, and SVHN's MATLAB file."""
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -51,6 +52,12 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtyp
     return pixels.reshape(shape)
 
 
+#: Classes of arrays of numbers in MATLAB's files, and the type of a compressed part.
+_NUMBERS = {"double", "single", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+_COMPRESSED = 15
+_LARGEST = 2**28  # bytes once decompressed; SVHN's training images have 225 MB
+
+
 def mat(*files: str) -> Layout:
     """Return the layout of a .mat file with ``X`` [H, W, 3, N] and ``y`` [N, 1], where 10 is the digit 0."""
     return Layout(".mat", files, _read_svhn)
@@ -60,10 +67,11 @@ def _read_svhn(place: Path) -> ArraySource:
     from scipy.io import loadmat, whosmat
 
     try:
-        shapes = {name: shape for name, shape, _ in whosmat(place)}
-        if max(math.prod(shapes["X"]), math.prod(shapes["y"])) > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE:,} values")
-        arrays = loadmat(place, variable_names=["X", "y"])
+        content = _unpack(place)
+        for name, shape, kind in whosmat(content):  # arrays of objects take more memory than their file
+            if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > _LARGEST):
+                raise ValueError(f"its {name} is {kind} {list(shape)}: a small array of numbers is needed")
+        arrays = loadmat(content, variable_names=["X", "y"])
         images, labels = arrays["X"], arrays["y"]
         if images.dtype != np.uint8 or images.shape[2:3] != (3,) or images.ndim != 4 or not images.size:
             raise ValueError(f"its X is {images.dtype} {list(images.shape)} instead of bytes [H, W, 3, N]")
@@ -73,3 +81,20 @@ def _read_svhn(place: Path) -> ArraySource:
         raise BadInput(f"{place} cannot be read as SVHN's MATLAB file: {one_line(error)}") from None
     digits = labels.reshape(-1).astype(np.int64) % 10
     return ArraySource(digits, tuple("0123456789"), place, images.transpose(3, 0, 1, 2))
+
+
+def _unpack(path: Path) -> io.BytesIO:
+    """Return a MATLAB file whose parts are decompressed, unless they are too large."""
+    unpacked = io.BytesIO()
+    with path.open("rb") as file:
+        unpacked.write(header := file.read(128))
+        while tag := file.read(8):
+            kind, size = struct.unpack("<2I" if header.endswith(b"IM") else ">2I", tag)
+            left = _LARGEST - unpacked.tell()
+            part = file.read(min(size, left + 1))
+            part = zlib.decompressobj().decompress(part, left + 1) if kind == _COMPRESSED else tag + part
+            if len(part) > left:
+                raise ValueError(f"it has more than {_LARGEST:,} bytes")
+            unpacked.write(part)
+    unpacked.seek(0)
+    return unpacked

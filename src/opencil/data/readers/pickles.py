@@ -7,9 +7,8 @@ import io
 import pickle
 import tarfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +21,8 @@ class _ByteType:
 
     def __init__(self, code: Any, *_: Any) -> None:
         if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"it asks for an array of {code}, and only bytes are allowed")
+            other = repr(code) if isinstance(code, (str, bytes)) else "objects"  # some are endless as text
+            raise pickle.UnpicklingError(f"it asks for an array of {other}, and only bytes are allowed")
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -43,30 +43,78 @@ class _Array:
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-#: Functions that a pickle may call, under the names of old and new numpy.
+#: Classes that a pickle may create, under the names of old and new numpy.
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _ByteType,
-    ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),  # bytes, as protocol 2 writes them
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):
+    """Unpickle in time and memory that grow with the file; the unpickler in C may allocate any number."""
+
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.left = len(content)  # letters to encode: a pickle writes each text once
+
     def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed function, in a new wrapper whose state a pickle may change safely."""
+        """Return an allowed class or function."""
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(
                 f"it asks for {module}.{name}; only plain data and arrays of bytes are allowed"
             )
-        return partial(_ALLOWED[module, name])
+        return _ALLOWED[module, name]
+
+    def _encode(self, text: str, *_: Any) -> bytes:
+        """Return the bytes that protocol 2 writes as a text."""
+        if (left := self.left - len(text)) < 0:
+            raise pickle.UnpicklingError("it encodes a text again and again")
+        self.left = left
+        return text.encode("latin1")
+
+    def _refuse(self) -> None:
+        raise pickle.UnpicklingError("it has an operation that plain data do not need")
+
+    def _build(self) -> None:
+        state, built = self.stack.pop(), self.stack[-1]
+        built.__setstate__(state) if isinstance(built, (_Array, _ByteType)) else self._refuse()
+
+    def _make_dict(self) -> None:
+        pairs = self.pop_mark()
+        self.append({})
+        self._update(pairs)
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._update([key, value])
+
+    def _update(self, pairs: list[Any]) -> None:
+        if not all(isinstance(key, (str, bytes, int)) for key in pairs[::2]):  # to hash others takes forever
+            raise pickle.UnpicklingError("it has a key that is neither text nor a number")
+        self.stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {
+        pickle.BUILD[0]: _build,
+        pickle.DICT[0]: _make_dict,
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: lambda self: self._update(self.pop_mark()),
+        # Sets hash their items, and an array of bytes takes its memory before it is read.
+        **dict.fromkeys([pickle.EMPTY_SET[0], pickle.FROZENSET[0], pickle.BYTEARRAY8[0]], _refuse),
+    }
 
 
 def load_plain(content: bytes, name: str) -> dict[str, Any]:
     """Return the dict of a pickle, with its keys as text; refuse everything but data."""
     try:
-        value = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+        value = _PlainUnpickler(content).load()
         return {
             key.decode() if isinstance(key, bytes) else key: part.values if isinstance(part, _Array) else part
             for key, part in value.items()
@@ -122,6 +170,8 @@ def _read_cifar(
         labels += own
     # Without the file of class names, classes have numbers as names.
     names = load_plain(pickles[meta], f"{place}/{meta}").get(f"{label}_names") if meta in pickles else None
+    if not isinstance(names, list | None) or not all(isinstance(n, (str, bytes)) for n in names or ()):
+        raise BadInput(f"pickle {place}/{meta} has no list of names '{label}_names'")
     classes = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in names or range(max(labels) + 1))
     return ArraySource(np.array(labels, np.int64), classes, place, np.concatenate(pixels))
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencil import Detector, Outputs, Paper, register_detector
+from opencil import BadInput, Detector, Outputs, Paper, register_detector
 from opencil.engine.forward import evaluating
 from opencil.nets.model import Classifier
 from opencil.validation import Count, NonNegative, Positive
@@ -50,6 +50,8 @@ class ODIN(Detector):
         with torch.enable_grad():
             images = images.detach().requires_grad_()
             scaled = model.classify(model.features(images)).float() / self.temperature
+            if not scaled.requires_grad:
+                raise BadInput("the model gives no gradient: its forward pass may be under torch.no_grad")
             # A sum: with a mean, gradients would shrink with the batch size and underflow.
             loss = F.cross_entropy(scaled, scaled.argmax(dim=1), reduction="sum")
             # For the images alone: parameters get no gradient.
