@@ -1,7 +1,8 @@
 """Errors for users: each message names in one sentence the wrong value and the allowed ones."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -16,6 +17,21 @@ class BadInput(OpenCILError, ValueError):
     """A value, name or file from the user cannot be used; the command line exits with 2."""
 
     exit_code = 2
+
+
+@contextmanager
+def no_exits(passing: type[BaseException] = Exception) -> Iterator[None]:
+    """Raise RuntimeError for what ends a process unnoticed, as SystemExit of a plugin; Ctrl-C stays.
+
+    Errors of the type ``passing`` stay as well.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, passing):
+        raise
+    except BaseException as error:
+        text = f"{one_line(repr(error))} was raised, which is no Exception"
+        raise RuntimeError(text).with_traceback(error.__traceback__) from None
 
 
 def one_line(text: object, longest: int = 300) -> str:

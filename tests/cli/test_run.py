@@ -197,6 +197,18 @@ def test_a_queues_signal_counts_where_it_was_ignored_and_ctrl_c_does_not() -> No
             signal.signal(number, handler)
 
 
+def test_an_exit_of_a_plugin_is_an_error() -> None:
+    text = "import opencil\nfrom dataclasses import dataclass\n\n"
+    text += "@opencil.register_detector('mine')\n@dataclass\n"
+    text += "class Mine(opencil.LogitDetector):\n    def __post_init__(self):\n        raise SystemExit(0)\n"
+    text += "    def scores(self, outputs):\n        pass\n"
+    Path("mine.py").write_text(text)
+    for words in (["run", *PLACE, "--detector", "mine"], ["check"]):
+        result = call(*words, *["--plugin"] * (words != ["check"]), "mine.py")
+        assert result.exit_code == 1
+        assert "SystemExit(0)" in f"{result.output}{result.exception!r}"
+
+
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(config: Config, planned: object) -> Iterator[Event]:
         raise ValueError("a bug")

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from opencil.cli.screen import print_error, print_note
-from opencil.errors import OpenCILError
+from opencil.errors import OpenCILError, no_exits
 
 
 class Interrupts:
@@ -49,7 +49,8 @@ def exit_on_errors() -> Iterator[None]:
         if ignored or handler in (signal.default_int_handler, signal.SIG_DFL):
             usual[number] = signal.signal(number, interrupts.note)
     try:
-        yield
+        with no_exits():
+            yield
     except (KeyboardInterrupt, Exception) as error:
         for number in usual:  # a further one is not to hide this error
             signal.signal(number, signal.SIG_IGN)

@@ -16,8 +16,8 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.engine.ranks import agree, from_first
-from opencil.errors import BadInput
+from opencil.engine.ranks import LostRank, agree, from_first
+from opencil.errors import BadInput, no_exits
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
@@ -111,7 +111,8 @@ def evaluate(
             add_rows(this, step, info, "", protocol.measure_model(task, this.memory(step.number), outputs))
         for name in [name for name in detectors if name not in problems]:
             try:
-                add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
+                with no_exits(LostRank):
+                    add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
             except Exception as error:  # the other detectors go on
                 problems[name] = error
                 continue
