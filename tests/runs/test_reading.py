@@ -8,12 +8,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config
+from opencil.files import Damaged, checksum
+from opencil.runs.events import Event, Failed
+from opencil.runs.inventory import damages
 from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study, study_so_far
+from opencil.runs.store import RunFolder
 from tests.stored import edit_config, edit_json
 
 Make = Callable[..., Config]
@@ -199,3 +204,27 @@ def test_where_nothing_is_left_it_is_an_error(with_broken: Path) -> None:
     shutil.rmtree(with_broken / RUN)
     with pytest.raises(OpenCILError, match=r"^digits/k4/icarl/seed1: .*config\.yml"):
         read_study(with_broken)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_step_of_another_training_is_noticed(
+    done: Path, short: Make, run_all: Callable[[Config], list[Event]], number: int
+) -> None:
+    """A step folder from a run under the same config, whose training had other bits."""
+    step = done / RUN / f"step{number:02d}"
+    if number == 1:
+        weights = step / "model.safetensors"
+        save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, weights)
+        edit_json(
+            step / "step.json",
+            lambda info: info["files"].update({weights.name: checksum(weights.read_bytes())}),
+        )
+    else:
+        edit_json(step / "step.json", lambda info: info.update(previous="another"))
+    assert any("step02/step.json" in problem for problem in opencil.read_study(done).problems)
+    assert done / RUN / "step02/step.json" in damages(RunFolder(done / RUN))
+    with pytest.raises(Damaged, match=r"step02.step\.json"):
+        opencil.open_run(done / RUN)
+    *_, last = run_all(short(done))
+    assert isinstance(last, Failed)
+    assert "step02" in str(last.error)

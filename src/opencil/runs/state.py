@@ -26,9 +26,8 @@ from opencil.plugins import require
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
-from opencil.runs.reading import check_record
 from opencil.runs.spec import RunSpec, Seeds, training_values
-from opencil.runs.store import Info, RunFolder, StepFolder, digest_values
+from opencil.runs.store import Info, RunFolder, StepFolder, check_record, digest_values
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 

@@ -178,6 +178,16 @@ class StepFolder:
             self.checkpoint(head).unlink()
 
 
+def check_record(step: StepFolder, info: Info, run: str, training: str, previous: str | None) -> None:
+    """Refuse a step's record that does not belong to a run; ``previous`` is a model's checksum."""
+    if info["run"] != run:
+        raise damaged(step.record, f"it is of run {info['run']}")
+    if info["training"] != training:
+        raise damaged(step.record, "it is of a training with other values than the run's")
+    if previous is not None and info["previous"] != previous:
+        raise damaged(step.record, "it is of a training on another model than that of the step before")
+
+
 def pack(tensors: dict[str, Tensor]) -> bytes:
     """Return the content of a safetensors file."""
     return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
@@ -286,11 +296,18 @@ class RunFolder:
         return stored
 
     def finished(self, spec: RunSpec) -> bool:
-        """Return whether every step is trained, and measured with every detector."""
+        """Return whether every step is trained, each on the one before, and measured with every detector."""
         if not self.step(1).trained:
             return False
-        steps = [self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)]
-        return all(step.trained and not step.lacking(spec, step.info()) for step in steps)
+        training, previous = digest_values(training_values(spec.record())), ""
+        for step in (self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)):
+            if not step.trained:
+                return False
+            check_record(step, info := step.info(), str(spec), training, previous)
+            if step.lacking(spec, info):
+                return False
+            previous = info["files"]["model.safetensors"]
+        return True
 
     # --- writing ---
 
