@@ -139,9 +139,9 @@ def read_records(
             previous = before["files"]["model.safetensors"] if before else None
             check_record(step, info, run, training, previous)
             steps[step] = info
-            for name, note in info["rows"].items():
-                if name and note["values"] != digest_values(config["detector"].get(name)):
-                    wrong[step.path / step.table(name)] = "was made with other values than the run's"
+            for name in info["rows"]:
+                if why := step.misfit(name, config["detector"].get(name), info):
+                    wrong[step.path / step.table(name)] = why
     for step in folder.lost():
         wrong[step.record] = "is missing, though rows or later steps are there"
     return steps, environment, wrong

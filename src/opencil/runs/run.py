@@ -160,17 +160,18 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
     """
     spec, stored, distance = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
     of_all = (*spec.identity, step.number, detector)
-    values = [(*of_all, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in measured]
-    rows, made_of = pd.DataFrame(values, columns=COLUMNS), digest_values(spec.detectors.get(detector))
+    found = [(*of_all, m.ood, distance[m.ood], m.task, m.metric, m.value) for m in measured]
+    rows = pd.DataFrame(found, columns=COLUMNS)
     metrics, plugins = spec.metrics_of(detector), spec.plugins(*filter(None, [detector]))
     made = [describe_maker(this.setting.images.device, spec.training, plugins)]
-    before = info["rows"].get(detector, {})
-    if before.get("values") == made_of and set(metrics) - set(before["metrics"]):
+    before, values = info["rows"].get(detector), spec.detectors.get(detector)
+    if before and not stored.misfit(detector, values, info) and set(metrics) - set(before["metrics"]):
         with suppress(Damaged):
             known = stored.rows(detector, info)
             rows = pd.concat([known, rows[~rows["metric"].isin(known["metric"])]], ignore_index=True)
             metrics, made = [*before["metrics"], *metrics], [*before["made"], *made]
-    info["rows"][detector] = {"values": made_of, "metrics": metrics, "made": made}
+    behind = {"values": digest_values(values), **stored.made_on(detector, info)}
+    info["rows"][detector] = {**behind, "metrics": metrics, "made": made}
     stored.save_rows(detector, rows, info)
 
 

@@ -97,8 +97,8 @@ class StepFolder:
 
         ``run``, ``step``, ``steps``, ``training`` (digest of the values that decided the training),
         ``previous`` (checksum of the previous step's model), ``images``, ``files`` with their checksums,
-        ``rows`` by detector ('' for the model) with their ``values``, ``metrics`` and ``made``, and
-        ``seconds`` by kind of work.
+        ``rows`` by detector ('' for the model) with their ``metrics``, ``made``, and digests of ``values``,
+        ``model`` and ``head``; ``heads`` with the digest of all behind each; ``seconds`` by kind of work.
         """
         info = read_json(self.record)
         if info.get("step") != self.number:
@@ -150,6 +150,20 @@ class StepFolder:
         """Read rows of a detector, or of the model for ''."""
         return read_tables([(self.path / self.table(detector), self.listed(self.table(detector), info))])
 
+    def made_on(self, detector: str, info: Info) -> dict[str, str]:
+        """Return digests of the step's model and, if it has one, of the detector's head."""
+        of_head = {"head": info["heads"][detector]} if detector in info["heads"] else {}
+        return {"model": info["files"].get("model.safetensors", ""), **of_head}
+
+    def misfit(self, detector: str, values: dict[str, Any] | None, info: Info) -> str:
+        """Return why noted rows are not of a detector's values, the step's model and its head; or ''."""
+        note = info["rows"][detector]
+        if note["values"] != digest_values(values):
+            return "was made with other values than the run's"
+        made_on = self.made_on(detector, info)
+        differs = any(note.get(key, digest) != digest for key, digest in made_on.items())
+        return "was made on another model or head than the step's" if differs else ""
+
     def lacking(self, spec: RunSpec, info: Info) -> list[str]:
         """Return the detectors, and '' for the model, whose rows are missing, damaged or incomplete.
 
@@ -158,9 +172,9 @@ class StepFolder:
         return [name for name in ("", *spec.detectors) if not self._has_rows(name, spec, info)]
 
     def _has_rows(self, name: str, spec: RunSpec, info: Info) -> bool:
-        note = info["rows"].get(name, {"values": None, "metrics": []})
-        made = note["values"] == digest_values(spec.detectors.get(name))
-        if not made or set(spec.metrics_of(name)) - set(note["metrics"]):
+        if name not in info["rows"] or self.misfit(name, spec.detectors.get(name), info):
+            return False
+        if set(spec.metrics_of(name)) - set(info["rows"][name]["metrics"]):
             return False
         with suppress(Damaged):
             for file in [self.table(name), *[self.head(name)] * (name in info["heads"])]:
