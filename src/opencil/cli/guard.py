@@ -59,6 +59,7 @@ def exit_on_errors() -> Iterator[None]:
             event = f"stopped by {queued.name}" if queued else "interrupted"
             if os.environ.get("RANK", "0") == "0":  # of torchrun's, the first speaks for all
                 print_note(f"{event}: finished work is stored, and the same command resumes it")
+            usual = {} if queued else usual  # a queue may send more until the process has ended
             raise typer.Exit(75 if queued else 130) from None  # 75: EX_TEMPFAIL
         if not isinstance(error, (OpenCILError, OSError)):
             raise
