@@ -7,6 +7,7 @@
         environment.json     versions, device, command and data of the last process that wrote here
         error.txt            why the last attempt failed
         .lock                locked by the process that writes here
+        .open                there while a process writes here, and left where it was killed
         step01/
             step.json        what made the step, and the checksum of each of its other files
             model.safetensors, memory.safetensors (exemplars as indices), model.parquet (rows of the model)
@@ -18,6 +19,7 @@
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +54,7 @@ from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
+_log = logging.getLogger("opencil.runs")
 #: Version of the folder's layout. Other versions are refused.
 FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
@@ -344,7 +347,13 @@ class RunFolder:
                 self._write_config(record)
             environment = {"run": str(spec), **environment}
             write_json(self.environment, environment)
-            yield
+            if (open_ := self.path / ".open").exists():
+                _log.warning("run %s: its last attempt ended without a word, as if killed; it goes on", spec)
+            open_.touch()
+            try:
+                yield
+            finally:
+                open_.unlink(missing_ok=True)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 peak = round(torch.cuda.max_memory_allocated() / 2**20)
                 write_json(self.environment, {**environment, "peak_memory_mib": peak})
