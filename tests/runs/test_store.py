@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,11 @@ def test_a_killed_attempt_is_named_by_the_next(
             pass
     (record,) = caplog.records
     assert str(spec) in record.getMessage()
+
+
+def test_a_config_of_many_long_labels_is_read_again(tmp_path: Path, short: Make) -> None:
+    detectors = {f"energy@{'x' * 200}{number}": {"temperature": 2.0} for number in range(300)}
+    spec, folder = replace(plan(short(tmp_path))[0], detectors=detectors), RunFolder(tmp_path / "run")
+    folder.announce(spec)
+    assert folder.config.stat().st_size > 60_000
+    assert folder.stored()["detector"] == detectors
