@@ -38,7 +38,12 @@ def one_line(text: object, longest: int = 300) -> str:
     """Return a text, or the message of an error, as one printable line, cut where it is long."""
     line = " ".join(str(text).split())
     line = line if len(line) <= longest else f"{line[: longest - 3]}..."
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters are escaped, except the ends of lines."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def shown(value: object) -> str:

@@ -93,7 +93,8 @@ class StepFolder:
     @property
     def trained(self) -> bool:
         """Return whether the step's model is stored."""
-        return self.record.exists()
+        with disk_errors(self.record, "read"):
+            return self.record.exists()
 
     def info(self) -> Info:
         """Read ``step.json``.
