@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from opencil.files import read_json, write_json
+from opencil.runs.store import Info, StepFolder
 
 #: Values in ``step.json`` and ``environment.json`` that differ between two runs of one config.
 _MEASURED = {"seconds", "time", "command", "sha256"}
@@ -49,6 +52,14 @@ def edit_config(path: Path, old: str, new: str) -> None:
     text = text.replace(old.encode(), new.encode())
     label = first.rpartition(b" ")[0]
     path.write_bytes(label + b" " + hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+
+def replace_model(step: StepFolder, tensors: dict[str, Tensor], info: Info) -> None:
+    """Store other weights in a step, as if its rows were made on them."""
+    step.save_tensors("model.safetensors", tensors, info)
+    for note in info["rows"].values():
+        note["model"] = info["files"]["model.safetensors"]
+    step.save_info(info)
 
 
 def flip(path: Path, position: int = -1) -> None:

@@ -113,6 +113,7 @@ BROKEN = {
     "import opencil\n\nnothing.at_all\n": "(mine.py, line 3): NameError: name 'nothing' is not defined",
     "def f(:\n": "(mine.py, line 1): SyntaxError",
     "import sys\nsys.exit(3)\n": "(mine.py, line 2): SystemExit: 3",
+    "raise GeneratorExit\n": "(mine.py, line 1): GeneratorExit",
     "x = 1\nimport broken_beside\n": "(broken_beside.py, line 2): ZeroDivisionError",
     "import json\n\njson.loads('{')\n": "(mine.py, line 3): JSONDecodeError",
     MARGIN.replace('"margin"', '"msp"'): "(mine.py, line 8): detector 'msp' is already registered",

@@ -1,7 +1,8 @@
 """Errors for users: each message names in one sentence the wrong value and the allowed ones."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -18,11 +19,31 @@ class BadInput(OpenCILError, ValueError):
     exit_code = 2
 
 
+@contextmanager
+def no_exits(passing: type[BaseException] = Exception) -> Iterator[None]:
+    """Raise RuntimeError for what ends a process unnoticed, as SystemExit of a plugin; Ctrl-C stays.
+
+    Errors of the type ``passing`` stay as well.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, passing):
+        raise
+    except BaseException as error:
+        text = f"{one_line(repr(error))} was raised, which is no Exception"
+        raise RuntimeError(text).with_traceback(error.__traceback__) from None
+
+
 def one_line(text: object, longest: int = 300) -> str:
     """Return a text, or the message of an error, as one printable line, cut where it is long."""
     line = " ".join(str(text).split())
     line = line if len(line) <= longest else f"{line[: longest - 3]}..."
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters are escaped, except the ends of lines."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def shown(value: object) -> str:

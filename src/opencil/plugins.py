@@ -97,7 +97,9 @@ def _importing(plugin: str) -> Iterator[None]:
     try:
         with registered_by(plugin):
             yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         _forget(plugin)
         if isinstance(error, ModuleNotFoundError) and f"{plugin}.".startswith(f"{error.name}."):
             allowed = "allowed are a Python file, ending in .py, and a module that can be imported"

@@ -211,7 +211,9 @@ def load_plugins() -> None:
         try:
             with registered_by(module):
                 point.load()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise OpenCILError(not_imported(f"{point.name!r} ({point.value})", error)) from error
 
 

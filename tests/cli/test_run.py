@@ -37,6 +37,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture
+def _usual_signals() -> Iterator[None]:
+    """Restore what the signals of a queue do."""
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
 def test_a_printed_config_runs_as_its_flags_do(tmp_path: Path, finished: Path) -> None:
     Path("my.yml").write_text(call("config", *SHORT, "--runs", "from-yml").stdout)
     from_yml = call("run", "my.yml")
@@ -159,11 +168,12 @@ def test_an_interrupt_that_native_code_makes_something_else_of(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("_usual_signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_queues_signal_stops_with_a_checkpoint(
     name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number, usual, real = getattr(signal, name), signal.getsignal(getattr(signal, name)), opencil.execute
+    number, real = getattr(signal, name), opencil.execute
 
     def execute(*asked: Any) -> Iterator[Event]:
         with closing(real(*asked)) as events:
@@ -178,7 +188,7 @@ def test_a_queues_signal_stops_with_a_checkpoint(
         stopped = call("run", *SHORT, "--runs", "r")
     assert stopped.exit_code == 75
     assert stopped.stderr.splitlines()[-1].startswith(f"stopped by {name}: ")
-    assert signal.getsignal(number) == usual
+    assert signal.getsignal(number) is signal.SIG_IGN, "until the process has ended"
     assert call("run", *SHORT, "--runs", "r").exit_code == 0
     assert contents(tmp_path / "r") == contents(finished)
 
@@ -195,6 +205,18 @@ def test_a_queues_signal_counts_where_it_was_ignored_and_ctrl_c_does_not() -> No
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def test_an_exit_of_a_plugin_is_an_error() -> None:
+    text = "import opencil\nfrom dataclasses import dataclass\n\n"
+    text += "@opencil.register_detector('mine')\n@dataclass\n"
+    text += "class Mine(opencil.LogitDetector):\n    def __post_init__(self):\n        raise SystemExit(0)\n"
+    text += "    def scores(self, outputs):\n        pass\n"
+    Path("mine.py").write_text(text)
+    for words in (["run", *PLACE, "--detector", "mine"], ["check"]):
+        result = call(*words, *["--plugin"] * (words != ["check"]), "mine.py")
+        assert result.exit_code == 1
+        assert "SystemExit(0)" in f"{result.output}{result.exception!r}"
 
 
 def test_an_error_without_an_interrupt_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

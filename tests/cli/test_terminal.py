@@ -182,3 +182,9 @@ def test_a_shell_completes_names(line: str, offered: list[str]) -> None:
         "COMP_CWORD": str(len(words) - 1),
     }
     assert CliRunner().invoke(app, [], env=env, prog_name="opencil").stdout.split() == offered
+
+
+def test_control_characters_are_escaped() -> None:
+    result = call("report", "a\x1b[31mb")
+    assert "\x1b" not in result.output
+    assert r"a\x1b[31mb" in result.stderr

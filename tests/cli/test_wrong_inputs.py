@@ -83,6 +83,14 @@ def test_a_wrong_command_is_a_sentence_with_a_hint(line: str, tmp_path: Path) ->
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """Return mappings inside each other."""
+    content: dict[str, Any] = {}
+    for _ in range(levels):
+        content = {"a": content}
+    return content
+
+
 IMAGES = torch.zeros(4, 3, 8, 8)
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
 #: What somebody calls, and what the answer has in it.
@@ -98,6 +106,18 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no images": (lambda: opencil.evaluate(MODEL, 3, {"o": IMAGES}, detectors="msp"), "test"),  # type: ignore[arg-type]
     "scores of no sample": (lambda: opencil.ood_metrics(np.ones(0), np.ones(3)), "ID scores"),
     "scores that are no numbers": (lambda: opencil.ood_metrics(np.array([np.nan]), np.ones(3)), "finite"),
+    "a config that is a text": (lambda: opencil.resolve("a"), "a mapping"),  # type: ignore[arg-type]
+    "flags that are a list": (lambda: opencil.resolve(flags=["a"]), "a mapping"),  # type: ignore[arg-type]
+    "a method that is a number": (lambda: opencil.resolve(cil=[3]), "cil"),  # type: ignore[list-item]
+    "a setting that is a number": (lambda: opencil.resolve(settings=[3]), "settings"),  # type: ignore[list-item]
+    "settings that are a number": (lambda: opencil.resolve(settings=3), "settings"),  # type: ignore[arg-type]
+    "a deep config": (lambda: opencil.resolve({"benchmark": deep(5000)}), "recursion"),
+    "a deep setting": (lambda: opencil.resolve(settings=["a" + ".a" * 5000 + "=1"]), "recursion"),
+    "deep YML": (lambda: opencil.resolve(settings=["cil.icarl.epochs=" + "[" * 5000]), "recursion"),
+    "no threads": (lambda: opencil.resolve({"place": {"threads": 0}}), "place.threads = 0"),
+    "a negative number of threads": (lambda: opencil.resolve({"place": {"threads": -1}}), "place.threads"),
+    "too many threads": (lambda: opencil.resolve({"place": {"threads": 10**9}}), "place.threads"),
+    "too many processes": (lambda: opencil.resolve({"place": {"jobs": 10**9}}), "place.jobs"),
     "no such folder": (lambda: opencil.read_rows("absent"), "there is no folder absent"),
     "no such run": (lambda: opencil.open_run("empty"), "empty"),
 }

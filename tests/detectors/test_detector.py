@@ -192,6 +192,35 @@ def test_scores_that_are_not_one_for_each_sample_are_refused() -> None:
         Wide().score(logits=Z)
 
 
+class Vandal(Detector):
+    """Change all that it is given in place, also through numpy."""
+
+    reads = frozenset({"features", "logits"})
+    setup_reads = frozenset({"features", "logits", "labels"})
+    needs_setup = True
+
+    def set_up(self, outputs: Outputs) -> None:
+        assert outputs.labels is not None
+        assert outputs.tasks is not None
+        outputs.labels.zero_()
+        outputs.tasks.zero_()
+        self.scores(outputs)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        outputs.features.mul_(-1)
+        outputs.logits.numpy()[:] = 0
+        return outputs.logits.sum(1)
+
+
+def test_outputs_cannot_be_changed_by_a_detector_of_a_plugin(of_digits: Outputs) -> None:
+    assert of_digits.labels is not None
+    outputs = replace(of_digits, tasks=torch.tensor([1, 2]))
+    given = [of_digits.features, of_digits.logits, of_digits.labels, outputs.tasks]
+    before = [tensor.clone() for tensor in given if tensor is not None]
+    Vandal().fit(outputs).score(outputs)
+    assert all(torch.equal(now, then) for now, then in zip(given, before, strict=True) if now is not None)
+
+
 def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInput):
         Nearness().fit(Z, Z, torch.zeros(3, dtype=torch.int64))

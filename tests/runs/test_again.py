@@ -12,7 +12,7 @@ from opencil.runs import again
 from opencil.runs.again import plan_trial
 from opencil.runs.events import Training
 from opencil.runs.state import open_run
-from tests.stored import contents, edit_json
+from tests.stored import contents, edit_json, replace_model
 
 RUN = "digits/k4/icarl/seed0"
 
@@ -33,8 +33,7 @@ def test_differences_are_named(done: Path) -> None:
     run = open_run(done / RUN)
     step, info, model = run.folder.step(2), run.info(2), run.model(2).state_dict()
     model["head.weight"].view(-1)[0] += 0.5
-    step.save_tensors("model.safetensors", model, info)
-    step.save_info(info)
+    replace_model(step, model, info)
     trial = plan_trial(done / RUN)
     assert list(trial.carry_out())
     (difference,) = trial.differences

@@ -1,5 +1,6 @@
 """Stored runs as files: their states, what is wrong with them, and what can be deleted."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import opencil
 from opencil.config import Config
-from opencil.files import write_checked
+from opencil.files import DiskError, write_checked
 from opencil.runs.events import Event, Finished
 from opencil.runs.inventory import check_files, damages, entry, leftovers, measure_size, remove
 from opencil.runs.spec import plan
@@ -154,3 +156,26 @@ def test_files_that_cannot_be_computed_again_stay(run: RunFolder, done: Path) ->
     assert "step02" not in going(run)
     run.config.unlink()
     assert going(run) == set()
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_step_folder_that_cannot_be_read(done: Path, monkeypatch: pytest.MonkeyPatch, file: bool) -> None:
+    """A file in its place, or a folder of mode 000."""
+    step, exists = done / RUN / "step02", Path.exists
+    shutil.rmtree(step)
+    if file:
+        step.write_text("")
+        assert entry(RunFolder(done / RUN)).state == "unfinished"
+        return
+
+    def refuse(path: Path) -> bool:
+        if path.parent == step:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    step.mkdir()
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert entry(RunFolder(done / RUN)).state == "damaged"
+    assert damages(RunFolder(done / RUN))
+    with pytest.raises(DiskError, match=r"step.json cannot be read"):
+        opencil.open_run(done / RUN)

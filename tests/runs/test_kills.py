@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from opencil.runs.inventory import damages
+from opencil.runs.store import find_runs
 from tests import processes
 from tests.stored import results
 
@@ -123,3 +125,22 @@ def test_a_stopped_command_leaves_checkpoints(tmp_path: Path, number: signal.Sig
     assert "Traceback" not in out + err
     assert len(list(tmp_path.rglob("step01/checkpoint"))) == 2
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.usefixtures("_in_folder")
+@pytest.mark.parametrize(("jobs", "seconds"), [("1", 0.3), ("2", 0.01)])
+def test_more_signals_change_nothing(tmp_path: Path, jobs: str, seconds: float) -> None:
+    """A queue sends SIGTERM again and again, also while the process ends."""
+    words = ["--seed", "0,1", "--jobs", jobs]
+    with processes.command(*RUN, *words, "--set", "cil.*.epochs=100000") as process:
+        until = time.monotonic() + 120
+        while len(list(tmp_path.rglob("step01/checkpoint"))) < int(jobs) and time.monotonic() < until:
+            time.sleep(0.05)
+        while process.poll() is None and time.monotonic() < until:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(seconds)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.rglob("*.part"))
+    assert all(not damages(run) for run in find_runs(tmp_path / "runs"))

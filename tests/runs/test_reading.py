@@ -8,13 +8,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 import opencil
 from opencil import BadInput, OpenCILError
 from opencil.config import Config
+from opencil.files import Damaged, checksum, read_json
+from opencil.runs.events import Event, Failed, Finished
+from opencil.runs.inventory import damages
 from opencil.runs.provenance import source_digest
 from opencil.runs.reading import read_study, study_so_far
-from tests.stored import edit_config, edit_json
+from opencil.runs.store import RunFolder
+from tests.stored import contents, edit_config, edit_json
 
 Make = Callable[..., Config]
 RUN = Path("digits/k4/icarl/seed0")
@@ -204,3 +209,84 @@ def test_where_nothing_is_left_it_is_an_error(with_broken: Path) -> None:
     shutil.rmtree(with_broken / RUN)
     with pytest.raises(OpenCILError, match=r"^digits/k4/icarl/seed1: .*config\.yml"):
         read_study(with_broken)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_step_of_another_training_is_noticed(
+    done: Path, short: Make, run_all: Callable[[Config], list[Event]], number: int
+) -> None:
+    """A step folder from a run under the same config, whose training had other bits."""
+    step = done / RUN / f"step{number:02d}"
+    if number == 1:
+        weights = step / "model.safetensors"
+        save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, weights)
+        edit_json(
+            step / "step.json",
+            lambda info: info["files"].update({weights.name: checksum(weights.read_bytes())}),
+        )
+    else:
+        edit_json(step / "step.json", lambda info: info.update(previous="another"))
+    assert any("step02/step.json" in problem for problem in opencil.read_study(done).problems)
+    assert done / RUN / "step02/step.json" in damages(RunFolder(done / RUN))
+    with pytest.raises(Damaged, match=r"step02.step\.json"):
+        opencil.open_run(done / RUN)
+    *_, last = run_all(short(done))
+    assert isinstance(last, Failed)
+    assert "step02" in str(last.error)
+
+
+def copy_rows(source: Path, target: Path, record: bool) -> Path:
+    """Copy rows of msp, made under other values; with ``record``, with all that step.json says of them."""
+    name = "detectors/msp.parquet"
+    shutil.copy(source / name, target / name)
+    if record:
+        shutil.copy(source / "step.json", target / "step.json")
+    return target / name
+
+
+def copy_head(source: Path, target: Path, record: bool) -> Path:
+    """Copy a head that was tuned with other values; with ``record``, with its checksum and digest."""
+    name = "heads/ber.safetensors"
+    shutil.copy(source / name, target / name)
+    if record:
+        other = read_json(source / "step.json")
+
+        def change(info: dict[str, Any]) -> None:
+            info["files"][name], info["heads"]["ber"] = other["files"][name], other["heads"]["ber"]
+
+        edit_json(target / "step.json", change)
+    return target / "detectors/ber.parquet"
+
+
+def copy_note(source: Path, target: Path, record: bool) -> Path:
+    """Let the record say that the rows were made on another model."""
+    edit_json(target / "step.json", lambda info: info["rows"]["msp"].update(model="another"))
+    return target / "detectors/msp.parquet"
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("copy", [copy_rows, copy_head, copy_note])
+def test_rows_and_heads_of_other_values_are_noticed_and_made_again(
+    done: Path,
+    tmp_path: Path,
+    short: Make,
+    run_all: Callable[[Config], list[Event]],
+    copy: Callable[[Path, Path, bool], Path],
+    record: bool,
+) -> None:
+    values = ["detector.msp.by_task=true", "detector.ber.schedule.lr=0.1"]
+    run_all(short(tmp_path / "other", *values))
+    before = contents(done / RUN / "step02")
+    path = copy(tmp_path / "other" / RUN / "step02", done / RUN / "step02", record)
+    study = opencil.read_study(done)
+    if copy is not copy_head or record:  # rows are right beside a damaged head
+        assert any(path.name in problem for problem in study.problems)
+        assert len(study.rows.query(f"detector == '{path.stem}' and step == 2")) == 0
+    assert damages(RunFolder(done / RUN))
+    with pytest.raises(Damaged):
+        opencil.open_run(done / RUN)
+    assert isinstance(run_all(short(done))[-1], Finished)
+    after = contents(done / RUN / "step02")
+    assert before.keys() == after.keys()
+    assert all(before[name] == after[name] for name in before if name != "step.json")
+    opencil.open_run(done / RUN)

@@ -1,5 +1,6 @@
 """The run loop: its rows, what it skips, exact resume, and failures that leave the rest alone."""
 
+import asyncio
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 import opencil
+from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Setting, Task
 from opencil.config import Config
 from opencil.data.memory import Memory
+from opencil.detectors.finetune.ber import BER
+from opencil.detectors.posthoc.msp import MSP
+from opencil.detectors.posthoc.relation import Relation
 from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Progress
 from opencil.evaluation.protocol import Measurement, measure
@@ -357,6 +362,37 @@ def test_a_detector_that_fails_leaves_the_others(tmp_path: Path, short: Make, ru
     rows = opencil.read_rows(tmp_path)
     assert set(rows["detector"]) == {"", "msp", "relation"}
     assert set(rows.loc[rows["detector"] == "relation", "step"]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (SystemExit, (MSP, "scores")),
+        (GeneratorExit, (Relation, "set_up")),
+        (GeneratorExit, (BER, "loss")),
+        (asyncio.CancelledError, (ICaRL, "stages")),
+    ],
+)
+def test_what_would_end_the_process_fails_a_run(
+    tmp_path: Path,
+    short: Make,
+    run_all: RunAll,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+    place: tuple[type, str],
+) -> None:
+    def leave(*_: object) -> None:
+        raise kind(0)
+
+    monkeypatch.setattr(*place, leave)
+    *_, last = run_all(short(tmp_path))
+    assert isinstance(last, Failed)
+    assert f"{kind.__name__}(0)" in str(last.error)
+    assert "in leave" in last.own_code
+    if place[0] is not ICaRL:
+        rows = opencil.read_rows(tmp_path)
+        others = {MSP: "msp", Relation: "relation", BER: "ber"}
+        assert set(rows["detector"]) == {"", *others.values()} - {others[place[0]]}
 
 
 @pytest.mark.parametrize(

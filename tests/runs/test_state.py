@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ import opencil
 from opencil import BadInput, OpenCILError, open_run
 from opencil.config import Config
 from opencil.files import Damaged
-from tests.stored import edit_json
+from tests.stored import edit_json, replace_model
 
 Make = Callable[..., Config]
 RUN = "digits/k4/icarl/seed0"
@@ -104,10 +105,15 @@ def test_names_and_numbers_that_are_not_there(run: Path, tmp_path: Path) -> None
 
 def test_a_head_must_be_that_of_the_model(done: Path) -> None:
     run = done / RUN
-    edit_json(run / "step01/step.json", lambda info: info["heads"].update(ber="of another"))
+
+    def change(info: dict[str, Any]) -> None:
+        info["heads"]["ber"] = info["rows"]["ber"]["head"] = "of another"
+
+    edit_json(run / "step01/step.json", change)
     with pytest.raises(Damaged, match=r"ber.safetensors cannot be used"):
         open_run(run).detector("ber", 1)
     edit_json(run / "step01/step.json", lambda info: info["files"].pop("heads/ber.safetensors"))
+    edit_json(run / "step01/step.json", lambda info: info["heads"].pop("ber"))
     with pytest.raises(BadInput, match="ber has no head at step 1"):
         open_run(run).detector("ber", 1)
 
@@ -116,7 +122,6 @@ def test_a_model_must_be_of_the_learner(done: Path) -> None:
     run = done / RUN
     opened = open_run(run)
     step, info = opened.folder.step(2), opened.info(2)
-    step.save_tensors("model.safetensors", opened.model(1).state_dict(), info)
-    step.save_info(info)
+    replace_model(step, opened.model(1).state_dict(), info)
     with pytest.raises(OpenCILError, match="step 2: the weights do not fit"):
         open_run(run).model(2)

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +239,30 @@ def test_a_run_has_one_writer(tmp_path: Path, short: Make, run_all: RunAll, monk
     events.close()
     assert not folder.locked
     assert isinstance(run_all(config)[-1], Finished)
+
+
+def test_a_killed_attempt_is_named_by_the_next(
+    tmp_path: Path, short: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    (spec,), folder = plan(short(tmp_path)), RunFolder(tmp_path / "run")
+    with suppress(KeyboardInterrupt), folder.opened(spec, {}):
+        left = contents(folder.path)
+        raise KeyboardInterrupt
+    with folder.opened(spec, {}):
+        pass
+    assert not caplog.records
+    for name in left.keys() - contents(folder.path).keys():  # as a SIGKILL leaves them
+        (folder.path / name).write_bytes(left[name])
+    for _ in range(2):
+        with folder.opened(spec, {}):
+            pass
+    (record,) = caplog.records
+    assert str(spec) in record.getMessage()
+
+
+def test_a_config_of_many_long_labels_is_read_again(tmp_path: Path, short: Make) -> None:
+    detectors = {f"energy@{'x' * 200}{number}": {"temperature": 2.0} for number in range(300)}
+    spec, folder = replace(plan(short(tmp_path))[0], detectors=detectors), RunFolder(tmp_path / "run")
+    folder.announce(spec)
+    assert folder.config.stat().st_size > 60_000
+    assert folder.stored()["detector"] == detectors

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from opencil.cli.flags import DATA_ROOT, PLUGIN, Plugins, argument, option
 from opencil.cli.screen import print_line, screen
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput, OpenCILError, no_exits
 from opencil.plugins import import_plugin
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, METRICS
 
@@ -26,7 +26,8 @@ class Check(NamedTuple):
     def run(self) -> tuple[str, list[str]]:
         """Run the check; return the problem, '' if it passes, and the places in the file, innermost last."""
         try:
-            self.call()
+            with no_exits():
+                self.call()
         except Exception as error:
             kind = "it is refused" if isinstance(error, OpenCILError) else type(error).__name__
             broken = isinstance(error, AssertionError) and str(error)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from opencil.cli.screen import print_error, print_note
-from opencil.errors import OpenCILError
+from opencil.errors import OpenCILError, no_exits
 
 
 class Interrupts:
@@ -49,7 +49,8 @@ def exit_on_errors() -> Iterator[None]:
         if ignored or handler in (signal.default_int_handler, signal.SIG_DFL):
             usual[number] = signal.signal(number, interrupts.note)
     try:
-        yield
+        with no_exits():
+            yield
     except (KeyboardInterrupt, Exception) as error:
         for number in usual:  # a further one is not to hide this error
             signal.signal(number, signal.SIG_IGN)
@@ -58,6 +59,7 @@ def exit_on_errors() -> Iterator[None]:
             event = f"stopped by {queued.name}" if queued else "interrupted"
             if os.environ.get("RANK", "0") == "0":  # of torchrun's, the first speaks for all
                 print_note(f"{event}: finished work is stored, and the same command resumes it")
+            usual = {} if queued else usual  # a queue may send more until the process has ended
             raise typer.Exit(75 if queued else 130) from None  # 75: EX_TEMPFAIL
         if not isinstance(error, (OpenCILError, OSError)):
             raise

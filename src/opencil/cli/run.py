@@ -19,7 +19,7 @@ from opencil.cli.guard import interrupts
 from opencil.cli.progress import progress
 from opencil.cli.report import show
 from opencil.cli.screen import borderless_table, print_error, print_line, print_note, problems
-from opencil.errors import BadInput, OpenCILError, shown
+from opencil.errors import BadInput, OpenCILError, printable, shown
 
 if TYPE_CHECKING:  # imported where they are used, so that --help and --version answer at once
     from opencil.config import Config
@@ -133,7 +133,7 @@ def _carry_out(
                 print_note(f"{event.reason}; run {event.run} is taken up by another worker")
             elif isinstance(event, Failed):
                 failed += 1
-                problems.print(event.own_code, markup=False, end="")
+                problems.print(printable(event.own_code), markup=False, end="")
                 print_error(f"run {event.run} stopped: {event.error}")
     study = study_so_far([Path(runs) / run.spec.folder for run in ahead.runs], config.detector)
     if not quiet and not study.rows.empty:

@@ -5,6 +5,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from opencil.errors import printable
+
 screen = Console(soft_wrap=True, highlight=False)
 #: Errors and notes go here.
 problems = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -13,17 +15,17 @@ _MARKS = {"good": ("✓ ", "green"), "note": ("! ", "yellow"), "bad": ("✗ ", "
 
 def print_note(text: str) -> None:
     """Print a sentence beside a command's results: whole words on a terminal, one line elsewhere."""
-    problems.print(text, markup=False, soft_wrap=not problems.is_terminal)
+    problems.print(printable(text), markup=False, soft_wrap=not problems.is_terminal)
 
 
 def print_error(error: object) -> None:
     """Print an error's sentence."""
-    problems.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=not problems.is_terminal)
+    problems.print(f"[red]error:[/] {escape(printable(str(error)))}", soft_wrap=not problems.is_terminal)
 
 
 def print_line(text: str, mark: str = "", indent: int = 0, style: str = "") -> None:
     """Print a line unchanged, with a mark if one is named: good, note or bad."""
-    screen.print(Text.assemble(" " * indent, _MARKS.get(mark, ""), (text, style)))
+    screen.print(Text.assemble(" " * indent, _MARKS.get(mark, ""), (printable(text), style)))
 
 
 def borderless_table(*headings: str) -> Table:

@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from opencil.config.sections import BenchmarkConfig, Config, PlaceConfig, SeedConfig, suggest_key
-from opencil.config.short_forms import below, expand, expand_settings, parse_yaml
+from opencil.config.short_forms import below, expand, expand_settings, list_names, parse_yaml
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
 from opencil.nets.create import pin_weights
@@ -36,7 +36,11 @@ def resolve(
 
     Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise all.
     """
-    layers = [expand(user or {}), expand(flags or {}), expand_settings(settings)]
+    layers = [
+        expand({} if user is None else user),
+        expand({} if flags is None else flags),
+        expand_settings(settings),
+    ]
     plugins = tuple(dict.fromkeys(plugin for layer in layers for plugin in layer.get("plugins", ())))
     for plugin in plugins:
         load_plugin(plugin)
@@ -52,8 +56,8 @@ def resolve(
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
         benchmark=replace(benchmark, backbone=pin_weights(benchmark.backbone)),
-        cil=_methods(LEARNERS, "cil", layers, cil),
-        detector=_methods(DETECTORS, "detector", layers, detector),
+        cil=_methods(LEARNERS, "cil", layers, list_names("cil", cil or [])),
+        detector=_methods(DETECTORS, "detector", layers, list_names("detector", detector or [])),
         training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
@@ -86,7 +90,7 @@ def _shipped(layers: list[Layer]) -> Layer:
 
 
 def _methods(
-    registry: Registry[Any], key: str, layers: list[Layer], chosen: Sequence[str] | None
+    registry: Registry[Any], key: str, layers: list[Layer], chosen: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Return all values of the chosen methods, checked after each layer."""
     sections: list[Layer] = [layer.get(key, {}) for layer in layers]

@@ -23,6 +23,7 @@ from opencil.registry import DATASETS, DETECTORS, LEARNERS, Registry
 from opencil.validation import Bound, Count, Key, NonNegative, Positive, Values, keys_below, plain, suggest
 
 SetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Workers = Annotated[int, Bound(ge=1, le=1024)]  # threads or processes
 Seed = Annotated[int, Bound(ge=0, lt=2**32)]  # what numpy's generators take
 
 
@@ -121,16 +122,16 @@ class PlaceConfig(Values):
     cache: str | None = None  #: of prepared images: $OPENCIL_CACHE, or .opencil-cache in the data root
     store: Store = "auto"  #: images on the device, or streamed from disk
     resident_mb: Count = 1024  #: auto streams larger datasets
-    workers: Count | None = None  #: threads that decode images
-    threads: Count | None = None  #: that a CPU computes with: as many as torch takes
+    workers: Workers | None = None  #: threads that decode images
+    threads: Workers | None = None  #: that a CPU computes with: as many as torch takes
     runs: Annotated[str, Field(min_length=1)] = "runs"
     checkpoint_seconds: NonNegative = 60.0  #: the least time between two checkpoints of a step
     device: str = "auto"  #: or several GPUs, cuda:0,cuda:1: one process each, which share the runs
-    pack: Count = 1  #: runs that advance together on one GPU
+    pack: Workers = 1  #: runs that advance together on one GPU
     #: Runs at once: on a CPU in processes of one thread each, unless ``threads`` says more; on a GPU packed.
     #: ``auto``: one for each processor. With Ray: the number of workers, by default one for each GPU or,
     #: without any, each CPU core.
-    jobs: Count | Literal["auto"] | None = None
+    jobs: Workers | Literal["auto"] | None = None
     launcher: Literal["local", "ray"] = "local"  #: processes of this machine, or of a Ray cluster: an extra
     address: str | None = None  #: of the Ray cluster: $RAY_ADDRESS, or the cluster of this machine
     rank_seconds: Positive = 600.0  #: how long ranks of torchrun wait for one that does not answer

@@ -1,14 +1,16 @@
 """Expand files, short forms and ``--set`` to mappings by section."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opencil.arrays import listed
 from opencil.config.sections import METHODS, SECTIONS, suggest_key
 from opencil.config.yml import load
 from opencil.data.roles import ROLES, SHIFTED
-from opencil.errors import BadInput, not_allowed, shown, unknown
+from opencil.errors import BadInput, not_allowed, one_line, shown, unknown
 from opencil.plugins import is_file
 from opencil.validation import merge
 
@@ -25,7 +27,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if isinstance(content.get("plugins"), str | list):  # the record of a stored run has notes by plugin
         content["plugins"] = [
             os.path.normpath(path.parent / Path(plugin).expanduser()) if is_file(plugin) else plugin
-            for plugin in _list_names("plugins", content["plugins"])
+            for plugin in list_names("plugins", content["plugins"])
         ]
     return content
 
@@ -41,7 +43,9 @@ def parse_yaml(text: str | bytes, source: str) -> dict[str, Any]:
 def expand_settings(settings: Iterable[str]) -> dict[str, Any]:
     """Return ``["cil.icarl.epochs=5"]`` as nested mappings, short forms expanded; values are YML."""
     top: dict[str, Any] = {}
-    for setting in settings:
+    for setting in listed(settings, "settings"):
+        if not isinstance(setting, str):
+            raise not_allowed("settings", setting, "texts are, as cil.icarl.epochs=5")
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path) or key in SECTIONS:
@@ -52,12 +56,20 @@ def expand_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 def nest(path: Iterable[str], value: Any) -> dict[str, Any]:
     """Return nested mappings with a value at a path."""
-    first, *rest = path
-    return {first: nest(rest, value) if rest else value}
+    for part in reversed(list(path)):
+        value = {part: value}
+    nested: dict[str, Any] = value
+    return nested
 
 
 def expand(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's content with its short forms expanded: ``cil: icarl,wa``, ``benchmark: digits``."""
+    if not isinstance(content, Mapping):
+        raise BadInput(f"config is a {type(content).__name__}: a mapping of sections is expected")
+    try:
+        json.dumps(content, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"config cannot be written as YML: {one_line(error)}") from None
     expanded: dict[str, Any] = {}
     for key, value in content.items():
         if key not in SECTIONS:
@@ -65,7 +77,7 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if key in ("metric", "plugins"):
-            expanded[key] = _list_names(key, value)
+            expanded[key] = list_names(key, value)
             continue
         if key in METHODS:
             value = _by_name(value)
@@ -99,7 +111,7 @@ def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
-def _list_names(key: str, value: Any) -> list[str]:
+def list_names(key: str, value: Any) -> list[str]:
     """Return the names of a section: a list, or a text with commas or blanks between them."""
     text = isinstance(value, str | Path)
     names = _split(value) if isinstance(value, str) and key == "metric" else [value] if text else value

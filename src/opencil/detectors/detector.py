@@ -240,12 +240,14 @@ class Detector(Values, ABC):
             arrays[key] = tensor.float()
             if key in reads and len(bad := (~torch.isfinite(tensor.float())).nonzero()):
                 raise BadInput(f"{key} of sample {int(bad[0, 0])} are not finite: {name} cannot score them")
+        if not type(self).__module__.startswith("opencil."):  # it may change them in place
+            arrays = {key: None if tensor is None else tensor.clone() for key, tensor in arrays.items()}
         rows = {len(part) for part in (*arrays.values(), inputs) if part is not None}
         if len(rows) > 1:
             raise BadInput(f"features, logits, labels and images have {rows} rows: give one for each sample")
         nothing = torch.empty(rows.pop(), 0)
         features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
-        tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1])
+        tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1]).clone()
         return Outputs(features, logits, arrays["labels"], classify, inputs, tasks)
 
 

@@ -23,7 +23,7 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.engine import ranks
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import SideStream, cpu_threads, resolve_device
-from opencil.errors import BadInput, OpenCILError
+from opencil.errors import BadInput, OpenCILError, no_exits
 from opencil.plugins import load_plugin
 from opencil.runs.events import Event, Failed, Finished, Training, failed
 from opencil.runs.loading import check_place, describe_data, load, with_share
@@ -101,7 +101,7 @@ def work(
                 training = run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)
                 with opened, closing(training) as events:
                     while True:
-                        with sharing(), side.active():
+                        with sharing(), side.active(), no_exits(ranks.LostRank):
                             event = next(events, None)
                         if event is None:
                             break

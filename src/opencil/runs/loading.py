@@ -14,7 +14,7 @@ from opencil.data.stream import count_classes
 from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.engine.ranks import world_size
-from opencil.errors import BadInput
+from opencil.errors import BadInput, one_line
 
 
 def check_place(place: PlaceConfig) -> None:
@@ -47,7 +47,7 @@ def load(config: Config) -> BenchmarkData:
     )
     if train.classes and test.classes and train.classes != test.classes:
         which = ", ".join(sorted({*train.classes} ^ {*test.classes})[:5]) or "they are in another order"
-        raise BadInput(f"the classes of {train.name!r} in training and test images differ: {which}")
+        raise BadInput(f"the classes of {train.name!r} in training and test images differ: {one_line(which)}")
     benchmark.check_classes(count_classes(train))
     ood = zip(benchmark.ood.items(), others, strict=True)
     return BenchmarkData(

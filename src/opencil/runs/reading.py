@@ -19,7 +19,7 @@ from opencil.files import damaged, read_json
 from opencil.registry import DATASETS
 from opencil.runs.events import in_words
 from opencil.runs.spec import training_values
-from opencil.runs.store import Info, RunFolder, StepFolder, digest_values, find_runs
+from opencil.runs.store import Info, RunFolder, StepFolder, check_record, digest_values, find_runs
 from opencil.study.records import RunRecord, find_unshowable, name_of, setting_of
 from opencil.study.rows import read_tables
 from opencil.study.study import Study, published_below, read_published, together
@@ -142,9 +142,9 @@ def read_records(
             previous = before["files"]["model.safetensors"] if before else None
             check_record(step, info, run, training, previous)
             steps[step] = info
-            for name, note in info["rows"].items():
-                if name and note["values"] != digest_values(config["detector"].get(name)):
-                    wrong[step.path / step.table(name)] = "was made with other values than the run's"
+            for name in info["rows"]:
+                if why := step.misfit(name, config["detector"].get(name), info):
+                    wrong[step.path / step.table(name)] = why
     for step in folder.lost():
         wrong[step.record] = "is missing, though rows or later steps are there"
     return steps, environment, wrong
@@ -157,16 +157,6 @@ def note_damage(wrong: dict[Path, str], file: Path) -> Iterator[None]:
         yield
     except OpenCILError as error:
         wrong[file] = f"cannot be used ({getattr(error, 'reason', error)})"
-
-
-def check_record(step: StepFolder, info: Info, run: str, training: str, previous: str | None) -> None:
-    """Refuse a step's record that does not belong to a run; ``previous`` is a model's checksum."""
-    if info["run"] != run:
-        raise damaged(step.record, f"it is of run {info['run']}")
-    if info["training"] != training:
-        raise damaged(step.record, "it is of a training with other values than the run's")
-    if previous is not None and info["previous"] != previous:
-        raise damaged(step.record, "it is of a training on another model than that of the step before")
 
 
 def _join_makers(infos: list[Info]) -> list[Any]:

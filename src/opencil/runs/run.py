@@ -16,8 +16,8 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.engine.ranks import agree, from_first
-from opencil.errors import BadInput
+from opencil.engine.ranks import LostRank, agree, from_first
+from opencil.errors import BadInput, no_exits
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
@@ -112,7 +112,8 @@ def evaluate(
             add_rows(this, step, info, "", protocol.measure_model(task, this.memory(step.number), outputs))
         for name in [name for name in detectors if name not in problems]:
             try:
-                add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
+                with no_exits(LostRank):
+                    add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
             except Exception as error:  # the other detectors go on
                 problems[name] = error
                 continue
@@ -161,16 +162,17 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
     spec, stored, roles = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
     of_all = (*spec.identity, step.number, detector)
     found = [(*of_all, m.ood, roles[m.ood], m.task, m.metric, m.value) for m in measured]
-    rows, values = pd.DataFrame(found, columns=COLUMNS), digest_values(spec.detectors.get(detector))
+    rows = pd.DataFrame(found, columns=COLUMNS)
     metrics, plugins = spec.metrics_of(detector), spec.plugins(*[detector] if detector else [])
     made = [describe_maker(this.setting.images.device, spec.training, plugins)]
-    before = info["rows"].get(detector, {})
-    if before.get("values") == values and set(metrics) - set(before["metrics"]):
+    before, values = info["rows"].get(detector), spec.detectors.get(detector)
+    if before and not stored.misfit(detector, values, info) and set(metrics) - set(before["metrics"]):
         with suppress(Damaged):
             known = stored.rows(detector, info)
             rows = pd.concat([known, rows[~rows["metric"].isin(known["metric"])]], ignore_index=True)
             metrics, made = sorted({*before["metrics"], *metrics}), [*before["made"], *made]
-    info["rows"][detector] = {"values": values, "metrics": metrics, "made": made}
+    behind = {"values": digest_values(values), **stored.made_on(detector, info)}
+    info["rows"][detector] = {**behind, "metrics": metrics, "made": made}
     stored.save_rows(detector, rows, info)
 
 

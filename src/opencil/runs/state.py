@@ -20,15 +20,15 @@ from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError, one_line
+from opencil.files import damaged
 from opencil.nets.create import without_weights
 from opencil.nets.model import Model
 from opencil.plugins import require
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
-from opencil.runs.reading import check_record
 from opencil.runs.spec import RunSpec, Seeds, training_values
-from opencil.runs.store import Info, RunFolder, StepFolder, digest_values
+from opencil.runs.store import Info, RunFolder, StepFolder, check_record, digest_values
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
@@ -57,6 +57,11 @@ def open_run(
     run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place)))
     for step in run.trained_steps:
         run.check_images(step.number)
+    for step in run.trained_steps:
+        stored, info = folder.step(step.number), run.info(step.number)
+        for name in [name for name in stored.lacking(spec, info) if name in info["rows"]]:
+            if (table := stored.path / stored.table(name)).exists():
+                raise damaged(table, "it is damaged, or of another model, head or values")
     return run
 
 

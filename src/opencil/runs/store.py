@@ -7,6 +7,7 @@
         environment.json     versions, device, command and data of the last process that wrote here
         error.txt            why the last attempt failed
         .lock                locked by the process that writes here
+        .open                there while a process writes here, and left where it was killed
         step01/
             step.json        what made the step, and the checksum of each of its other files
             model.safetensors, memory.safetensors (exemplars as indices), model.parquet (rows of the model)
@@ -18,6 +19,7 @@
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -53,6 +55,7 @@ from opencil.study.records import Identity
 from opencil.study.rows import read_tables, write_rows
 from opencil.validation import flat
 
+_log = logging.getLogger("opencil.runs")
 #: Version of the folder's layout. Other versions are refused.
 FORMAT = 2
 _FIRST_LINE = f"# opencil run, format {FORMAT}, sha256 of what follows: "
@@ -91,15 +94,16 @@ class StepFolder:
     @property
     def trained(self) -> bool:
         """Return whether the step's model is stored."""
-        return self.record.exists()
+        with disk_errors(self.record, "read"):
+            return self.record.exists()
 
     def info(self) -> Info:
         """Read ``step.json``.
 
         ``run``, ``step``, ``steps``, ``training`` (digest of the values that decided the training),
         ``previous`` (checksum of the previous step's model), ``images``, ``files`` with their checksums,
-        ``rows`` by detector ('' for the model) with their ``values``, ``metrics`` and ``made``, and
-        ``seconds`` by kind of work.
+        ``rows`` by detector ('' for the model) with their ``metrics``, ``made``, and digests of ``values``,
+        ``model`` and ``head``; ``heads`` with the digest of all behind each; ``seconds`` by kind of work.
         """
         info = read_json(self.record)
         if info.get("step") != self.number:
@@ -151,6 +155,20 @@ class StepFolder:
         """Read rows of a detector, or of the model for ''."""
         return read_tables([(self.path / self.table(detector), self.listed(self.table(detector), info))])
 
+    def made_on(self, detector: str, info: Info) -> dict[str, str]:
+        """Return digests of the step's model and, if it has one, of the detector's head."""
+        of_head = {"head": info["heads"][detector]} if detector in info["heads"] else {}
+        return {"model": info["files"].get("model.safetensors", ""), **of_head}
+
+    def misfit(self, detector: str, values: dict[str, Any] | None, info: Info) -> str:
+        """Return why noted rows are not of a detector's values, the step's model and its head; or ''."""
+        note = info["rows"][detector]
+        if note["values"] != digest_values(values):
+            return "was made with other values than the run's"
+        made_on = self.made_on(detector, info)
+        differs = any(note.get(key, digest) != digest for key, digest in made_on.items())
+        return "was made on another model or head than the step's" if differs else ""
+
     def lacking(self, spec: RunSpec, info: Info) -> list[str]:
         """Return the detectors, and '' for the model, whose rows are missing, damaged or incomplete.
 
@@ -159,9 +177,9 @@ class StepFolder:
         return [name for name in ("", *spec.detectors) if not self._has_rows(name, spec, info)]
 
     def _has_rows(self, name: str, spec: RunSpec, info: Info) -> bool:
-        note = info["rows"].get(name, {"values": None, "metrics": []})
-        made = note["values"] == digest_values(spec.detectors.get(name))
-        if not made or set(spec.metrics_of(name)) - set(note["metrics"]):
+        if name not in info["rows"] or self.misfit(name, spec.detectors.get(name), info):
+            return False
+        if set(spec.metrics_of(name)) - set(info["rows"][name]["metrics"]):
             return False
         with suppress(Damaged):
             for file in [self.table(name), *[self.head(name)] * (name in info["heads"])]:
@@ -177,6 +195,16 @@ class StepFolder:
         """Delete the checkpoint of a finished training, if there is one."""
         if self.writes and self.checkpoint(head).exists():
             self.checkpoint(head).unlink()
+
+
+def check_record(step: StepFolder, info: Info, run: str, training: str, previous: str | None) -> None:
+    """Refuse a step's record that does not belong to a run; ``previous`` is a model's checksum."""
+    if info["run"] != run:
+        raise damaged(step.record, f"it is of run {info['run']}")
+    if info["training"] != training:
+        raise damaged(step.record, "it is of a training with other values than the run's")
+    if previous is not None and info["previous"] != previous:
+        raise damaged(step.record, "it is of a training on another model than that of the step before")
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
@@ -287,11 +315,18 @@ class RunFolder:
         return stored
 
     def finished(self, spec: RunSpec) -> bool:
-        """Return whether every step is trained, and measured with every detector."""
+        """Return whether every step is trained, each on the one before, and measured with every detector."""
         if not self.step(1).trained:
             return False
-        steps = [self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)]
-        return all(step.trained and not step.lacking(spec, step.info()) for step in steps)
+        training, previous = digest_values(training_values(spec.record())), ""
+        for step in (self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)):
+            if not step.trained:
+                return False
+            check_record(step, info := step.info(), str(spec), training, previous)
+            if step.lacking(spec, info):
+                return False
+            previous = info["files"]["model.safetensors"]
+        return True
 
     # --- writing ---
 
@@ -314,7 +349,13 @@ class RunFolder:
                 self._write_config(record)
             environment = {"run": str(spec), **environment}
             write_json(self.environment, environment)
-            yield
+            if (open_ := self.path / ".open").exists():
+                _log.warning("run %s: its last attempt ended without a word, as if killed; it goes on", spec)
+            open_.write_bytes(b"")
+            try:
+                yield
+            finally:
+                open_.unlink(missing_ok=True)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 peak = round(torch.cuda.max_memory_allocated() / 2**20)
                 write_json(self.environment, {**environment, "peak_memory_mib": peak})

@@ -9,6 +9,8 @@ from opencil.detectors.finetune.tuner import Tuner, Tuning
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.device import SideStream
 from opencil.engine.loop import Progress
+from opencil.engine.ranks import LostRank
+from opencil.errors import no_exits
 from opencil.files import Damaged, damaged
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.store import Info, StepFolder, digest_values
@@ -59,7 +61,7 @@ def tune(
         while running:
             for made_of, (iterations, side) in list(running.items()):
                 try:
-                    with side.active():
+                    with side.active(), no_exits(LostRank):
                         progress = next(iterations, None)
                 except Exception as error:  # the other tuners go on
                     problems.update((tuner.registered_name, error) for tuner in alike[made_of])
