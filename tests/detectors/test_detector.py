@@ -101,6 +101,8 @@ def test_scores_of_numpy_arrays_are_numpy_arrays(make_outputs: Maker) -> None:
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
     assert found.tolist() == expected.score(test.features, test.logits).tolist()
+    swapped = (part.numpy().astype(">f4") for part in (test.features, test.logits))
+    assert nnguide.score(*swapped).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("name", DETECTORS.names())
@@ -219,3 +221,17 @@ def test_the_head_is_stored_only_if_it_is_read(make_outputs: Maker) -> None:
     assert torch.equal(ash.fit(outputs).score(outputs.features), ash.score(outputs)), "not by the first head"
     bare = create_detector("ash").fit(replace(outputs, classify=None), classify=outputs.classify)
     assert torch.equal(bare.score(outputs.features), ash.score(outputs)), "nor by none"
+
+
+def test_the_head_of_outputs_comes_before_a_given_one_and_that_before_the_stored(make_outputs: Maker) -> None:
+    outputs = make_outputs(200)
+    weights = outputs.logits.new_ones(outputs.features.shape[1], outputs.logits.shape[1])
+    outputs = replace(outputs, classify=lambda features: features @ weights)
+    other, bare = (lambda features: -features @ weights), replace(outputs, classify=None)
+    expected = create_detector("ash").fit(outputs).score(outputs)
+    ash = create_detector("ash").fit(outputs, classify=other)
+    assert torch.equal(ash.score(bare), expected)
+    assert not torch.equal(ash.score(bare, classify=other), expected)
+    ash.fit(bare, classify=other)
+    assert torch.equal(ash.score(outputs, classify=other), expected)
+    assert torch.equal(ash.score(bare, classify=outputs.classify), expected)

@@ -83,6 +83,22 @@ def test_an_interruption_stores_the_copy_of_the_latest_epoch(
         assert resumed.measured == []
 
 
+def test_an_interruption_of_weights_that_are_not_finite_keeps_the_checkpoint(
+    clock: list[float], step: StepFolder
+) -> None:
+    module = torch.nn.Linear(1, 1)
+    with pytest.raises(KeyboardInterrupt), Checkpoints(step, "this", 60.0) as times:  # noqa: PT012
+        clock[0] += 60.0
+        times.note(module, progress(1))
+        module.weight.data.fill_(torch.nan)
+        clock[0] += 1.0
+        times.note(module, progress(2))
+        raise KeyboardInterrupt
+    kept = Checkpoints(step, "this", 60.0).resume
+    assert kept is not None
+    assert kept.epoch == 1
+
+
 def interrupt(config: Config, epoch: int) -> None:
     """Close a run in an epoch of its only step."""
     with closing(opencil.execute(config)) as events:
