@@ -5,6 +5,7 @@
 # make siege  kill runs and damage their files, COUNT times (200); SEED (1) chooses when and how
 # make check  set up, lint and type checks
 # make docs   set up, build the documentation as a site; make docs-serve: show it on localhost:8000
+# make lock   renew requirements/: pins with hashes; RENEW: packages whose versions may change, or all; needs uv
 # make browser  install chromium where that is possible: the HTML report is tested in it
 
 PYTHON ?= python3
@@ -12,12 +13,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 COUNT  ?= 200
 SEED   ?= 1
-TORCH  := $(shell grep '^torch==' constraints.txt)
 # Python compiles what is imported, once; pip would compile all of torch, a third of the set-up's time.
-INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --no-deps --no-build-isolation
+# Of yattag there is no wheel.
+LOCKED  := $(INSTALL) --require-hashes --only-binary :all: --no-binary yattag
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage mutants siege check docs docs-serve browser clean
+.PHONY: demo test coverage mutants siege check docs docs-serve lock browser clean
 
 # A folder of its own: whatever lies in runs/, the demo is never refused, and reports of runs/ are without it.
 demo: $(VENV)/.installed
@@ -51,6 +53,9 @@ docs: $(VENV)/.installed-docs
 docs-serve: $(VENV)/.installed-docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m docs.site.make --serve
 
+lock:
+	$(PYTHON) .ci/lock.py $(RENEW)
+
 browser:
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
@@ -61,18 +66,27 @@ browser:
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch alone first: asked for by its exact version it is the small CPU build where one is offered.
-$(VENV)/.torch: constraints.txt
+# torch alone first: the small CPU build where one is offered, else PyPI's, which has CUDA on Linux.
+$(VENV)/.torch: requirements/torch-cpu.txt requirements/torch.txt requirements/cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) $(TORCH)
+	$(LOCKED) -r requirements/torch-cpu.txt 2> $(VENV)/torch.log || \
+		{ grep -q 'No matching distribution' $(VENV)/torch.log && \
+			$(LOCKED) -r requirements/torch.txt -r requirements/cuda.txt; } || \
+		{ cat $(VENV)/torch.log; exit 1; }
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed: $(VENV)/.torch requirements/opencil.txt pyproject.toml
+	$(LOCKED) -r requirements/opencil.txt
 	$(INSTALL) -e .
+	$(BIN)/pip check
 	@touch $@
 
-$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
-	$(INSTALL) -e '.[$*]'
+$(VENV)/.installed-%: $(VENV)/.torch requirements/opencil.txt requirements/%.txt pyproject.toml
+	$(LOCKED) -r requirements/$*.txt
+	$(INSTALL) -e .
+	$(BIN)/pip check
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-mutants: $(VENV)/.installed-test

@@ -101,6 +101,8 @@ def test_scores_of_numpy_arrays_are_numpy_arrays(make_outputs: Maker) -> None:
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
     assert found.tolist() == expected.score(test.features, test.logits).tolist()
+    swapped = (part.numpy().astype(">f4") for part in (test.features, test.logits))
+    assert nnguide.score(*swapped).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("name", DETECTORS.names())
@@ -260,3 +262,17 @@ def test_a_head_has_the_classes_of_the_logits(name: str) -> None:
     with pytest.raises(BadInput):
         by_head.score(features, features[:, :5])
     assert len(by_head.score(features, classify(features).detach())) == 20
+
+
+def test_the_head_of_outputs_comes_before_a_given_one_and_that_before_the_stored(make_outputs: Maker) -> None:
+    outputs = make_outputs(200)
+    weights = outputs.logits.new_ones(outputs.features.shape[1], outputs.logits.shape[1])
+    outputs = replace(outputs, classify=lambda features: features @ weights)
+    other, bare = (lambda features: -features @ weights), replace(outputs, classify=None)
+    expected = create_detector("ash").fit(outputs).score(outputs)
+    ash = create_detector("ash").fit(outputs, classify=other)
+    assert torch.equal(ash.score(bare), expected)
+    assert not torch.equal(ash.score(bare, classify=other), expected)
+    ash.fit(bare, classify=other)
+    assert torch.equal(ash.score(outputs, classify=other), expected)
+    assert torch.equal(ash.score(bare, classify=outputs.classify), expected)

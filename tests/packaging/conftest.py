@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The top files and the package: building leaves nothing in the clone that the tests run in."""
+    """The top files, the package and its pins: building leaves nothing in the clone that the tests run in."""
     folder = tmp_path_factory.mktemp("clone") / "opencil"
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("src", "requirements"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
         if path.is_file() and path.name != ".git":
             shutil.copy(path, folder)

@@ -83,14 +83,20 @@ def test_an_interruption_stores_the_copy_of_the_latest_epoch(
         assert resumed.measured == []
 
 
-def test_numbers_that_are_not_finite_are_not_stored(clock: list[float], step: StepFolder) -> None:
+def test_an_interruption_of_weights_that_are_not_finite_keeps_the_checkpoint(
+    clock: list[float], step: StepFolder
+) -> None:
     module = torch.nn.Linear(1, 1)
-    module.weight.data.fill_(torch.nan)
-    with pytest.raises(KeyboardInterrupt), Checkpoints(step, "this", 1.0) as times:  # noqa: PT012
-        clock[0] += 1.5
+    with pytest.raises(KeyboardInterrupt), Checkpoints(step, "this", 60.0) as times:  # noqa: PT012
+        clock[0] += 60.0
         times.note(module, progress(1))
+        module.weight.data.fill_(torch.nan)
+        clock[0] += 1.0
+        times.note(module, progress(2))
         raise KeyboardInterrupt
-    assert not step.checkpoint().exists()
+    kept = Checkpoints(step, "this", 60.0).resume
+    assert kept is not None
+    assert kept.epoch == 1
 
 
 def interrupt(config: Config, epoch: int) -> None:

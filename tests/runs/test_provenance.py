@@ -7,6 +7,7 @@ import torch
 
 import opencil
 from opencil.engine.arithmetic import Arithmetic, only_deterministic
+from opencil.engine.device import cpu_threads
 from opencil.runs.provenance import command, describe_arithmetic, describe_maker, environment, source_digest
 
 CPU = torch.device("cpu")
@@ -21,10 +22,10 @@ def test_the_environment() -> None:
 
 
 def test_the_arithmetic() -> None:
-    with only_deterministic(True):
+    with only_deterministic(True), cpu_threads(2):
         found = describe_arithmetic(CPU)
     assert found["only_deterministic"] is True
-    assert found["threads"] == torch.get_num_threads()
+    assert found["threads"] == 2
     assert found["ranks"] == 1
 
 

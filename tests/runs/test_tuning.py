@@ -182,13 +182,16 @@ def test_a_head_is_of_its_model_seed_and_arithmetic(tmp_path: Path, change: str)
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_damaged_head_is_tuned_again(done: Path, short: Make, run_all: RunAll, lost: bool) -> None:
+def test_a_damaged_head_is_tuned_again(
+    done: Path, short: Make, run_all: RunAll, lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     before = {path: path.read_bytes() for name in ("ber*",) for path in done.rglob(name)}
     path = head(done, "ber")
     path.unlink() if lost else flip(path)
     events = run_all(short(done))
     assert {event.step for event in events if isinstance(event, Training)} == {2}
     assert stages(events) == ["tune ber"]
+    assert str(path) in caplog.text
     assert {found: found.read_bytes() for found in before} == before
 
 

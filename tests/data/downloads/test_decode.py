@@ -18,7 +18,7 @@ from opencil.errors import BadInput
 Picture = Callable[..., Path]
 RANDOM = np.random.default_rng(3).integers(0, 256, (8, 8, 4), dtype=np.uint8)
 DEEP = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
-WIDE = np.arange(64, dtype=np.int32).reshape(8, 8)
+WIDE = np.arange(3, 259, 4, dtype=np.int32).reshape(8, 8)  # up to 255
 
 
 def read(path: Path) -> np.ndarray:
@@ -41,6 +41,8 @@ def grey(values: np.ndarray) -> np.ndarray:
         (Image.fromarray(DEEP), "tiff", grey(DEEP // 256)),
         (Image.fromarray(WIDE), "tiff", grey(WIDE)),
         (Image.fromarray(WIDE * 256), "tiff", grey(WIDE)),
+        (Image.fromarray(WIDE.astype(np.uint16)), "tiff", grey(WIDE * 0)),
+        (Image.fromarray(WIDE), "pgm", grey(WIDE * 0)),
     ],
     ids=[
         "rgb",
@@ -52,6 +54,8 @@ def grey(values: np.ndarray) -> np.ndarray:
         "tiff",
         "bytes in integers",
         "integers",
+        "dark 16 bits",
+        "dark pgm",
     ],
 )
 def test_all_kinds_become_rgb(image: Image.Image, ending: str, expected: np.ndarray, tmp_path: Path) -> None:

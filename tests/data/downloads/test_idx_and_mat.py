@@ -31,6 +31,11 @@ def test_digits_are_those_of_the_file(mnist: Mnist, tmp_path: Path, compress: bo
         np.testing.assert_array_equal(source.pixels(i, 28), [expected[i]] * 3)
 
 
+def test_of_two_files_the_compressed_one_is_read(mnist: Mnist, tmp_path: Path) -> None:
+    root = mnist(mnist(tmp_path, 12), 5, compress=False)
+    assert len(MNIST().locate("mnist", "test", root).source) == 12
+
+
 GOOD = struct.pack(">IIII", 2051, 5, 28, 28) + bytes(5 * 784)
 
 
@@ -69,7 +74,9 @@ def test_bad_idx_files_are_refused(mnist: Mnist, tmp_path: Path, content: bytes)
 def test_svhn_is_transposed_and_its_ten_is_zero(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
     (tmp_path / "svhn").mkdir()
-    savemat(tmp_path / "svhn" / "test_32x32.mat", {"X": images, "y": np.array([[1], [10], [9], [10]])})
+    digits = np.array([[1], [10], [9], [10]], np.uint8)
+    savemat(tmp_path / "svhn" / "test_32x32.mat", {"X": images, "y": digits})
+    assert svhn(tmp_path).labels.dtype == np.int64
     assert svhn(tmp_path).labels.tolist() == [1, 0, 9, 0]
     for i in range(4):
         np.testing.assert_array_equal(svhn(tmp_path).pixels(i, 32), images[:, :, :, i].transpose(2, 0, 1))
