@@ -43,7 +43,7 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
     A symbolic link is replaced; a folder, a pipe or a device is refused.
     """
     if path.exists() and not path.is_file():
-        raise BadInput(f"{path} is not a file: name a file to write")
+        raise BadInput(f"{path} is not a file: remove it, or name another file to write")
     # Two processes that write the same report each write a whole file.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     with disk_errors(path):

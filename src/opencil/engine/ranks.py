@@ -4,6 +4,7 @@ All random choices follow from seeds, so the ranks execute the same code on the 
 gather the rows of forward passes and compare checksums. Rank 0 alone shows progress and writes.
 """
 
+import atexit
 import hashlib
 import os
 import socket
@@ -151,6 +152,8 @@ def join(device: str, seconds: float) -> Ranks | None:
         if place.type == "cuda":
             torch.cuda.set_device(place)
         _joined = Ranks(int(os.environ["RANK"]), world_size(), place, seconds)
+        if not _joined.capturable:  # Gloo's threads must not outlive the interpreter
+            atexit.register(dist.destroy_process_group)
     return _joined
 
 

@@ -37,7 +37,7 @@ def chosen_tables(
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
-            label = ", with a label such as ber@nter" * (kind == "ablation")
+            label = " with a label, such as ber@nter," * (kind == "ablation")
             raise BadInput(f"there is no table {kind!r} to show: no detector{label} has been evaluated yet")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
     if compare:

@@ -130,7 +130,7 @@ def read_records(
     steps: dict[StepFolder, Info] = {}
     environment: dict[str, Any] = {}
     wrong: dict[Path, str] = {}
-    if folder.environment.exists():
+    if folder.environment.exists() or folder.trained():
         with note_damage(wrong, folder.environment):
             found = read_json(folder.environment)
             if found["run"] != run:

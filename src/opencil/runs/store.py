@@ -39,6 +39,7 @@ from opencil.config.short_forms import parse_yaml
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import (
     Damaged,
+    DiskError,
     checksum,
     damaged,
     disk_errors,
@@ -268,6 +269,10 @@ class RunFolder:
             if any(self.path.glob("step*/*.safetensors")):
                 raise damaged(self.config, "it is missing")
             return {}
+        if not read_bytes(self.config).startswith(_FIRST_LINE.encode()):
+            why = f"it is damaged, or not of format {FORMAT}"
+            way = f"keep it and name another folder with --runs, or delete {self.path} to compute it again"
+            raise Damaged(f"{self.config} cannot be used ({why}): {way}", why)
         return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
 
     def _write_config(self, record: dict[str, Any]) -> None:
@@ -315,8 +320,11 @@ class RunFolder:
         return stored
 
     def finished(self, spec: RunSpec) -> bool:
-        """Return whether every step is trained, each on the one before, and measured with every detector."""
-        if not self.step(1).trained:
+        """Return whether every step is trained, each on the one before, and measured with every detector.
+
+        A run whose last process was killed is not: its folder is to be tidied up.
+        """
+        if (self.path / ".open").exists() or not self.step(1).trained:
             return False
         training, previous = digest_values(training_values(spec.record())), ""
         for step in (self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)):
@@ -368,6 +376,8 @@ class RunFolder:
                 held = FileLock(self.path / ".lock").acquire(timeout=seconds)  # it makes the folder
         except Timeout:
             raise LockedRun(f"{self.path} is written by another process: wait for it, or stop it") from None
+        except FileNotFoundError as error:  # such as below /proc
+            raise DiskError(f"the folder {self.path} cannot be made: {error.strerror}") from None
         with held:
             yield
 
