@@ -27,10 +27,7 @@ Lines = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Choice:
-    """The detectors that figures show side by side, and how many CIL models.
-
-    By default four detectors are drawn. Of many CIL models, ``top`` and the joint one are drawn.
-    """
+    """The detectors that figures show side by side, by default four, and how many CIL models."""
 
     detectors: tuple[str, ...] = ()
     top: Top = field(default_factory=Top)
@@ -45,15 +42,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class About:
-    """Texts of a figure: ``heading`` is drawn on it, ``title`` and ``caption`` are for the page.
-
-    ``cil`` is empty where it shows all CIL models.
-    """
+    """Texts of a figure: ``heading`` is drawn on it, ``title`` and ``caption`` are for the page."""
 
     name: str  #: of its files
     benchmark: str
     k: int | str
-    cil: str
+    cil: str  #: empty for all
     title: str
     heading: str
     caption: str

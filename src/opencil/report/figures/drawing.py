@@ -37,7 +37,7 @@ _SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches per letter and line below a fi
 _DPI = 200  # dots per inch of a PNG
 # Blue, vermilion, green, purple, orange, sky: the yellow of the eight is too pale, black is the reference's.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one more: lines of one colour have different markers
 _DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
@@ -174,10 +174,7 @@ def _draw_curves(
     reference: str = "",
     compared: Lines | None = None,
 ) -> Figure:
-    """Draw curves with their names at their ends, as wide as a column of print.
-
-    The ``reference`` is dashed and black, ``compared`` curves have no names.
-    """
+    """Draw curves with names at their ends; ``reference`` is dashed and black, ``compared`` unnamed."""
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
     axes = picture.subplots()
     for i, curve in enumerate((compared or {}).values()):
@@ -311,10 +308,7 @@ def _draw_baselines(group: Group) -> Figure | None:
 
 
 def _style(i: int, reference: bool = False) -> Look:
-    """Return the look of the i-th line, or of the reference.
-
-    There is one marker more than colours: a line with the colour of another has another marker.
-    """
+    """Return the look of the i-th line, or of the reference."""
     colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markeredgewidth": 0} | (_REFERENCE if reference else {})
 
@@ -352,10 +346,7 @@ def _label_ends(axes: Axes, lines: Lines, reference: str = "", top: float = 0.27
 
 
 def spread_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places in the same order, at least ``gap`` apart, and below ``high`` if there is room.
-
-    They are moved up from the lowest, then down from ``high``.
-    """
+    """Return places in the same order, at least ``gap`` apart, and below ``high`` if there is room."""
     order, offsets = np.argsort(places, kind="stable"), gap * np.arange(len(places))
     moved = np.maximum.accumulate(np.asarray(places, dtype=float)[order] - offsets) + offsets
     result = np.empty(len(places))
