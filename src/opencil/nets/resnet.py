@@ -45,10 +45,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A stem, stages of the same number of basic blocks, and the mean over pixels.
-
-    Features are ≥ 0, unless the last block is signed.
-    """
+    """A stem, stages of the same number of basic blocks, and the mean over pixels: ≥ 0, unless signed."""
 
     def __init__(self, stem: nn.Module, blocks: Sequence[BasicBlock], per_stage: int) -> None:
         super().__init__()
@@ -59,10 +56,7 @@ class ResNet(Backbone):
     def create(
         cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool, signed: bool
     ) -> "ResNet":
-        """Create stages of these widths, each halving the image after the first; ``signed``: no last ReLU.
-
-        Weights of convolutions are normal with He's fan-out scale.
-        """
+        """Create stages of these widths, each halving the image after the first; ``signed``: no last ReLU."""
         blocks, inputs = [], widths[0]
         for stage, width in enumerate(widths):
             for i in range(per_stage):
