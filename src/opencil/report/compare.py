@@ -58,9 +58,8 @@ def incomparable(study: Study, source: Literal["paper", "survey"]) -> BadInput:
     outcomes = results(study) if source == "paper" else _model_results(study)
     ours = "; ".join(f"{outcome.benchmark}, {outcome.steps} steps, k = {outcome.k}" for outcome in outcomes)
     waiting = list_note(". Not finished", (part for of in outcomes for part in of.unfinished()), "; ")
-    return BadInput(
-        f"nothing finished here ({ours}) can be compared with the {source}: it has {has}" + "".join(waiting)
-    )
+    nothing = f"nothing finished here ({ours}) can be compared with the {source}: it has {has}"
+    return BadInput("".join([nothing, *waiting]))
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:

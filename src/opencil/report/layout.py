@@ -162,10 +162,7 @@ class Table:
         return drawn
 
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
-        """Return the table, or if it does not fit, parts of it with as many groups of columns as fit.
-
-        If columns of no group leave no room for a group, only labels are in every part.
-        """
+        """Return the table, or parts with as many groups of columns as fit, and the columns of no group."""
         if fits(self):
             return [self]
 

@@ -87,14 +87,11 @@ def _paper_order() -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Top:
-    """Number of methods to show, the best by the first metric of the main table; None shows all.
-
-    Methods in ``named`` are shown in any case. A name with a label is shown with its method.
-    """
+    """Number of methods to show, the best by mean AUC; None shows all. A label is shown with its method."""
 
     detector: int | None = 16
     cil: int | None = 8
-    named: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()  #: shown in any case
 
     def check(self, rows: pd.DataFrame) -> None:
         """Refuse a name that no row has."""

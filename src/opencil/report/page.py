@@ -137,9 +137,8 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     """Return the description of one benchmark and k, with its averages.
 
-    ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
-    ``baselines`` counts the pairs of CIL model and detector with a metric. A ``variant`` of another method
-    and an upper ``bound`` have no rank. ``kept`` are megabytes after the last step.
+    Of ``planned`` steps a metric ``needed`` some: it may begin at step 2. ``baselines`` counts its pairs of
+    CIL model and detector. A ``variant`` and an upper ``bound`` have no rank. ``kept`` are megabytes.
     """
     rows = rows[(rows["benchmark"] == outcome.benchmark) & (rows["k"] == outcome.k)]
     values = _values_by_place(rows, outcome)

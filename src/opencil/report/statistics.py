@@ -28,18 +28,13 @@ _UNIT = ["cil", "seed", "ood"]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Detectors by mean rank over cells, best first, with the tests of their differences.
-
-    ``friedman`` has statistic and p of Friedman's test, None for two detectors. Detectors whose mean ranks
-    differ by ``critical`` or more differ significantly (Nemenyi). ``groups`` are the largest ranges of
-    positions without such a difference.
-    """
+    """Detectors by mean rank over cells, best first, with the tests of their differences."""
 
     detectors: list[str]
     ranks: Matrix
-    friedman: tuple[float, float] | None
-    critical: float
-    groups: list[range]
+    friedman: tuple[float, float] | None  #: statistic and p; None for two detectors
+    critical: float  #: smallest significant difference of mean ranks (Nemenyi)
+    groups: list[range]  #: largest ranges of positions without such a difference
 
 
 def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -105,9 +100,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     """Return a table of ranked detectors for each benchmark, k and main metric.
 
-    Only finished runs count. Detectors with a label are not ranked, and CIL models with a label do not count
-    beside the plain model. Differences are from ``baseline``, by default the best detector. Where the
-    detectors have fewer than two cells in common, there is no table.
+    Only finished runs count; variants of detectors and CIL models do not. Differences are from ``baseline``,
+    by default the best detector. Detectors need two cells in common.
     """
     rows = study.rows
     known = {str(name) for name in rows["detector"].unique() if name and not is_labelled(name)}

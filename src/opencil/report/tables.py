@@ -183,10 +183,7 @@ def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> 
 
 
 def summaries(study: Study, extra: bool = False) -> list[Table]:
-    """Return for each benchmark and k the CIL models and the detectors on them, finished or not.
-
-    ``extra`` adds the flipped conventions of FPR and AP; other metrics have columns where they have rows.
-    """
+    """Return the CIL models and their detectors, finished or not; ``extra`` adds flipped FPR and AP."""
     rows = study.rows
     present = set(rows.loc[(rows["detector"] != "") & (rows["task"] == 0), "metric"].unique())
     asked_for = [name for name in sort_metrics(present) if not metric_of(name).standard]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from opencil.data.roles import ALL
-from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
 from opencil.report.averages import average_datasets, average_rows, select_longest
@@ -31,13 +30,6 @@ class Choice:
 
     detectors: tuple[str, ...] = ()
     top: Top = field(default_factory=Top)
-
-    def check(self, rows: pd.DataFrame) -> None:
-        """Refuse a detector that no row has."""
-        present = set(rows["detector"].unique()) - {""}
-        for name in self.detectors:
-            if name not in present:
-                raise unknown("detector of a figure", name, present)
 
 
 @dataclass(frozen=True)

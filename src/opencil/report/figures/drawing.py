@@ -23,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox, blended_transform_factory
 
+from opencil.errors import check_known
 from opencil.files import write, write_text
 from opencil.report.figures.chosen import REFERENCE, About, Choice, Group, Lines, basis, list_names, short
 from opencil.report.results import results
@@ -90,7 +91,7 @@ class Figure:
 def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
     """Draw every figure that a study can fill when it is asked for, per benchmark and k, then CIL model."""
     choice = choice or Choice()
-    choice.check(study.rows)
+    check_known("detector of a figure", choice.detectors, set(study.rows["detector"].unique()) - {""})
     for outcome in results(study):
         group = Group(outcome, study.rows, choice)
         of_cil = (_draw_fig1a, _draw_fig1b, _draw_fig1c, _draw_fig3b, _draw_old_new)
@@ -212,24 +213,20 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
         axis.set_ticks(ticks, [str(names[i]) for i in ticks])
     axes.tick_params(length=0)
     axes.set(xlabel="task of the test samples", ylabel="step", title=short(about.heading, _TITLE))
-    if len(grid) <= 10:
-        _write_cells(axes, grid.to_numpy())
+    if len(grid) <= 10:  # numbers in the cells, dark on light and light on dark
+        values = grid.to_numpy()
+        low, high = np.nanmin(values), np.nanmax(values)
+        digits = 2 if max(abs(low), abs(high)) < 10 else 1
+        middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
+        for (step, task), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                colour = "white" if value < (low + high) / 2 else "black"
+                axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)
     _frame(picture, right=0.85)
     place = axes.get_position()
     beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
     picture.colorbar(shown, cax=beside, label=group.score).outline.set_visible(False)
     return Figure(about, picture)
-
-
-def _write_cells(axes: Axes, values: Any) -> None:
-    """Write numbers into the cells of a heat map, dark on light and light on dark."""
-    low, high = np.nanmin(values), np.nanmax(values)
-    digits = 2 if max(abs(low), abs(high)) < 10 else 1
-    middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
-    for (step, task), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            colour = "white" if value < (low + high) / 2 else "black"
-            axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)
 
 
 def _draw_old_new(group: Group, cil: str) -> Figure | None:
