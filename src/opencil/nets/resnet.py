@@ -15,11 +15,10 @@ class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions and a shortcut.
 
     Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B), or it
-    takes every second pixel and appends channels of zeros (option A). A ``signed`` block has no ReLU at its
-    end.
+    takes every second pixel and appends channels of zeros (option A).
     """
 
-    signed = False
+    signed = False  #: without a ReLU at its end
 
     def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()

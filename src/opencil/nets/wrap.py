@@ -142,8 +142,7 @@ def as_classifier(model: Any) -> Classifier:
             raise BadInput(f"{name} has weights in {weight.dtype}, not float32: use model.float()")
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
-            classifier: Classifier = model
-            return classifier
+            return model  # type: ignore[no-any-return]
         if callable(model):
             return LogitsAlone(model)
     needed = "a function from images to logits, or features(images) and classify(features), are needed"

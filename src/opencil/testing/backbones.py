@@ -60,8 +60,7 @@ def check_stored(backbone: Named, side: int = SIDE) -> None:
     fresh.load_state_dict(network.state_dict(), strict=True)
     for action, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
         same = torch.equal(_features(other, images), _features(network, images))
-        hint = "all of its state must be parameters or buffers"
-        assert same, f"computes other features after it is {action}: {hint}"
+        assert same, f"computes other features when {action}: all state must be parameters or buffers"
 
 
 def check_trains(backbone: Named, side: int = SIDE) -> None:
