@@ -1,7 +1,7 @@
 """Errors for users: each message names in one sentence the wrong value and the allowed ones."""
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -68,6 +68,13 @@ def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> BadIn
     known = sorted(known)
     hint = hint or nearest(name, known)
     return BadInput(f"{what} {shown(name)} is unknown: allowed are {', '.join(known) or 'none'}{hint}")
+
+
+def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the first name that is unknown."""
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
 
 
 def not_imported(plugin: str, error: BaseException) -> str:

@@ -14,7 +14,7 @@ from opencil.data.roles import OOD_ROLES
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector
 from opencil.engine.forward import Outputs, device_of
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, check_known
 from opencil.evaluation.evaluate import check_reads, compute_outputs, have_names
 from opencil.evaluation.metric import Reading, Samples, metrics
 from opencil.nets.model import Classifier
@@ -71,16 +71,14 @@ class Evaluator:
         self.postprocessor = postprocessor
         check_reads(self.net, {postprocessor_name or type(self.postprocessor).__name__: self.postprocessor})
         self.preprocessor = preprocessor
-        self.dataloader_dict: dict[str, Any] = (
-            self._load(data_root) if dataloader_dict is None else _check_sets(dataloader_dict)
-        )
+        sets = self._load(data_root) if dataloader_dict is None else _check_sets(dataloader_dict)
+        self.dataloader_dict: dict[str, Any] = sets
         #: Functions of a set's keys in ``dataloader_dict``; each set is computed once.
         self._outputs, self._scores = cache(self._forward), cache(self._score)
 
     def eval_acc(self, data_name: str = "id") -> float:
         """Return the accuracy in percent on the ID test images, with ``csid`` also on the shifted images."""
-        if data_name not in ("id", "csid"):
-            raise unknown("data_name", data_name, ("id", "csid"))
+        check_known("data_name", [data_name], ("id", "csid"))
         right = []
         for place in self._id_places(data_name == "csid"):
             outputs = self._outputs(place)

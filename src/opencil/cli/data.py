@@ -113,10 +113,13 @@ def show(
     from opencil.data.images import Access
     from opencil.files import write
 
-    resolved = _config(benchmark, config).benchmark if benchmark or config else None
-    source = find_dataset(dataset, resolved.datasets if resolved else {})
-    size = size or (resolved.image_size if resolved else 128 if isinstance(source, FileDataset) else 8)
-    images = source.serve(dataset, split, size, Access(root, store="streamed"))
+    if benchmark or config:
+        resolved = _config(benchmark, config).benchmark
+        source, usual = find_dataset(dataset, resolved.datasets), resolved.image_size
+    else:
+        source = find_dataset(dataset, {})
+        usual = 128 if isinstance(source, FileDataset) else 8
+    images = source.serve(dataset, split, size or usual, Access(root, store="streamed"))
     save = save or Path(f"{dataset}-{split}.png")
     picture = contact_sheet(images, f"{dataset}, {split} images", count)
     write(save, lambda path: picture.save(path, "PNG"))

@@ -133,13 +133,9 @@ def _parameters() -> list[inspect.Parameter]:
     declared: dict[str, tuple[Any, Any]] = {"config": (Path | None, yml)}
     for panel, flags in _PANELS.items():
         for name, (_, metavar, default, text) in flags.items():
-            more: dict[str, Any] = {"envvar": "OPENCIL_DATA"} if name == "data_root" else {}
-            more |= {
-                "complete": _COMPLETE.get(name),
-                "rich_help_panel": panel,
-                "show_default": default or True,
-            }
-            declared[name] = str | None, option(metavar, text, **more)
+            more = {"complete": _COMPLETE.get(name), "show_default": default or True}
+            more["envvar"] = "OPENCIL_DATA" if name == "data_root" else None
+            declared[name] = str | None, option(metavar, text, rich_help_panel=panel, **more)
     text = "Any value of the config, as cil.icarl.epochs=5; may be repeated."
     keys = completing(lambda: (".".join(key) + "=" for key in import_module("opencil.config").config_keys()))
     settings = option("KEY=VALUE", text, None, "--set", complete=keys, rich_help_panel="What to run")

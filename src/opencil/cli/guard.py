@@ -15,16 +15,12 @@ from opencil.errors import OpenCILError, no_exits
 
 
 class Interrupts:
-    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1 of a queue such as Slurm's.
+    """Signals that stop a command: Ctrl-C, and SIGTERM or SIGUSR1 of a queue such as Slurm's."""
 
-    All raise ``KeyboardInterrupt``, so that runs are checkpointed and left. The first one is stored as well,
-    since native code may swallow the exception.
-    """
-
-    seen: signal.Signals | None = None
+    seen: signal.Signals | None = None  #: the first one, since native code may swallow exceptions
 
     def note(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal."""
+        """Raise ``KeyboardInterrupt``, so that runs are checkpointed and left."""
         first, self.seen = self.seen is None, self.seen or signal.Signals(number)
         # A queue may send several signals, and torchrun one to all ranks: only Ctrl-C counts twice.
         if first or number == signal.SIGINT:
@@ -36,10 +32,7 @@ interrupts = Interrupts()
 
 @contextmanager
 def exit_on_errors() -> Iterator[None]:
-    """End the command with a sentence and an exit code on expected errors and signals inside the block.
-
-    Signals are left alone where another handler was set, or where they are ignored.
-    """
+    """End the command with a sentence and an exit code on expected errors and signals inside the block."""
     interrupts.seen, usual = None, dict[int, Any]()
     queues = getattr(signal, "SIGUSR1", signal.SIGTERM)
     for number in {signal.SIGINT, signal.SIGTERM, queues}:

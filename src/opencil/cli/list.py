@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opencil.cli.flags import PLUGIN, Plugins, argument, completing, names, option, switch
-from opencil.errors import BadInput, nearest, unknown
+from opencil.errors import BadInput, check_known, nearest
 from opencil.registry import BACKBONES, DATASETS, DETECTORS, LEARNERS, Entry
 
 Line = dict[str, str]
@@ -33,8 +33,7 @@ def list_names(
     _plugin: Plugins = PLUGIN,
 ) -> None:
     """List what there is; one name alone with its paper, labels and values."""
-    if what not in KINDS:
-        raise unknown("list", what, KINDS)
+    check_known("list", [what], KINDS)
     if (needs and what != "detectors") or (year and what not in ("cil", "detectors")):
         raise BadInput(f"--needs is for detectors, --year for cil and detectors, not for {what}")
     lines, filters = list(_lines(what, pattern)), ""
@@ -42,8 +41,7 @@ def list_names(
         from opencil.detectors.detector import Reads
 
         given, filters = names("--needs", needs), f" with --needs {needs}"
-        if strange := [name for name in given if name not in get_args(Reads)]:
-            raise unknown("need", strange[0], get_args(Reads))
+        check_known("need", given, get_args(Reads))
         allowed = {"", "–", *given}
         reads = [f"{line['reads']}, {line['set-up reads']}".split(", ") for line in lines]
         lines = [line for line, read in zip(lines, reads, strict=True) if allowed.issuperset(read)]

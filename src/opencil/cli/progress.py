@@ -18,10 +18,7 @@ _LINES = 30.0  #: seconds between lines about progress, in a log file
 
 @contextmanager
 def progress(screen: Console, runs: int, quiet: bool = False) -> Iterator[Callable[["Event"], None]]:
-    """Yield a function to show events: a bar for each run on a terminal, or lines elsewhere.
-
-    Bars disappear at the end, and stay below what is printed on the screen. With ``quiet`` nothing is shown.
-    """
+    """Yield a function to show events: a bar for each run on a terminal, lines elsewhere, none if quiet."""
     from opencil.runs.events import Evaluated, Finished, Training
 
     drawn = screen.is_terminal or screen.is_jupyter

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from opencil.cli.flags import PLUGIN, RUNS, Plugins, detector_names, names, option, switch, table_names
 from opencil.cli.screen import problems
-from opencil.errors import BadInput, OpenCILError, unknown
+from opencil.errors import BadInput, OpenCILError, check_known
 
 if TYPE_CHECKING:  # imported where they are used, so that --help answers at once
     from opencil.report.figures.drawing import Figure
@@ -58,9 +58,7 @@ def report(
 
     ranked = statistics or baseline is not None
     kinds: list[Any] = list(KINDS) if table == "all" else names("--table", table)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown("table", kind, KINDS)
+    check_known("table", kinds, KINDS)
     if not (kinds or compare or ranked):
         kinds = ["summary"]
     say = partial(typer.echo, err=form != "terminal")  # stdout may be the input of another program
@@ -85,9 +83,9 @@ def report(
         from opencil.report.figures.drawing import figures as draw
 
         drawn = list(draw(study, choice))
-    short = ALL_SHOWN if form == "csv" else choice.top if form == "terminal" else shown or ALL_SHOWN
+    limit = {"csv": ALL_SHOWN, "terminal": choice.top}.get(form, shown or ALL_SHOWN)
     made = chosen_tables(
-        study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra, top=short
+        study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra, top=limit
     )
     if form == "terminal":
         show(Console(), made)

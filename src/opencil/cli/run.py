@@ -106,9 +106,9 @@ def _carry_out(
     from opencil.runs.tensorboard import training_curves
 
     if not is_first_rank():  # rank 0 shows what all of them do
-        # Where there is nothing to run, rank 0 says so and leaves: it is not to be waited for.
-        for _ in () if dry_run or not planned(config) else execute(config, planned):
-            pass
+        if not dry_run and planned(config):  # else rank 0 says so and leaves: it is not to be waited for
+            for _ in execute(config, planned):
+                pass
         return
     ahead, runs, failed = outlook(config, planned), config.place.runs, 0
     if not ahead.runs:

@@ -76,10 +76,9 @@ def check(
             wrong, remarks = check_files(folder)
         bad += bool(wrong)
         print_line(str(folder.path), "bad" if wrong else "note" if remarks else "good")
-        for problem in wrong:
-            print_line(problem, "bad", indent=4)
-        for remark in remarks:
-            print_line(remark, "note", indent=4)
+        for mark, lines in (("bad", wrong), ("note", remarks)):
+            for line in lines:
+                print_line(line, mark, indent=4)
     if bad:
         hint = "'opencil runs clean' and 'opencil run' repair what can be computed again"
         raise OpenCILError(f"something is wrong with {bad} of {len(found)} runs: {hint}")

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from opencil.errors import printable
@@ -30,10 +30,8 @@ def print_line(text: str, mark: str = "", indent: int = 0, style: str = "") -> N
 
 def borderless_table(*headings: str) -> Table:
     """Return an empty table of columns side by side; they wrap at the end of the screen."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+    columns = [Column(heading, overflow="fold") for heading in headings]
+    return Table(*columns, box=None, padding=(0, 2, 0, 0))
 
 
 def print_table(table: Table) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opencil.arrays import listed
-from opencil.errors import BadInput, unknown
+from opencil.errors import BadInput, check_known
 from opencil.evaluation.ranking import Ranking
 from opencil.registry import METRICS
 
@@ -227,9 +227,7 @@ def register_metric(
     """
 
     def add(function: Function) -> Function:
-        for parameter in inspect.signature(function).parameters:
-            if parameter not in READABLE:
-                raise unknown(f"metric {name!r}: input", parameter, READABLE)
+        check_known(f"metric {name!r}: input", inspect.signature(function).parameters, READABLE)
         if name in KEPT:
             raise BadInput(f"metric {name!r} is reserved for the bytes that a method stores")
         METRICS.register(name)(function)
@@ -253,9 +251,7 @@ def table_metrics(*tables: Tables) -> list[str]:
 def chosen_metrics(more: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of the metrics measured by default, and of more."""
     chosen, known = [more] if isinstance(more, str) else listed(more, "names of metrics"), metrics()
-    for name in chosen:
-        if name not in known:
-            raise unknown("metric", name, known)
+    check_known("metric", chosen, known)
     standard = [name for name, metric in known.items() if metric.standard]
     return tuple(dict.fromkeys([*standard, *chosen]))
 

@@ -81,9 +81,8 @@ class CosineHead(nn.Module):
 def find_centres(points: Tensor, count: int) -> Tensor:
     """Return centres [count, D] of points [n, D], n ≥ 1, by k-means; the mean for one centre.
 
-    Nothing is drawn: the first centre is the point nearest to the mean, each next one the point farthest from
-    all centres so far. It computes on the CPU, the same for all devices. With fewer points than centres some
-    repeat.
+    The first centre is the point nearest to the mean, each next one the point farthest from all centres so
+    far. It computes on the CPU, the same for all devices. With fewer points than centres some repeat.
     """
     points = points.cpu().double()
     centres = points.mean(dim=0, keepdim=True)

@@ -20,10 +20,9 @@ COMMON = ("name", "weights", "sha256", "freeze")
 def create_backbone(
     name: str, *, weights: str | None = None, sha256: str | None = None, freeze: bool = False, **values: Any
 ) -> Backbone:
-    """Create the registered backbone ``name`` with its values.
+    """Create a registered backbone, with weights from a safetensors file of it or of a model of ours.
 
-    ``weights`` names a safetensors file of the backbone, or of a whole model of ours; ``sha256`` is the
-    expected checksum of the file. ``freeze`` excludes the weights from every training.
+    ``sha256`` is the expected checksum of the file. ``freeze`` excludes the weights from every training.
     """
     backbone = BACKBONES.create(name, **values)
     if not isinstance(backbone, Backbone) or not isinstance(getattr(backbone, "width", None), int):

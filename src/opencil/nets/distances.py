@@ -11,10 +11,7 @@ from opencil.nets.cosine import CosineHead
 
 
 class DistanceHead(CosineHead):
-    """Negative squared distances to the rows under ``inverses`` [classes, D, D].
-
-    Features and rows are raised to a power and normalised.
-    """
+    """Negative squared distances of normalised powers of features and rows under ``inverses`` [C, D, D]."""
 
     inverses: Tensor
 

@@ -41,10 +41,7 @@ class SideBySide(Model):
         return [*shared, *(torch.cat(stage, dim=1) for stage in stages)]
 
     def last_stage(self, maps: Tensor) -> Tensor:
-        """Return features of all backbones side by side, for given maps before the last stage.
-
-        Each backbone reads its own part of the maps, or all of them if they are of shared stages.
-        """
+        """Return features of all backbones side by side, each of its part of the maps or of shared ones."""
         if self.shared is not None:
             return torch.cat([backbone(maps) for backbone in self.backbones()], dim=1)
         lasts = [backbone.split()[1] for backbone in self.backbones()]

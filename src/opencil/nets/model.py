@@ -31,12 +31,12 @@ class Backbone(nn.Module):
     width: int
     frozen: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return features [B, width] of normalised images."""
         # One compiled function for all backbones: copies and later steps are not compiled again.
         if _fused.get() and not self.has_kernels_for(*args):
             return _compiled_forward()(self, *args)
-        return super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
 
     def has_kernels_for(self, images: Tensor) -> bool:
         """Return whether it runs on these images in its own kernels, without a compiler."""
@@ -48,11 +48,7 @@ class Backbone(nn.Module):
         return self
 
     def freeze(self) -> Self:
-        """Exclude weights and statistics from every training.
-
-        Parameters become buffers of the same names, so that neither an optimiser nor ``requires_grad_`` of an
-        outer module reaches them; stored files stay the same.
-        """
+        """Turn parameters into buffers of the same names, beyond optimisers and ``requires_grad_``."""
         for module in self.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 delattr(module, name)
@@ -122,8 +118,7 @@ class Model(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return pooled penultimate features f [B, D] of normalised images."""
-        features: Tensor = self.backbone(images)
-        return features
+        return self.backbone(images)
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Return the backbone's maps after each stage, [B, C, H, W] each."""
@@ -131,13 +126,11 @@ class Model(nn.Module):
 
     def last_stage(self, maps: Tensor) -> Tensor:
         """Return features [B, D] for given maps before the last stage."""
-        features: Tensor = self.backbone.split()[1](maps)
-        return features
+        return self.backbone.split()[1](maps)
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits z [B, classes] of features."""
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""

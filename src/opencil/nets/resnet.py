@@ -15,11 +15,10 @@ class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions and a shortcut.
 
     Where the width changes, the shortcut is a strided 1 × 1 convolution (``projection``, option B), or it
-    takes every second pixel and appends channels of zeros (option A). A ``signed`` block has no ReLU at its
-    end.
+    takes every second pixel and appends channels of zeros (option A).
     """
 
-    signed = False
+    signed = False  #: without a ReLU at its end
 
     def __init__(self, inputs: int, width: int, stride: int, projection: bool = False) -> None:
         super().__init__()
@@ -45,10 +44,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A stem, stages of the same number of basic blocks, and the mean over pixels.
-
-    Features are ≥ 0, unless the last block is signed.
-    """
+    """A stem, stages of the same number of basic blocks, and the mean over pixels: ≥ 0, unless signed."""
 
     def __init__(self, stem: nn.Module, blocks: Sequence[BasicBlock], per_stage: int) -> None:
         super().__init__()
@@ -59,10 +55,7 @@ class ResNet(Backbone):
     def create(
         cls, stem: nn.Module, widths: tuple[int, ...], per_stage: int, projection: bool, signed: bool
     ) -> "ResNet":
-        """Create stages of these widths, each halving the image after the first; ``signed``: no last ReLU.
-
-        Weights of convolutions are normal with He's fan-out scale.
-        """
+        """Create stages of these widths, each halving the image after the first; ``signed``: no last ReLU."""
         blocks, inputs = [], widths[0]
         for stage, width in enumerate(widths):
             for i in range(per_stage):

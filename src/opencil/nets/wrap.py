@@ -73,15 +73,12 @@ class WrappedModel(nn.Module):
             of_head = self.classify(features)
         # Compared only if necessary: tensors cannot be compared while a step is captured.
         if logits is not of_head and not torch.equal(logits.float(), of_head.float()):
-            raise BadInput(
-                f"{place} does not end it: wrap the part that it ends, or use a function to logits"
-            )
+            raise BadInput(f"{place} does not end it: wrap the part it ends, or use a function to logits")
         return features
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits z [B, classes] of features."""
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of normalised images."""
@@ -108,8 +105,7 @@ class WrappedModel(nn.Module):
 
     def last_stage(self, maps: Tensor) -> Tensor:
         """Return the means over pixels of the last stage's output for given maps before it."""
-        output: Tensor = self.stages[-1](maps)
-        return output.mean(dim=(2, 3))
+        return self.stages[-1](maps).mean(dim=(2, 3))  # type: ignore[no-any-return]
 
 
 wrap = WrappedModel
@@ -146,8 +142,7 @@ def as_classifier(model: Any) -> Classifier:
             raise BadInput(f"{name} has weights in {weight.dtype}, not float32: use model.float()")
     if not isinstance(model, type):
         if callable(getattr(model, "features", None)) and callable(getattr(model, "classify", None)):
-            classifier: Classifier = model
-            return classifier
+            return model  # type: ignore[no-any-return]
         if callable(model):
             return LogitsAlone(model)
     needed = "a function from images to logits, or features(images) and classify(features), are needed"
@@ -155,10 +150,7 @@ def as_classifier(model: Any) -> Classifier:
 
 
 def logits_of(output: Any, rows: int, name: str) -> Tensor:
-    """Return the logits [B, classes] in a model's output.
-
-    They are the tensor itself, ``logits`` of an object or a mapping, or the first element of a tuple.
-    """
+    """Return a model's output or, in it, ``logits`` of an object or a mapping, or the first of a tuple."""
     found = output
     if isinstance(output, Mapping):
         found = output.get("logits")

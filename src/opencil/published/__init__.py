@@ -54,11 +54,10 @@ def in_percent(values: "pd.Series[float]") -> "pd.Series[float]":
 def published_survey() -> pd.DataFrame:
     """Return the 240 accuracies of 14 CIL methods on CIFAR-100 from ``SURVEY``, in percent.
 
-    Columns: split, cil, step, classes, metric, value. ``b0-10`` begins with 0 classes and has 10 a step, as
-    ours with k = 10; ``b50-10`` begins with 50, as ours with 50+10. ``metric`` is accuracy (of a step, after
-    so many classes), average_accuracy or last_accuracy; step and classes are 0 for the latter two. ResNet-32,
-    2,000 exemplars, our order of classes; its training images are made brighter or darker besides, by up to
-    63/255.
+    Columns: split, cil, step, classes, metric, value. Split ``b0-10`` is our k = 10, ``b50-10`` our 50+10.
+    ``metric`` is accuracy (of a step, after so many classes), average_accuracy or last_accuracy, with step
+    and classes 0. ResNet-32, 2,000 exemplars, our order of classes; training images are brightened or
+    darkened besides, by up to 63/255.
     """
     table = _read("survey.csv")
     return table.assign(**{name: table[name].replace("", 0).astype(int) for name in ("step", "classes")})
@@ -67,8 +66,7 @@ def published_survey() -> pd.DataFrame:
 def recomputed_means(figures: pd.DataFrame) -> "pd.Series[float]":
     """Compute the mean over datasets from near and far figures; NaN for rows of other splits than all.
 
-    ``figures`` are rows of ``published_results``. A near split of n datasets and a far one of m give
-    (n · near + m · far) / (n + m).
+    With n near and m far datasets it is (n · near + m · far) / (n + m).
     """
     parts = figures.pivot_table(index=_CELL, columns="distance", values="value")
     names = parts.index.get_level_values("benchmark")

@@ -85,7 +85,6 @@ def average_models(rows: pd.DataFrame) -> pd.DataFrame:
     """Return metrics of the CIL models themselves, mean and deviation over seeds.
 
     Every accuracy is averaged over steps (``average ...``) and taken after the last step (``last ...``).
-    Forgetting and backward transfer follow from the matrix of accuracies per step and task.
     """
     models = shares(rows[rows["detector"] == ""])
     lines = []

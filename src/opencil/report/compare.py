@@ -58,17 +58,15 @@ def incomparable(study: Study, source: Literal["paper", "survey"]) -> BadInput:
     outcomes = results(study) if source == "paper" else _model_results(study)
     ours = "; ".join(f"{outcome.benchmark}, {outcome.steps} steps, k = {outcome.k}" for outcome in outcomes)
     waiting = list_note(". Not finished", (part for of in outcomes for part in of.unfinished()), "; ")
-    return BadInput(
-        f"nothing finished here ({ours}) can be compared with the {source}: it has {has}" + "".join(waiting)
-    )
+    nothing = f"nothing finished here ({ours}) can be compared with the {source}: it has {has}"
+    return BadInput("".join([nothing, *waiting]))
 
 
 def compare(outcome: Outcome) -> pd.DataFrame:
-    """Return every cell of the paper on a benchmark and k, in percent.
+    """Return every cell of the paper on a benchmark and k, beside ours, in percent.
 
-    Columns: cil, detector, metric, place, paper, recomputed (the mean of the paper's near and far figures),
-    flagged, ours, std, difference. ``ours`` is NaN where no run is finished. ``difference`` is NaN where it
-    does not count: in flagged cells, and where ours is the mean over other OOD datasets than the paper's.
+    ``ours`` is NaN where no run is finished; ``difference`` is NaN where it does not count: in cells flagged
+    as contradictory, and where ours is the mean over other OOD datasets than the paper's.
     """
     every = _paper_cells()
     here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
@@ -84,9 +82,8 @@ def compare(outcome: Outcome) -> pd.DataFrame:
 def _paper_cells() -> pd.DataFrame:
     """Return every cell of the paper's tables, in percent."""
     figures, ablation = published.published_results(), published.published_ablation()
-    figures = figures.assign(
-        recomputed=100 * published.recomputed_means(figures), flagged=published.contradictory(figures)
-    )
+    recomputed = 100 * published.recomputed_means(figures)
+    figures = figures.assign(recomputed=recomputed, flagged=published.contradictory(figures))
     places = ablation["ood"].map(dataset_place)
     ablation = ablation.assign(distance=places, recomputed=float("nan"), flagged=False)
     every = pd.concat([figures, ablation]).rename(columns={"distance": "place"})
@@ -163,15 +160,16 @@ def _side_by_side(
         for key in keys:
             here = by_key.get(key, counted[:0])
             ours, paper = outcome.mean_over(here["detector"], *key), float(here["paper"].mean())
-            difference = None if ours.value is None else ours.value - paper
-            cells += _NONE if difference is None else [ours, Cell(paper), Cell(difference, signed=True)]
+            found = [] if ours.value is None else [ours, Cell(paper), Cell(ours.value - paper, signed=True)]
+            cells += found or _NONE
         return cells
 
     blocks = [Block([line(detector) for detector in names])]
     if not any(map(is_labelled, theirs)):
         families = group_families(names)
         blocks = [Block([line(d) for d in of], name, [averages("Average", of)]) for name, of in families]
-        blocks += [Block([averages("Average (All)", names)])] * (len(blocks) > 1)
+        if len(blocks) > 1:
+            blocks.append(Block([averages("Average (All)", names)]))
     accuracy = [words("CIL accuracy")]
     for cil, of_cil in groupby(keys, key=lambda key: key[0]):  # in its first columns
         accuracy += by_cell.get((cil, "", "accuracy", ""), _NONE)
@@ -181,7 +179,7 @@ def _side_by_side(
     notes = [
         *outcome.basis(),
         "Δ: ours minus the paper's, in percent points. Averages: over detectors that count.",
-        *[_FLAGGED] * bool(shown["flagged"].any()),
+        *([_FLAGGED] if shown["flagged"].any() else []),
         *list_note("Not in these runs", [detector for detector in theirs if detector not in names]),
         *list_note("Not in this table of the paper's", strangers),
         *data,
@@ -197,7 +195,7 @@ def _agreement_table(
     metrics = list(dict.fromkeys(metric for _, metric, _ in keys))
     pairs = list(dict.fromkeys((cil, place) for cil, _, place in keys))
     several = len({place for _, place in pairs}) > 1
-    columns = [CIL, *[Column("OOD", label=True)] * several]
+    columns = [CIL, Column("OOD", label=True)] if several else [CIL]
     heads = ("cells", "mean|Δ|", "max|Δ|", "rank ρ", "same best")
     columns += [Column(head, metric_of(m).column) for m in metrics for head in heads]
     none = agreement(cells[:0])
@@ -224,10 +222,7 @@ def _agreement_table(
 
 
 def agreement(cells: pd.DataFrame) -> dict[str, float]:
-    """Measure how far ours and the paper's agree in the cells of one CIL method, metric and place.
-
-    Spearman's correlation, and whether the same detector is best, are NaN where there are too few cells.
-    """
+    """Measure how far ours and the paper's agree on one CIL method, metric and place; NaN for few cells."""
     counted = cells[cells["difference"].notna()]
     size, off = len(counted), counted["difference"].abs()
     ours, paper = counted["ours"].round(2), counted["paper"]
@@ -257,13 +252,10 @@ def _contradictions(outcome: Outcome, flagged: pd.DataFrame) -> Table:
     """Make a table of the cells in which the paper contradicts itself, with the mean of near and far."""
     detectors = pd.Categorical(flagged["detector"], sort_detectors(flagged["detector"]))
     flagged = flagged.assign(detector=detectors).sort_values(["metric", "detector"], kind="stable")
-    lines = [
-        [
-            *map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column)),
-            *(Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])),
-        ]
-        for row in flagged.to_dict("records")
-    ]
+    lines = []
+    for row in flagged.to_dict("records"):
+        names = map(words, (row["cil"], row["detector"], metric_of(row["metric"]).column))
+        lines.append([*names, Cell(row["paper"]), Cell(row["recomputed"]), Cell(row["ours"], row["std"])])
     columns = [CIL, DETECTOR, Column("metric", label=True)]
     columns += map(Column, ("printed", "from near/far", "ours"))
     near, far = (len(published.OOD[outcome.benchmark][role]) for role in OOD_ROLES)
@@ -304,12 +296,15 @@ def data_notes(outcome: Outcome) -> list[str]:
 def survey_tables(study: Study) -> list[Table]:
     """Return the accuracies of finished runs beside the survey's, for each k that the survey has."""
     made, figures = [], published.published_survey()
+    rows = study.rows[(study.rows["detector"] == "") & (study.rows["task"] == 0)]
     for outcome in _model_results(study):
         split = _SPLITS.get((outcome.steps, outcome.k)) if outcome.benchmark == _SURVEYED else None
         lines = {}
         for cil in outcome.cil:
             theirs = figures[(figures["split"] == split) & (figures["cil"] == method(cil))]
-            ours = _our_accuracies(outcome, study.rows, cil)
+            metric = published.SURVEY_ACCURACY.get(method(cil), "accuracy")
+            here = outcome.select_finished(rows[(rows["cil"] == cil) & (rows["metric"] == metric)])
+            ours = 100 * here.pivot(index="step", columns="seed", values="value")
             if len(ours) and len(theirs):
                 lines[cil] = _survey_line(cil, ours, theirs)
         if lines:
@@ -323,16 +318,8 @@ def _model_results(study: Study) -> list[Outcome]:
     return results(replace(study, rows=study.rows[study.rows["detector"] == ""], runs=records))
 
 
-def _our_accuracies(outcome: Outcome, rows: pd.DataFrame, cil: str) -> pd.DataFrame:
-    """Return accuracies of a method's finished runs in percent, a line per step, a column per seed."""
-    metric = published.SURVEY_ACCURACY.get(method(cil), "accuracy")
-    of_model = (rows["detector"] == "") & (rows["task"] == 0) & (rows["metric"] == metric)
-    here = outcome.select_finished(rows[of_model & (rows["cil"] == cil)])
-    return 100 * here.pivot(index="step", columns="seed", values="value")
-
-
 def _survey_line(cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cell]:
-    """Return average and last accuracy, ours, the survey's and the difference, then differences per step."""
+    """Return average and last accuracy, ours (steps × seeds), theirs and Δ, then Δ after each step."""
     printed = theirs.set_index(["metric", "step"])["value"].to_dict()
     figures = theirs.loc[theirs["metric"] == "accuracy", "value"].tolist()
     if figures:  # the survey prints no average of its larger first step
@@ -342,10 +329,9 @@ def _survey_line(cil: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Cel
     for metric, values in (("average_accuracy", ours.mean()), ("last_accuracy", ours.iloc[-1])):
         mean, survey = values.mean(), printed.get((metric, 0), math.nan)
         line += [Cell(mean, values.std()), Cell(survey), Cell(mean - survey, signed=True)]
-    per_step = ours.mean(axis=1).items()
-    return line + [
-        Cell(mean - printed.get(("accuracy", step), math.nan), signed=True) for step, mean in per_step
-    ]
+    for step, mean in ours.mean(axis=1).items():
+        line.append(Cell(mean - printed.get(("accuracy", step), math.nan), signed=True))
+    return line
 
 
 def _survey_table(outcome: Outcome, lines: dict[str, list[Cell]]) -> Table:

@@ -22,9 +22,7 @@ ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 #: Marks of the best, the second and the third of a column: the paper's types, and numbers for plain text.
 _NUMBERS = ("", "¹", "²", "³")
 _STYLES = ("", "bold underline", "bold", "underline")
-_MARKS = (
-    "¹ best, ² second, ³ third (.*)[.]"  #: a note, and the same for LaTeX, where types alone mark the best
-)
+_MARKS = "¹ best, ² second, ³ third (.*)[.]"  #: a note, and below for LaTeX, where types alone mark them
 _STYLED_MARKS = r"Bold and underlined: best \1; bold: second; underlined: third."
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
 _PAGE = 8  # columns of numbers with deviations in the width of a page
@@ -74,10 +72,7 @@ def list_note(label: str, parts: Iterable[str], separator: str = ", ") -> list[s
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Columns of a ``group`` stay together where a table is cut; columns without a group are in every part.
-    """
+    """A column; where a table is cut, a group stays together, and columns without one are in every part."""
 
     name: str
     group: str = ""
@@ -103,18 +98,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells in blocks of lines, under a title and over notes, with a ``name`` for files.
-
-    ``missing`` are sentences on runs that are unfinished, damaged or lost. They stand before the notes; CSV,
-    which has no notes, has a column of them.
-    """
+    """Cells in blocks of lines, under a title and over notes, with a ``name`` for files."""
 
     name: str
     title: str
     columns: list[Column]
     blocks: list[Block]
     notes: list[str]
-    missing: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  #: sentences on unfinished, damaged or lost runs
     cil: str = ""  #: the CIL method of all its lines, if there is only one
 
     @property
@@ -133,10 +124,7 @@ class Table:
         return file_name(self.name)
 
     def without(self, hidden: Mapping[str, Collection[str]], note: str) -> "Table":
-        """Return the table without the lines and groups of columns that ``hidden`` names, and with a note.
-
-        The keys of ``hidden`` are names of label columns. Averages below a block stay.
-        """
+        """Return the table with a note, and without lines and groups that ``hidden`` has by label column."""
         places = {i: hidden[c.name] for i, c in enumerate(self.columns) if c.label and c.name in hidden}
         groups = {name for names in hidden.values() for name in names}
         kept = [i for i, column in enumerate(self.columns) if column.group not in groups]
@@ -174,11 +162,7 @@ class Table:
         return drawn
 
     def fitting(self, fits: Callable[["Table"], bool]) -> "list[Table]":
-        """Return the table, or if it does not fit, parts of it with as many groups of columns as fit.
-
-        A group too wide alone is cut into its columns. Columns of no group are in every part; if
-        they leave no room for a group, only labels are.
-        """
+        """Return the table, or parts with as many groups of columns as fit, and the columns of no group."""
         if fits(self):
             return [self]
 
@@ -234,17 +218,15 @@ class Table:
         return "\n".join([f"## {_markdown(self.title)}", "", *drawn, "", *notes, ""])
 
     def csv(self) -> str:
-        """Return the table as CSV: plain numbers, with deviations in columns of their own.
-
-        A name that a spreadsheet would compute as a formula gets an apostrophe in front.
-        """
+        """Return the table as CSV: plain numbers, with deviations in columns of their own."""
         blocks = [_csv(block.title) for block in self.blocks for _ in [*block.lines, *block.foot]]
         columns = [["block", *blocks]] if any(blocks) else []
         for i, column in enumerate(self.columns):
             cells, heading = [line[i] for line in self.lines], _csv(column.heading)
             columns.append([heading, *map(_csv_cell, cells)])
             deviations = ["" if cell.std is None else f"{cell.std:.6g}" for cell in cells]
-            columns += [[f"{heading} std", *deviations]] if any(deviations) else []
+            if any(deviations):
+                columns.append([f"{heading} std", *deviations])
         if self.missing:  # on every line, so that a selection of lines carries it too
             columns.append(["missing", *[_csv(" ".join(self.missing))] * len(self.lines)])
         file = io.StringIO()
@@ -287,17 +269,14 @@ class Table:
 
 
 def _draw_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
-    """Return heading and cells for a terminal, padded so that numbers end at the same place before ranks.
-
-    ``leads`` marks the first column of a group, which names it and is set apart by a blank.
-    """
+    """Return heading and cells for a terminal; the column that ``leads`` a group names it, after a blank."""
     ranked, head = any(cell.rank for cell in cells), column.name.split(" ", 1)
     texts = [
         Text().append(cell.text, style=_STYLES[cell.rank]).append(ranked * (_NUMBERS[cell.rank] or " "))
         for cell in cells
     ]
     if column.group:
-        head = [*(part * leads for part in column.group.split(" ")), column.name]
+        head = [*(part if leads else "" for part in column.group.split(" ")), column.name]
     heading = [Text(line + " " * (ranked and not column.label)) for line in head]
     if not column.label:
         width = max(text.cell_len for text in [*heading, *texts]) + leads
@@ -307,7 +286,7 @@ def _draw_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, 
 
 
 def _csv(text: str) -> str:
-    """Return text that a spreadsheet does not compute."""
+    """Return text with an apostrophe in front where a spreadsheet would compute it as a formula."""
     return f"'{text}" if re.match(r"[=+@\t\r-]", text) and not re.fullmatch(_NUMBER, text) else text
 
 

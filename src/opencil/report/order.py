@@ -87,14 +87,11 @@ def _paper_order() -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Top:
-    """Number of methods to show, the best by the first metric of the main table; None shows all.
-
-    Methods in ``named`` are shown in any case. A name with a label is shown with its method.
-    """
+    """Number of methods to show, the best by mean AUC; None shows all. A label is shown with its method."""
 
     detector: int | None = 16
     cil: int | None = 8
-    named: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()  #: shown in any case
 
     def check(self, rows: pd.DataFrame) -> None:
         """Refuse a name that no row has."""
@@ -116,9 +113,8 @@ class Top:
         """Return the share of the methods that is shown, ``8 of 19 detectors``; empty where all are."""
         parts, nouns = [], {"detector": "detectors", "cil": "CIL methods"}
         for kind in kinds:
-            shown, every = (
-                {*map(method, of)} - {""} for of in (self.select(rows, kind), rows[kind].unique())
-            )
+            shown = set(map(method, self.select(rows, kind)))
+            every = set(map(method, rows[kind].unique())) - {""}
             if shown < every:
                 parts.append(f"{len(shown)} of {len(every)} {nouns[kind]}")
         return " and ".join(parts)
@@ -130,8 +126,7 @@ ALL_SHOWN = Top(None, None)
 def _rank(rows: pd.DataFrame, kind: Kind) -> list[str]:
     """Rank methods without labels, the best first, by how far they are above the mean of their cell.
 
-    A cell is everything the methods share: for detectors the same model and images. So an unfinished method
-    gains nothing from the steps that it lacks.
+    A cell is everything the methods share, so an unfinished method gains nothing from the steps it lacks.
     """
     metric = metric_of(table_metrics("all")[0])
     found = rows[is_ood(rows) & (rows["metric"] == metric.name)]

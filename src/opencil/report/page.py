@@ -70,10 +70,7 @@ def page(
     tables: Iterable[Table] = (),
     refresh: float | None = None,
 ) -> str:
-    """Return the page as text.
-
-    ``tables`` are shown as they are; with ``refresh`` the page reloads itself every so many seconds.
-    """
+    """Return the page as text; with ``refresh`` it reloads itself every so many seconds."""
     rows = shares(study.rows)
     rows = rows[rows["task"] == 0]
     kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
@@ -140,9 +137,8 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     """Return the description of one benchmark and k, with its averages.
 
-    ``planned`` is the number of steps, ``needed`` the number of them with a metric: some begin at step 2.
-    ``baselines`` counts the pairs of CIL model and detector with a metric. A ``variant`` of another method
-    and an upper ``bound`` have no rank. ``kept`` are megabytes after the last step.
+    Of ``planned`` steps a metric ``needed`` some: it may begin at step 2. ``baselines`` counts its pairs of
+    CIL model and detector. A ``variant`` and an upper ``bound`` have no rank. ``kept`` are megabytes.
     """
     rows = rows[(rows["benchmark"] == outcome.benchmark) & (rows["k"] == outcome.k)]
     values = _values_by_place(rows, outcome)
@@ -153,6 +149,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     first = of_detectors.groupby("metric")["step"].min()
     bounds = [name for name in cils if is_upper_bound(name)]
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
+    every = [(ALL, "all OOD sets")] if oods else []
     splits = [(role, f"all {role}") for role in OOD_ROLES if role in oods.values()]
     steps = sorted(rows["step"].unique().tolist())
     return {
@@ -173,7 +170,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict(),
         "sets": oods | dict.fromkeys(shifted, SHIFTED),
-        "places": [*[(ALL, "all OOD sets")] * bool(oods), *splits, *((dataset_place(n), n) for n in oods)],
+        "places": [*every, *splits, *((dataset_place(name), name) for name in oods)],
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
         "notes": [
             *list_note("Bounds of accuracy, which keep all images, have no rank", bounds),
@@ -202,13 +199,12 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
 def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
 
-    An average is a list of mean, deviation, number of steps, number of seeds, the means of every step, and of
-    several seeds their deviations.
+    They are lists: mean, deviation, numbers of steps and seeds, means of every step and, if any, deviations.
     """
     keys = ["metric", "place", "shown", "cil", "detector"]
     seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
     values = values.astype(dict.fromkeys(["metric", "place", "cil", "detector"], "category"))
-    shown = ["", *[values["seed"].astype(str)] * (values["seed"].nunique() > 1)]
+    shown = ["", values["seed"].astype(str)] if values["seed"].nunique() > 1 else [""]
     values = pd.concat([values.assign(shown=pd.Series(of, values.index, dtype=seeds)) for of in shown])
     values = select_longest(values, keys)
     per_run = values.groupby([*keys, "seed"], observed=True)
@@ -223,7 +219,7 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     parts = zip(whole.index, whole[["steps", "seeds"]].to_numpy().tolist(), *lists, strict=True)
     for (metric, place, seed, cil, detector), numbers, both, means, deviations in parts:
         of_seed = found.setdefault(metric, {}).setdefault(place, {}).setdefault(seed, {})
-        of_seed[f"{cil}\n{detector}"] = [*both, *numbers, means, *[deviations] * (numbers[1] > 1)]
+        of_seed[f"{cil}\n{detector}"] = [*both, *numbers, means, *([deviations] if numbers[1] > 1 else [])]
     return found
 
 
@@ -260,7 +256,8 @@ def _describe_table(table: Table) -> dict[str, Any]:
     """Return a table as the page draws and saves it; titles of blocks are lines of their own."""
     lines: list[list[Any]] = []
     for block in table.blocks:
-        lines += [[block.title, *[""] * (len(table.columns) - 1)]] * bool(block.title)
+        if block.title:
+            lines.append([block.title, *[""] * (len(table.columns) - 1)])
         lines += [[_describe_cell(cell) for cell in line] for line in [*block.lines, *block.foot]]
     columns = [{"text": column.heading, "label": column.label} for column in table.columns]
     described = {"name": table.file, "title": table.title, "columns": columns, "lines": lines}

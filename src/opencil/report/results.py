@@ -105,7 +105,7 @@ class Outcome:
 
     def complete(self, table: Table, averaged: bool = False) -> Table:
         """Return a table of these results with benchmark and k in name and title, and with missing runs."""
-        of = f", {table.cil}" * bool(table.cil)
+        of = f", {table.cil}" if table.cil else ""
         missing = self.missing(averaged=averaged, of=[table.cil] if table.cil else None)
         name, title = f"{table.name}-{self.name}", f"{self.title}{of}: {table.title}"
         return replace(table, name=name, title=title, missing=missing)
@@ -124,10 +124,7 @@ class Outcome:
         return note_partial("so not in near, far and all", self.partial)
 
     def missing(self, *, averaged: bool = False, of: Collection[str] | None = None) -> list[str]:
-        """Return sentences on unfinished, damaged, lost and failed runs, of some CIL methods (default: all).
-
-        With ``averaged``, unfinished methods are in the averages all the same.
-        """
+        """Return sentences on unfinished, damaged, lost and failed runs, of some CIL methods or all."""
         runs = [run for run in self.runs if of is None or run["cil"] in of]
         named = [(f"{run['cil']} seed {run['seed']}", run) for run in runs]
         lost = [f"{name} ({', '.join(files)})" for name, run in named if (files := run.get("left_out"))]
@@ -141,7 +138,7 @@ class Outcome:
         """Return notes on seeds of one method that were made under different configs or by different code."""
         parts = []
         for cil, keys in _differing_keys(self.runs).items():
-            more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
             parts.append(f"{cil} ({', '.join(keys[:_NAMED])}{more})")
         notes = list_note("Runs of one method that differ in more than their seeds", parts, "; ")
         values: dict[str, set[str]] = {}
@@ -151,9 +148,8 @@ class Outcome:
             for plugin, sha256 in maker.get("plugins", {}).items():
                 values.setdefault(f"versions of {Path(plugin).name}", set()).add(sha256[:16])
         for kind, several in values.items():
-            notes += list_note(
-                f"Rows were made by several {kind}", sorted(several) if len(several) > 1 else []
-            )
+            if len(several) > 1:
+                notes += list_note(f"Rows were made by several {kind}", sorted(several))
         return notes
 
     def unfinished(self, of: Collection[str] | None = None) -> list[str]:
@@ -186,11 +182,7 @@ class Outcome:
 
 @lru_cache(maxsize=2)  # all tables, figures and pages of a report ask for the same
 def results(study: Study) -> list[Outcome]:
-    """Return the results of a study for each benchmark and k; its records name the runs still to come.
-
-    Only finished runs are averaged: after half of the steps, the easier half, a method would look better
-    than it is.
-    """
+    """Return the results for each benchmark and k; the easier first steps of unfinished runs do not count."""
     metrics = ["accuracy", *table_metrics("all", "near-far")]
     rows = study.rows[study.rows["metric"].isin(metrics) & (study.rows["task"] == 0)]
     megabytes = list_megabytes(study.rows)
@@ -220,26 +212,21 @@ def find_partial(rows: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _differing_keys(runs: list[RunRecord]) -> dict[str, list[str]]:
-    """Return for each CIL method the keys in which its runs' configs differ: seeds and places may.
-
-    A key of some configs only is no difference: the others have another set of detectors.
-    """
+    """Return for each CIL method the keys its runs' configs share and differ in; seeds and places may."""
     values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         for key, value in flat({"foreign": False} | run["config"]).items():  # foreign: models from elsewhere
             if key.partition(".")[0] not in ("seed", "place", "plugins"):
                 values.setdefault((run["cil"], key), set()).add(repr(value))
-    differing = [pair for pair, several in values.items() if len(several) > 1]
-    return {
-        name: [key for cil, key in differing if cil == name] for name in sort_cil(cil for cil, _ in differing)
-    }
+    differing: dict[str, list[str]] = {}
+    for (cil, key), several in values.items():
+        if len(several) > 1:
+            differing.setdefault(cil, []).append(key)
+    return {cil: differing[cil] for cil in sort_cil(differing)}
 
 
 def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:
-    """Count the steps that each detector of each run has on all of the run's datasets.
-
-    The steps of a run's model have an empty detector.
-    """
+    """Count the steps that each detector ('': the model) of each run has on all of the run's datasets."""
     cells = rows.loc[is_ood(rows), [*_METHOD, "step", "ood"]].drop_duplicates()
     own = cells.groupby(["cil", "seed"])["ood"].transform("nunique")
     of_step = cells.assign(own=own).groupby([*_METHOD, "step"])["own"].agg(["size", "first"])
@@ -251,7 +238,7 @@ def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:
 
 def describe_steps(steps: int, seeds: int) -> str:
     """Return the numbers of steps and seeds that averages are over, in words."""
-    deviation = " (± standard deviation)" * (seeds > 1)
+    deviation = " (± standard deviation)" if seeds > 1 else ""
     return f"then over {count(steps, 'step')}, then over {count(seeds, 'seed')}{deviation}"
 
 

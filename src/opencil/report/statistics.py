@@ -28,25 +28,17 @@ _UNIT = ["cil", "seed", "ood"]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Detectors by mean rank over cells, best first, with the tests of their differences.
-
-    ``friedman`` has statistic and p of Friedman's test, None for two detectors. Detectors whose mean ranks
-    differ by ``critical`` or more differ significantly (Nemenyi). ``groups`` are the largest ranges of
-    positions without such a difference.
-    """
+    """Detectors by mean rank over cells, best first, with the tests of their differences."""
 
     detectors: list[str]
     ranks: Matrix
-    friedman: tuple[float, float] | None
-    critical: float
-    groups: list[range]
+    friedman: tuple[float, float] | None  #: statistic and p; None for two detectors
+    critical: float  #: smallest significant difference of mean ranks (Nemenyi)
+    groups: list[range]  #: largest ranges of positions without such a difference
 
 
 def cell_matrix(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return cells × detectors of a metric, as fractions, mean over the steps that every detector has.
-
-    Cells without such a step are left out.
-    """
+    """Return cells × detectors of a metric, as fractions, mean over the steps that every detector has."""
     chosen = rows[is_ood(rows) & (rows["metric"] == metric)]
     steps = chosen.pivot(index=[*_UNIT, "step"], columns="detector", values="value").dropna()
     return steps.groupby(_UNIT).mean()
@@ -81,10 +73,7 @@ def nemenyi(detectors: int, cells: int) -> float:
 
 
 def bootstrap(differences: Matrix, resamplings: int = 10_000) -> Matrix:
-    """Return 95 % intervals of means of paired differences [cells, pairs], by drawing whole cells.
-
-    Each row of the result is mean, lower and upper percentile of a pair.
-    """
+    """Return mean, low and high of 95 % intervals of paired differences [cells, pairs], by drawing cells."""
     count = len(differences)
     chosen = np.random.default_rng(0).integers(0, count, size=(resamplings, count))
     times = np.stack([np.bincount(cells, minlength=count) for cells in chosen])  # how often each was drawn
@@ -111,9 +100,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
     """Return a table of ranked detectors for each benchmark, k and main metric.
 
-    Only finished runs count. Detectors with a label are not ranked, and CIL models with a label do not count
-    beside the plain model. Differences are from ``baseline``, by default the best detector. Where the
-    detectors have fewer than two cells in common, there is no table.
+    Only finished runs count; variants of detectors and CIL models do not. Differences are from ``baseline``,
+    by default the best detector. Detectors need two cells in common.
     """
     rows = study.rows
     known = {str(name) for name in rows["detector"].unique() if name and not is_labelled(name)}
@@ -140,6 +128,7 @@ def _table(
     ranking = rank_detectors(cells, metric_of(metric).lower_is_better)
     names = ranking.detectors
     reference = baseline if baseline in names else names[0]
+    absent = baseline not in (None, reference)
     values = 100 * cells[names].to_numpy(dtype=np.float64)
     differences = values - values[:, [names.index(reference)]]
     intervals = bootstrap(differences)
@@ -157,7 +146,7 @@ def _table(
         )
     heads = ("mean rank", "group", metric_of(metric).column, "difference", "low", "high", "p")
     columns = [DETECTOR, *map(Column, heads)]
-    counted = f" of {total:,}: those that all detectors have" * (len(cells) < total)
+    counted = f" of {total:,}: those that all detectors have" if len(cells) < total else ""
     tested = ""
     if ranking.friedman:
         statistic, p = ranking.friedman
@@ -171,8 +160,7 @@ def _table(
         "by a paired bootstrap that draws cells (10,000 times, seed 0); p is that of Wilcoxon's signed-rank "
         "test of the same pairs, adjusted by Holm for the number of detectors. Cells of one run depend on "
         "each other: all this is about these runs, not about other trainings.",
-        *[f"{baseline} is not finished here, so the best stands for it."]
-        * (baseline not in (None, reference)),
+        *([f"{baseline} is not finished here, so the best stands for it."] if absent else []),
         *list_note("Variants of a method are not ranked", filter(is_labelled, outcome.detectors)),
         *list_note("Variants of a CIL model are not counted beside it", variants),
         *outcome.mixture(),

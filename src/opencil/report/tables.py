@@ -44,11 +44,7 @@ _LABELLED = (
 
 
 def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
-    """Return all tables of a kind, for each benchmark and k (and CIL method, where that is a table each).
-
-    Without an evaluated detector there are none, but for the summary, which then has accuracy alone.
-    ``extra`` adds the flipped conventions of FPR and AP to the summary.
-    """
+    """Return all tables of a kind, for each benchmark and k; ``extra`` is for the summary."""
     if kind == "summary":
         return summaries(study, extra)
     make = _ablation_tables if kind == "ablation" else partial(_tables_by_family, kind)
@@ -75,14 +71,12 @@ def _tables_by_family(kind: Kind, outcome: Outcome) -> list[Table]:
     made = []
     for columns in columns_of(kind, outcome, outcome.cil):
         cil, metric, _ = next(iter(columns.values()))
-        if kind == "main":
-            made.append(_table_by_family(outcome, "main", "main results", columns))
-        elif kind == "distance":
-            title = f"near and far OOD, {metric_of(metric).column}"
-            made.append(_table_by_family(outcome, f"distance-{metric}", title, columns))
-        else:
-            title = "OOD detection per dataset"
-            made.append(_table_by_family(outcome, f"dataset-{cil}", title, columns, cil))
+        name, title, of = "main", "main results", ""
+        if kind == "distance":
+            name, title = f"distance-{metric}", f"near and far OOD, {metric_of(metric).column}"
+        elif kind == "dataset":
+            name, title, of = f"dataset-{cil}", "OOD detection per dataset", cil
+        made.append(_table_by_family(outcome, name, title, columns, of))
     return made
 
 
@@ -90,9 +84,11 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
     """Make a table for each CIL method and each detector with labels: its variants on each OOD dataset."""
     made = []
     for own in dict.fromkeys(method(name) for name in outcome.detectors if is_labelled(name)):
-        tuned = "fine-tuning" in dict(group_families([own]))
-        variants = sorted(name for name in outcome.detectors if is_labelled(name) and method(name) == own)
-        every = [name for name in [*[UNTUNED] * tuned, *variants, own] if name in outcome.detectors]
+        every = sorted(name for name in outcome.detectors if is_labelled(name) and method(name) == own)
+        if own in outcome.detectors:
+            every.append(own)
+        if UNTUNED in outcome.detectors and "fine-tuning" in dict(group_families([own])):
+            every.insert(0, UNTUNED)
         for cil, columns in zip(outcome.cil, columns_of("ablation", outcome, outcome.cil), strict=True):
             lines = [_line(outcome, name, columns) for name in every]
             lines = [line for line in lines if any(cell.value is not None for cell in line)]
@@ -123,10 +119,7 @@ def _differing_values(names: list[str], own: str, runs: list[RunRecord]) -> list
 def _table_by_family(
     outcome: Outcome, name: str, title: str, columns: dict[Column, Key], cil: str = ""
 ) -> Table:
-    """Make a table like the paper's: accuracy, a block of detectors per family, averages below each.
-
-    If all columns are of one method, ``cil``, its accuracy is in a note.
-    """
+    """Make a table like the paper's: accuracy (of one ``cil`` in a note), a block per family, averages."""
     keys, every = list(columns.values()), outcome.detectors
     metrics = [metric for _, metric, _ in keys]
     plain = [detector for detector in every if not is_labelled(detector)]
@@ -138,7 +131,9 @@ def _table_by_family(
         blocks.append(Block([lines[detector] for detector in names], family, foot))
     if len(blocks) > 1:
         blocks.append(Block([_average("Average (All)", outcome, plain, keys)]))
-    notes = [*outcome.basis(), _MARKS, *[_LABELLED] * (plain != every)]
+    notes = [*outcome.basis(), _MARKS]
+    if plain != every:
+        notes.append(_LABELLED)
     if cil:
         notes.append(f"Average accuracy of {cil}: {outcome.of(cil, '', 'accuracy', '').text}.")
     else:
@@ -175,10 +170,7 @@ def _line_over_groups(name: str, keys: list[Key], of: Callable[[str], Cell]) -> 
 
 
 def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> list[list[Cell]]:
-    """Mark the three best values of each column, compared as they are shown.
-
-    The last columns are of ``metrics``. Lines compete where ``competes`` is true.
-    """
+    """Mark the three best values of each of the last columns, of ``metrics``, among lines that compete."""
     ranked = [list(line) for line in lines]
     competing = list(compress(ranked, competes))
     for i, metric in enumerate(metrics, start=-len(metrics)):
@@ -191,11 +183,7 @@ def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> 
 
 
 def summaries(study: Study, extra: bool = False) -> list[Table]:
-    """Return for each benchmark and k the CIL models and the detectors on them, finished or not.
-
-    ``extra`` adds the flipped conventions of FPR and AP. Metrics that are not measured by default have
-    columns where there are rows of them.
-    """
+    """Return the CIL models and their detectors, finished or not; ``extra`` adds flipped FPR and AP."""
     rows = study.rows
     present = set(rows.loc[(rows["detector"] != "") & (rows["task"] == 0), "metric"].unique())
     asked_for = [name for name in sort_metrics(present) if not metric_of(name).standard]
@@ -235,10 +223,12 @@ def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     records = {metric: metric_of(metric.removeprefix("average ")) for metric in others}
     heads = {m: f"average {record.column}" for m, record in records.items() if "accuracy_" not in m}
     columns = [CIL, *(Column(heads.get(m, m.replace("accuracy_", "").replace("_", " "))) for m in metrics)]
-    columns += [*map(Column, _SIZES)] * kept
     notes = [_CONTINUAL, *_note_fewer_seeds(averages.groupby("cil")["seeds"].min())]
     notes += [record.sentence for record in records.values() if record.function]
-    notes += [*[_KEPT] * kept, *outcome.mixture()]
+    if kept:
+        columns += map(Column, _SIZES)
+        notes.append(_KEPT)
+    notes += outcome.mixture()
     return outcome.complete(Table("accuracy", "accuracy", columns, [Block(lines)], notes), averaged=True)
 
 
@@ -273,12 +263,10 @@ def _summary(
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
     basis = f"Percent: mean over the datasets of a split, {describe_steps(*counts.max())}."
     fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
-    notes = [
-        " ".join([basis, *fewer]),
-        *more,
-        *[_MARKS.replace("in its column", "of its CIL model")] * marked,
-    ]
-    notes += [_LABELLED] * (marked and any(map(is_labelled, measured["detector"].unique())))
+    notes = [" ".join([basis, *fewer]), *more]
+    if marked:
+        notes.append(_MARKS.replace("in its column", "of its CIL model"))
+        notes += [_LABELLED] if any(map(is_labelled, measured["detector"].unique())) else []
     notes += [metric_of(metric).sentence for metric in metrics]
     return outcome.complete(Table(name, title, columns, blocks, notes), averaged=True)
 

@@ -29,16 +29,13 @@ def chosen_tables(
     extra: bool = False,
     top: Top = ALL_SHOWN,
 ) -> list[Table]:
-    """Return tables, comparisons and statistics; an empty kind is an error, unless all are asked for.
-
-    ``top`` limits the methods in tables, but not in ablations and comparisons, which are of few.
-    """
+    """Return tables, comparisons and statistics; an empty kind is an error, unless all are asked for."""
     made: list[Table] = []
     for kind in kinds:
         of_kind = tables(kind, study, extra)
         if not of_kind and set(kinds) != set(KINDS):
-            label = " with a label, such as ber@nter," * (kind == "ablation")
-            raise BadInput(f"there is no table {kind!r} to show: no detector{label} has been evaluated yet")
+            detector = "detector@label" if kind == "ablation" else "detector"
+            raise BadInput(f"there is no table {kind!r} to show: no {detector} has been evaluated yet")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
     if compare:
         asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
@@ -55,10 +52,7 @@ def chosen_tables(
 
 
 def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Table]:
-    """Return tables with the methods that ``top`` shows; averages, marks and ranks are over all.
-
-    Tables without detectors have few lines and stay as they are.
-    """
+    """Return tables with the methods that ``top`` shows; tables without detectors stay as they are."""
     rows = study.rows
     hidden = {
         "detector": set(rows["detector"].unique()) - {""} - top.select(rows, "detector"),
@@ -82,10 +76,7 @@ def write_page(
     refresh: float | None = None,
     tables: Sequence[Table] | None = None,
 ) -> None:
-    """Write the page of a study; with ``refresh`` it reloads itself every so many seconds.
-
-    By default ``tables`` are the statistics and the survey's, but none for a page with ``refresh``.
-    """
+    """Write the page of a study, by default with statistics and survey unless it reloads itself."""
     from opencil.report.page import page
 
     if tables is None:
@@ -101,10 +92,7 @@ def write_report(
     extra: bool = False,
     top: Top = ALL_SHOWN,
 ) -> None:
-    """Write a study with all its tables, its figures and its page into a folder.
-
-    ``top`` limits the methods in tables, but not in CSV.
-    """
+    """Write a study with all its tables, figures and page into a folder; ``top`` does not limit CSV."""
     write_study(study, folder)
     survey, statistics = survey_tables(study), statistics_tables(study, baseline)
     many = [table for kind in KINDS if kind != "ablation" for table in tables(kind, study, extra)]
@@ -123,10 +111,7 @@ def write_report(
 def watch_runs(
     read: Callable[[], Study], path: Path, choice: "Choice", every: float, say: Callable[[str], None]
 ) -> Study:
-    """Write the page every so many seconds until all runs are done or Ctrl-C is pressed; return the study.
-
-    Figures are added at the end. However the watching ends, the last page does not reload itself.
-    """
+    """Write the page until all runs are done or Ctrl-C is pressed; return the study. The last has figures."""
     from opencil.report.figures.drawing import figures
 
     study, said, problem, ending = read(), "", "", "all runs are done"

@@ -53,8 +53,9 @@ def _read(root: Path) -> list[Study]:
     if not studies:
         read = partial(read_published, shares=["accuracy", *table_metrics("all", "near-far", "extra")])
         studies = [_read_folder(folder, read) for folder in published_below(root)]
-    left_out = {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in refused}
-    studies += [Study(left_out=left_out)] * bool(left_out)  # runs may be in these folders
+    if refused:  # runs may be in these folders
+        why = {_title(Path(e.filename)): f"it cannot be read ({e.strerror})" for e in refused}
+        studies.append(Study(left_out=why))
     if not studies:
         raise BadInput(f"there are no runs below {root}, nor published ones: 'opencil run' makes some")
     return studies

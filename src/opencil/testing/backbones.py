@@ -23,7 +23,7 @@ def _images(side: int, count: int = 6) -> Tensor:
 
 @torch.no_grad()
 def _features(network: Backbone, images: Tensor) -> Tensor:
-    return network(images)  # type: ignore[no-any-return]
+    return network(images)
 
 
 def check_result(backbone: Named, side: int = SIDE) -> None:
@@ -60,8 +60,7 @@ def check_stored(backbone: Named, side: int = SIDE) -> None:
     fresh.load_state_dict(network.state_dict(), strict=True)
     for action, other in (("loaded from its state dict", fresh), ("copied", copy.deepcopy(network))):
         same = torch.equal(_features(other, images), _features(network, images))
-        hint = "all of its state must be parameters or buffers"
-        assert same, f"computes other features after it is {action}: {hint}"
+        assert same, f"computes other features when {action}: all state must be parameters or buffers"
 
 
 def check_trains(backbone: Named, side: int = SIDE) -> None:
@@ -71,7 +70,7 @@ def check_trains(backbone: Named, side: int = SIDE) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             features = network(_images(side))
         if features.requires_grad:
-            features.float().square().mean().backward()
+            features.float().square().mean().backward()  # type: ignore[no-untyped-call]
         found = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         assert found or network.frozen, f"has no parameter with a gradient, {where}"
         bad = [name for name, gradient in found.items() if not torch.isfinite(gradient).all()]
@@ -114,8 +113,7 @@ def check_split(backbone: Named, side: int = SIDE) -> None:
         return
     with torch.no_grad():
         found = last(shared.maps(images)[-1])
-    same = nearly_equal(found, _features(network, images))
-    assert same, "has parts that give other features than the whole"
+    assert nearly_equal(found, _features(network, images)), "has parts with other features than the whole"
 
 
 #: Every check of the backbones' contract, by name.

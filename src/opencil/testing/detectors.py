@@ -62,8 +62,7 @@ class _Network(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Return z [B, C]."""
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)  # type: ignore[no-any-return]
 
 
 class _Trial:
@@ -81,10 +80,10 @@ class _Trial:
         self.ood = forward(self.network, 0.5 * torch.randn(60, *_SHAPE, generator=random))
 
 
-def _fit(detector: AnyDetector, setup: Outputs | None = None) -> tuple[Detector, _Trial]:
-    """Return a new detector fitted on its trial's samples, or on others, and the trial."""
+def _fit(detector: AnyDetector) -> tuple[Detector, _Trial]:
+    """Return a new detector fitted on its trial's samples, and the trial."""
     trial = _Trial(detector)
-    return trial.detector.fit(trial.setup if setup is None else setup), trial
+    return trial.detector.fit(trial.setup), trial
 
 
 def _images(outputs: Outputs) -> Tensor:
@@ -154,16 +153,14 @@ def check_reads(detector: AnyDetector) -> None:
         scores = new.score(**_arguments(trial.test, reads))
     except Exception as error:
         raise AssertionError(f"fails where it is given only {', '.join(sorted(reads))}: {error}") from error
-    same = nearly_equal(scores, fitted.score(trial.test))
-    assert same, "scores differently where it is given only its `reads`"
+    assert nearly_equal(scores, fitted.score(trial.test)), "scores differently with only its `reads`"
 
 
 def check_refit(detector: AnyDetector) -> None:
     """A second set-up replaces the first."""
     fitted, trial = _fit(detector)
     first = fitted.score(trial.test)
-    reverse = torch.arange(len(trial.setup) - 1, -1, -1)
-    again = fitted.fit(_select(trial.setup, reverse)).fit(trial.setup)
+    again = fitted.fit(_select(trial.setup, torch.arange(len(trial.setup)).flip(0))).fit(trial.setup)
     assert nearly_equal(again.score(trial.test), first), "scores differently after a second set-up"
 
 
@@ -197,11 +194,10 @@ def check_extreme_logits(detector: AnyDetector) -> None:
     network = copy.deepcopy(trial.network)
     with torch.no_grad():
         network.head.weight.mul_(1e4 / float(trial.setup.logits.abs().max()))
-    images = [_images(outputs) for outputs in (trial.setup, trial.test)]
-    setup, test = (forward(network, given) for given in images)
+    setup, test = (forward(network, _images(outputs)) for outputs in (trial.setup, trial.test))
     for fitted_on in (trial.setup, replace(setup, labels=trial.setup.labels)):
         try:
-            _fit(detector, fitted_on)[0].score(test)
+            _Trial(detector).detector.fit(fitted_on).score(test)
         except BadInput as error:
             raise AssertionError(f"cannot score logits of ±10000: {error}") from error
 
@@ -219,7 +215,7 @@ def check_fewest(detector: AnyDetector) -> None:
         raise AssertionError(f"fails on its fewest = {fewest} set-up samples: {error}") from error
     if fewest > 1:
         with suppress(BadInput):
-            _fit(detector, _select(trial.setup, by_class[: fewest - 1]))
+            _Trial(detector).detector.fit(_select(trial.setup, by_class[: fewest - 1]))
             raise AssertionError(f"accepts {fewest - 1} set-up samples, and fewest = {fewest}")
 
 

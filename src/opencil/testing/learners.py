@@ -141,8 +141,7 @@ def check_stored(learner: AnyLearner) -> None:
         except RuntimeError as error:
             raise AssertionError(f"has a `blank` of another shape than the model {after}: {error}") from error
         same = torch.equal(_test_outputs(task.model, task).logits, _test_outputs(blank, task).logits)
-        hint = "all that training changes must be parameters or buffers of `task.model`"
-        assert same, f"computes other logits when its model is loaded {after}: {hint}"
+        assert same, f"computes other logits when loaded {after}: all its state must be in `task.model`"
 
 
 def check_teacher(learner: AnyLearner) -> None:
@@ -175,8 +174,7 @@ def check_resume(learner: AnyLearner) -> None:
         task = run.begin(2)
         list(run.train(task, Checkpoint.from_tensors(tensors)))
         changed = list_differences(_state(task.model), _state(whole.model))
-        hint = "the state of training should be in `task.model`"
-        assert not changed, f"ends with other weights when it resumes after {place}: {changed}; {hint}"
+        assert not changed, f"ends with other {changed} if resumed after {place}: keep state in `task.model`"
 
 
 def check_memory(learner: AnyLearner) -> None:

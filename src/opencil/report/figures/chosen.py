@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from opencil.data.roles import ALL
-from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
 from opencil.report.averages import average_datasets, average_rows, select_longest
@@ -27,33 +26,20 @@ Lines = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Choice:
-    """The detectors that figures show side by side, and how many CIL models.
-
-    By default four detectors are drawn. Of many CIL models, ``top`` and the joint one are drawn.
-    """
+    """The detectors that figures show side by side, by default four, and how many CIL models."""
 
     detectors: tuple[str, ...] = ()
     top: Top = field(default_factory=Top)
 
-    def check(self, rows: pd.DataFrame) -> None:
-        """Refuse a detector that no row has."""
-        present = set(rows["detector"].unique()) - {""}
-        for name in self.detectors:
-            if name not in present:
-                raise unknown("detector of a figure", name, present)
-
 
 @dataclass(frozen=True)
 class About:
-    """Texts of a figure: ``heading`` is drawn on it, ``title`` and ``caption`` are for the page.
-
-    ``cil`` is empty where it shows all CIL models.
-    """
+    """Texts of a figure: ``heading`` is drawn on it, ``title`` and ``caption`` are for the page."""
 
     name: str  #: of its files
     benchmark: str
     k: int | str
-    cil: str
+    cil: str  #: empty for all
     title: str
     heading: str
     caption: str

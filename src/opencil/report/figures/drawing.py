@@ -23,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox, blended_transform_factory
 
+from opencil.errors import check_known
 from opencil.files import write, write_text
 from opencil.report.figures.chosen import REFERENCE, About, Choice, Group, Lines, basis, list_names, short
 from opencil.report.results import results
@@ -37,7 +38,7 @@ _SMALL_LETTER, _SMALL_LINE = 0.05, 0.12  # inches per letter and line below a fi
 _DPI = 200  # dots per inch of a PNG
 # Blue, vermilion, green, purple, orange, sky: the yellow of the eight is too pale, black is the reference's.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one more: lines of one colour have different markers
 _DASHES = (0, (3, 2))
 _REFERENCE: Look = {"color": "#222222", "linestyle": _DASHES, "marker": ""}
 #: Lines on another model: dashed, with hollow markers.
@@ -90,7 +91,7 @@ class Figure:
 def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
     """Draw every figure that a study can fill when it is asked for, per benchmark and k, then CIL model."""
     choice = choice or Choice()
-    choice.check(study.rows)
+    check_known("detector of a figure", choice.detectors, set(study.rows["detector"].unique()) - {""})
     for outcome in results(study):
         group = Group(outcome, study.rows, choice)
         of_cil = (_draw_fig1a, _draw_fig1b, _draw_fig1c, _draw_fig3b, _draw_old_new)
@@ -174,10 +175,7 @@ def _draw_curves(
     reference: str = "",
     compared: Lines | None = None,
 ) -> Figure:
-    """Draw curves with their names at their ends, as wide as a column of print.
-
-    The ``reference`` is dashed and black, ``compared`` curves have no names.
-    """
+    """Draw curves with names at their ends; ``reference`` is dashed and black, ``compared`` unnamed."""
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
     axes = picture.subplots()
     for i, curve in enumerate((compared or {}).values()):
@@ -215,24 +213,20 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
         axis.set_ticks(ticks, [str(names[i]) for i in ticks])
     axes.tick_params(length=0)
     axes.set(xlabel="task of the test samples", ylabel="step", title=short(about.heading, _TITLE))
-    if len(grid) <= 10:
-        _write_cells(axes, grid.to_numpy())
+    if len(grid) <= 10:  # numbers in the cells, dark on light and light on dark
+        values = grid.to_numpy()
+        low, high = np.nanmin(values), np.nanmax(values)
+        digits = 2 if max(abs(low), abs(high)) < 10 else 1
+        middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
+        for (step, task), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                colour = "white" if value < (low + high) / 2 else "black"
+                axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)
     _frame(picture, right=0.85)
     place = axes.get_position()
     beside = picture.add_axes((place.x1 + 0.02, place.y0, 0.03, place.height))
     picture.colorbar(shown, cax=beside, label=group.score).outline.set_visible(False)
     return Figure(about, picture)
-
-
-def _write_cells(axes: Axes, values: Any) -> None:
-    """Write numbers into the cells of a heat map, dark on light and light on dark."""
-    low, high = np.nanmin(values), np.nanmax(values)
-    digits = 2 if max(abs(low), abs(high)) < 10 else 1
-    middle: Look = {"ha": "center", "va": "center", "fontsize": 5.5}
-    for (step, task), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            colour = "white" if value < (low + high) / 2 else "black"
-            axes.text(task, step, f"{value:.{digits}f}", color=colour, **middle)
 
 
 def _draw_old_new(group: Group, cil: str) -> Figure | None:
@@ -311,10 +305,7 @@ def _draw_baselines(group: Group) -> Figure | None:
 
 
 def _style(i: int, reference: bool = False) -> Look:
-    """Return the look of the i-th line, or of the reference.
-
-    There is one marker more than colours: a line with the colour of another has another marker.
-    """
+    """Return the look of the i-th line, or of the reference."""
     colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markeredgewidth": 0} | (_REFERENCE if reference else {})
 
@@ -352,10 +343,7 @@ def _label_ends(axes: Axes, lines: Lines, reference: str = "", top: float = 0.27
 
 
 def spread_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places in the same order, at least ``gap`` apart, and below ``high`` if there is room.
-
-    They are moved up from the lowest, then down from ``high``.
-    """
+    """Return places in the same order, at least ``gap`` apart, and below ``high`` if there is room."""
     order, offsets = np.argsort(places, kind="stable"), gap * np.arange(len(places))
     moved = np.maximum.accumulate(np.asarray(places, dtype=float)[order] - offsets) + offsets
     result = np.empty(len(places))
