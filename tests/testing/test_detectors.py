@@ -146,7 +146,10 @@ WRONG: dict[str, tuple[str, Detector]] = {
         own(Near, set_up=hoard, scores=lambda self, o: self.count * Near.scores(self, o)),
     ),
     "global seed": ("inputs_unchanged", adding(lambda o: float(torch.manual_seed(0).initial_seed()))),
-    "changed logits": ("inputs_unchanged", own(scores=lambda self, o: o.logits.sub_(1).amax(dim=1))),
+    "changed logits": (  # of a built-in detector: others get copies
+        "inputs_unchanged",
+        own(scores=lambda self, o: o.logits.sub_(1).amax(dim=1), __module__="opencil.own"),
+    ),
     "training mode": ("inputs_unchanged", own(scores=train, reads=IMAGES)),
     "left gradient": ("inputs_unchanged", own(scores=go_backward, reads=IMAGES)),
     "overflow": ("extreme_logits", own(scores=lambda self, o: o.logits.exp().sum(dim=1).log())),
