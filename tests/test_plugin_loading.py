@@ -114,6 +114,7 @@ BROKEN = {
     "def f(:\n": "(mine.py, line 1): SyntaxError",
     "import sys\nsys.exit(3)\n": "(mine.py, line 2): SystemExit: 3",
     "raise GeneratorExit\n": "(mine.py, line 1): GeneratorExit",
+    "raise type('Odd', (Exception,), {'__str__': lambda e: 1 / 0})\n": "(mine.py, line 1): Odd: Odd without",
     "x = 1\nimport broken_beside\n": "(broken_beside.py, line 2): ZeroDivisionError",
     "import json\n\njson.loads('{')\n": "(mine.py, line 3): JSONDecodeError",
     MARGIN.replace('"margin"', '"msp"'): "(mine.py, line 8): detector 'msp' is already registered",

@@ -235,3 +235,10 @@ def test_an_installed_plugin_that_raises_is_named_with_its_line(
             ask()
         for fragment in ("'mine'", "installed_and_broken.py, line 3", "SystemExit: no licence"):
             assert fragment in str(told.value)
+
+
+def test_a_family_that_is_no_text_is_refused() -> None:
+    msp = DETECTORS.entry("msp").make
+    with pytest.raises(BadInput, match="family"):
+        DETECTORS.register("odd")(type("Odd", (msp,), {"family": 1}))
+    assert "odd" not in DETECTORS.names()

@@ -16,8 +16,12 @@ def tensor_of(value: Any) -> Any:
     """Return a numpy array as a tensor, sharing its memory if possible; other values unchanged."""
     if not isinstance(value, np.ndarray):
         return value
+    if np.ma.is_masked(value):
+        raise BadInput("an array with masked values is given: choose the numbers to use, as by compressed()")
     try:
-        return torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
+        array = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])
+        # For numpy any strides of a single number are in order.
+        return torch.from_numpy(array if min(array.strides, default=0) >= 0 else array.copy())
     except TypeError:
         raise BadInput(f"an array of {value.dtype} is given: numbers are needed") from None
 
@@ -27,7 +31,8 @@ def dense(value: Any, what: str) -> Tensor:
     tensor = tensor_of(value)
     if not isinstance(tensor, Tensor):
         raise BadInput(f"{what} are a {type(value).__name__}: a tensor or a numpy array is needed")
-    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
+    without_values = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
+    if without_values or tensor.is_complex() or tensor.is_quantized:
         raise BadInput(f"{what} are {tensor.dtype}, {tensor.layout}: dense real numbers are needed")
     if tensor.dtype in _UNSIGNED and ((tensor := tensor.long()) < 0).any():
         raise BadInput(f"{what} have numbers from 2^63 on: smaller numbers are needed")

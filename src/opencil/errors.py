@@ -36,7 +36,10 @@ def no_exits(passing: type[BaseException] = Exception) -> Iterator[None]:
 
 def one_line(text: object, longest: int = 300) -> str:
     """Return a text, or the message of an error, as one printable line, cut where it is long."""
-    line = " ".join(str(text).split())
+    try:
+        line = " ".join(str(text).split())
+    except Exception:  # of a plugin's error
+        line = f"{type(text).__name__} without a text"
     line = line if len(line) <= longest else f"{line[: longest - 3]}..."
     return printable(line)
 

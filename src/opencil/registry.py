@@ -110,6 +110,8 @@ class Registry(Generic[T]):
         base = getattr(importlib.import_module("opencil"), self.base) if self.base else object
         if self.base and not (inspect.isclass(make) and issubclass(make, base)):
             raise BadInput(f"{self.kind} {name!r} is no subclass of opencil.{self.base}")
+        if not isinstance(family := getattr(make, "family", ""), str):
+            raise BadInput(f"{self.kind} {name!r} has the family {family!r}: a text is needed")
         if missing := sorted(getattr(make, "__abstractmethods__", ())):
             raise BadInput(f"{self.kind} {name!r} has no {', '.join(missing)}: opencil.{self.base} needs it")
 

@@ -31,6 +31,8 @@ def test_numbers_as_people_write_them() -> None:
         ("a: !!int ''", ""),
         ("a: b\nc: \0", ""),
         ("[" * 2000, ""),
+        ("seed: &a [*a]", "letters"),
+        ("".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 10 if i else 'x'}]\n" for i in range(9)), "letters"),
         ("- cil\n- detector\n", "benchmark, cil"),
         ("icarl\n", "benchmark, cil"),
     ],

@@ -176,6 +176,7 @@ def test_inputs_that_are_not_read_are_not_checked() -> None:
         {"logits": np.array([["cat"]])},
         {"logits": np.array([[1.0, np.nan]])},
         {"logits": [[1.0, 2.0]]},
+        {"logits": torch.zeros(4, 3, device="meta")},
         {"features": Outputs(Z, Z + torch.nan)},
     ],
     ids=str,
@@ -183,6 +184,16 @@ def test_inputs_that_are_not_read_are_not_checked() -> None:
 def test_invalid_tensors_and_arrays_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         First().score(**arguments)
+
+
+@pytest.mark.parametrize("found", [None, "a", torch.zeros(4, dtype=torch.complex64)], ids=str)
+def test_scores_that_are_no_tensor_of_real_numbers_are_refused(found: Any) -> None:
+    class Odd(First):
+        def scores(self, outputs: Outputs) -> torch.Tensor:
+            return found  # type: ignore[no-any-return]
+
+    with pytest.raises(BadInput, match="scores of Odd"):
+        Odd().score(logits=Z)
 
 
 def test_scores_that_are_not_one_for_each_sample_are_refused() -> None:

@@ -104,6 +104,17 @@ def test_the_share_can_be_chosen() -> None:
     inside, outside = torch.arange(10.0), torch.tensor([4.5, 5.5, 7.5])
     assert ood_metrics(inside, outside, recall=0.5).fpr == pytest.approx(2 / 3)
     assert ood_metrics(inside, outside, recall=0.2).fpr == 0.0
+    for recall in (0, 1.1, math.nan, None, "0.5"):
+        with pytest.raises(BadInput, match="recall"):
+            ood_metrics(inside, outside, recall=recall)  # type: ignore[arg-type]
+
+
+def test_reversed_arrays_of_any_length_are_read_and_masked_ones_refused() -> None:
+    for count in (1, 2, 3):
+        inside, outside = np.arange(count)[::-1] + 0.5, np.arange(count)[::-1]
+        assert ood_metrics(inside, outside).auc == (count + 1) / (2 * count)
+    with pytest.raises(BadInput, match="masked"):
+        ood_metrics(np.ma.masked_array([1.0, 2.0], mask=[True, False]), np.zeros(1))
 
 
 def test_large_counts_do_not_overflow() -> None:
@@ -121,6 +132,7 @@ def test_large_counts_do_not_overflow() -> None:
         torch.tensor([True, False]),
         torch.tensor([0.0, math.nan]),
         torch.tensor([0.0, -math.inf]),
+        torch.zeros(2, device="meta"),
     ],
     ids=str,
 )
@@ -137,6 +149,11 @@ def test_scores_that_are_no_vector_of_finite_numbers_are_refused(bad: Tensor) ->
 def test_accuracy(predicted: list[int], labels: list[int], share: float) -> None:
     found = accuracy(torch.tensor(predicted), torch.tensor(labels))
     assert found == pytest.approx(share, rel=0, abs=1e-15)
+
+
+def test_predictions_of_another_type_are_compared_exactly() -> None:
+    assert accuracy(np.array([2048, 2049]), np.array([2048, 2048], np.float16)) == 0.5
+    assert accuracy(torch.tensor([2**24 + 1]), torch.tensor([2.0**24])) == 0
 
 
 @pytest.mark.parametrize("shape", [(0,), (2,), (1, 3)])

@@ -4,6 +4,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,10 @@ def test_runs_trained_here_and_elsewhere_do_not_continue_each_other(
         (lambda models: 5, "models is a int"),
         (lambda models: [1, 2], "step 1"),
         (lambda models: models[::-1], "step 1: .* 8 logits"),
+        (
+            lambda models: lambda step: lambda images: torch.full((len(images), step.seen), nan),
+            "step 1: .*finite",
+        ),
     ],
 )
 def test_models_that_do_not_fit_the_steps(
@@ -277,7 +282,10 @@ def test_images_that_a_method_has_kept(models: list[opencil.Model], evaluate: Ev
 
 @pytest.mark.parametrize(
     "memory",
-    ["all", [[0]], [[10**9]] * 2, [list(range(900))] * 2, [["a"]] * 2, [[0.5]] * 2, [[True, False]] * 2],
+    [
+        *("all", [[0]], [[10**9]] * 2, [[2**63]] * 2, [list(range(900))] * 2),
+        *([["a"]] * 2, [[0.5]] * 2, [[True, False]] * 2),
+    ],
 )
 def test_memories_that_cannot_be(memory: Any, models: list[opencil.Model], evaluate: Evaluate) -> None:
     with pytest.raises(BadInput, match="memory"):

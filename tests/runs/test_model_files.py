@@ -80,8 +80,11 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "content",
-    [{"model": {"a": torch.ones(1)}, "ema": {"a": torch.ones(1)}}, 5, {}, b"", b"hello there"],
-    ids=["two", "number", "empty", "nothing", "text"],
+    [
+        {"model": {"a": torch.ones(1)}, "ema": {"a": torch.ones(1)}},
+        *(5, {}, {0: torch.ones(1)}, {None: torch.ones(1)}, b"", b"hello there"),
+    ],
+    ids=["two", "number", "empty", "numbered", "unnamed", "nothing", "text"],
 )
 def test_files_that_cannot_be_used(content: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "a.pt", tmp_path / "a.safetensors"):

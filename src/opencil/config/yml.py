@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from itertools import chain
+from math import inf
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
 from opencil.errors import BadInput, one_line
+
+_LONGEST = 10_000_000
 
 
 def load(text: str | bytes, source: str) -> Any:
@@ -25,8 +29,25 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Return the length of the text that a node stands for; infinity for a node inside itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if node not in known:
+        known[node] = inf
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[node] = 1 + sum(_length(part, known) for part in parts)
+    return known[node]
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuse a key given twice in a mapping."""
+    """Refuse a key given twice in a mapping, and anchors that stand for too much text."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node and _length(node, {}) > _LONGEST:
+            raise ConstructorError(None, None, f"it stands for more than {_LONGEST:,} letters")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)

@@ -211,7 +211,7 @@ class Detector(Values, ABC):
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         """Return the scores before any standardisation, finite and one for each sample."""
         with FULL.active():
-            scores = self.scores(outputs).float().detach()
+            scores = dense(self.scores(outputs), f"scores of {type(self).__name__}").float().detach()
         if scores.shape != (len(outputs),):
             shape = list(scores.shape)
             raise BadInput(f"{type(self).__name__} gives scores {shape} for {len(outputs)} samples")
@@ -224,8 +224,8 @@ class Detector(Values, ABC):
         name, classify, inputs = type(self).__name__, given.classify, given.inputs
         arrays: dict[str, Any] = {"features": given.features, "logits": given.logits}
         for key, value in arrays.items():  # without columns: not there
-            missing = value is None or getattr(value, "shape", ())[-1:] == (0,)
-            arrays[key] = None if missing else dense(value, key)
+            found = None if value is None else dense(value, key)
+            arrays[key] = None if found is None or found.shape[-1:] == (0,) else found
         arrays["labels"] = None if given.labels is None else whole_numbers(given.labels, "labels", least=0)
         present = {**arrays, "head": classify, "linear": classify, "images": inputs, "layers": inputs}
         for read in sorted(reads):

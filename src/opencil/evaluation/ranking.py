@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opencil.arrays import dense
 from opencil.data.precision import to_float64_device
-from opencil.errors import BadInput
+from opencil.errors import BadInput, not_allowed
 
 Array = np.ndarray[Any, Any]
 
@@ -78,8 +78,8 @@ def shift(counts: Tensor) -> Tensor:
 
 def count_for(size: int, recall: float) -> int:
     """Return the smallest count whose share of ``size`` is at least ``recall``."""
-    if not 0 < recall <= 1:
-        raise BadInput(f"recall = {recall} is not allowed: it should be above 0 and at most 1")
+    if not (isinstance(recall, int | float | np.number) and 0 < recall <= 1):
+        raise not_allowed("recall", recall, "it should be a number above 0 and at most 1")
     share = float(recall)  # numpy's float16 ends at 65,504
     least = int(share * size)
     return least + (least / size < share)

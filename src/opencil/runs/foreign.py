@@ -55,6 +55,8 @@ class GivenModel(nn.Module):
             needed = f"one for each of {step.seen} classes seen is needed, or outputs='labels'"
             raise BadInput(f"step {step.number}: the model returns {count} logits: {needed}")
         self.fingerprint = {"logits": self.select(logits)}
+        if not self.fingerprint["logits"].isfinite().all():
+            raise BadInput(f"step {step.number}: the model's logits are not finite")
         weights = {name: t for name, t in super().state_dict().items() if isinstance(t, Tensor)}
         digest = hashlib.sha256()
         for name, tensor in sorted(weights.items()):
@@ -246,8 +248,9 @@ def _check_exemplars(memory: Any) -> Literal["herding", "none"] | list[Tensor]:
 
 def _whole_numbers(key: str, values: Any) -> list[int]:
     try:
-        return [index(value) for value in values]
-    except TypeError:
+        found: list[int] = torch.tensor([index(value) for value in values], dtype=torch.int64).tolist()
+        return found
+    except (TypeError, ValueError, RuntimeError):
         raise not_allowed(key, values, "a list of whole numbers is") from None
 
 

@@ -91,11 +91,15 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
         raise BadInput(f"{path} is not a file of weights: {why}") from None
     parts = content if isinstance(content, Mapping) else {}
     mappings = [value for value in (content, *parts.values()) if isinstance(value, Mapping) and value]
-    states = [value for value in mappings if all(isinstance(tensor, Tensor) for tensor in value.values())]
+    states = [value for value in mappings if all(map(_is_weight, value.items()))]
     if len(states) != 1:
         raise BadInput(f"{path} holds {len(states)} state_dicts: one is needed, or {_YOURSELF}")
     prefix = "module." if all(name.startswith("module.") for name in states[0]) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in states[0].items()}
+
+
+def _is_weight(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 
 def _natural(name: str) -> list[Any]:

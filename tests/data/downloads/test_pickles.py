@@ -118,6 +118,12 @@ def test_pixels_and_labels_are_those_of_the_file(cifar: Cifar, tmp_path: Path) -
     assert read(root).classes == ("0", "1")
 
 
+def test_names_of_classes_may_be_any_bytes(cifar: Cifar, tmp_path: Path) -> None:
+    meta = cifar(tmp_path) / "cifar-100-python" / "meta"
+    meta.write_bytes(pickle.dumps({"fine_label_names": [b"\xff", b"b"]}, protocol=2))
+    assert read(tmp_path).classes == ("\N{REPLACEMENT CHARACTER}", "b")
+
+
 BYTES = np.zeros((2, 3072), np.uint8)
 
 

@@ -172,7 +172,10 @@ def _read_cifar(
     names = load_plain(pickles[meta], f"{place}/{meta}").get(f"{label}_names") if meta in pickles else None
     if not isinstance(names, list | None) or not all(isinstance(n, (str, bytes)) for n in names or ()):
         raise BadInput(f"pickle {place}/{meta} has no list of names '{label}_names'")
-    classes = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in names or range(max(labels) + 1))
+    classes = tuple(
+        n.decode(errors="replace") if isinstance(n, bytes) else str(n)
+        for n in names or range(max(labels) + 1)
+    )
     return ArraySource(np.array(labels, np.int64), classes, place, np.concatenate(pixels))
 
 
