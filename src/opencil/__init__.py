@@ -59,9 +59,8 @@ if TYPE_CHECKING:
     from opencil.published import published_results
     from opencil.runs.launch import execute
     from opencil.runs.loading import benchmark
-    from opencil.runs.reading import read_study
+    from opencil.runs.reading import read_rows, read_study
     from opencil.runs.state import Run, open_run
-    from opencil.runs.store import read_rows
     from opencil.study.study import Study
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
@@ -97,9 +96,8 @@ _LATER = {
     "published": "published_results",
     "runs.launch": "execute",
     "runs.loading": "benchmark",
-    "runs.reading": "read_study",
+    "runs.reading": "read_rows read_study",
     "runs.state": "Run open_run",
-    "runs.store": "read_rows",
     "study.study": "Study",
 }
 _MODULES = {name: f"opencil.{module}" for module, names in _LATER.items() for name in names.split()}

@@ -118,6 +118,15 @@ def test_a_head_must_be_that_of_the_model(done: Path) -> None:
         open_run(run).detector("ber", 1)
 
 
+def test_a_head_must_be_of_the_classes_of_its_step(done: Path) -> None:
+    step, other = (open_run(done / RUN).folder.step(number) for number in (1, 2))
+    info = step.info()
+    step.save_tensors("heads/ber.safetensors", other.tensors("heads/ber.safetensors", other.info()), info)
+    step.save_info(info)
+    with pytest.raises(Damaged, match=r"ber.safetensors cannot be used"):
+        open_run(done / RUN).detector("ber", 1)
+
+
 def test_a_model_must_be_of_the_learner(done: Path) -> None:
     run = done / RUN
     opened = open_run(run)

@@ -132,16 +132,34 @@ def test_rows_are_the_documented_rows(finished: Path) -> None:
     assert not rows["value"].isna().any()
 
 
-def test_rows_of_several_runs(done: Path) -> None:
+def test_rows_of_several_runs(done: Path, short: Make, run_all: RunAll) -> None:
     one = len(opencil.read_rows(str(done / RUN)))
-    shutil.copytree(done / RUN, done / RUN.with_name("seed1"))
-    assert list(opencil.read_rows(done).index) == list(range(2 * one))
-    (done / RUN / "step02/step.json").unlink()
-    assert len(opencil.read_rows(done)) < 2 * one, "a step without its record has no rows"
+    run_all(short(done, seed=1, detector=["msp"]))
+    rows = opencil.read_rows(done)
+    assert list(rows.index) == list(range(len(rows)))
+    assert (len(rows) > one, set(rows["seed"])) == (True, {0, 1})
+    (done / RUN / "step01/step.json").unlink()
+    with pytest.raises(OpenCILError, match=r"seed0: step01/step\.json"):
+        opencil.read_rows(done)
+
+
+@pytest.mark.parametrize(
+    ("seed", "by_task", "named"),
+    [(0, True, r"step01/detectors/msp\.parquet"), (1, False, r"step01/step\.json")],
+)
+def test_rows_of_another_run_or_of_other_values_are_refused(
+    done: Path, tmp_path: Path, short: Make, run_all: RunAll, seed: int, by_task: bool, named: str
+) -> None:
+    other = tmp_path / "other"
+    run_all(short(other, f"detector.msp.by_task={str(by_task).lower()}", seed=seed, detector=["msp"]))
+    shutil.rmtree(done / RUN / "step01")
+    shutil.copytree(other / RUN.with_name(f"seed{seed}") / "step01", done / RUN / "step01")
+    with pytest.raises(OpenCILError, match=named):
+        opencil.read_rows(done)
 
 
 def test_runs_are_found_once(tmp_path: Path, done_once: Path) -> None:
-    with pytest.raises(BadInput, match="no finished steps"):
+    with pytest.raises(BadInput, match="no runs"):
         opencil.read_rows(tmp_path)
     with pytest.raises(BadInput, match="no folder"):
         opencil.read_rows(tmp_path / "absent")

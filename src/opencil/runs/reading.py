@@ -37,6 +37,16 @@ def read_study(path: str | Path, *more: str | Path) -> Study:
     return study
 
 
+def read_rows(root: str | Path) -> pd.DataFrame:
+    """Read all rows of all runs below a folder; refuse damaged, missing and misplaced files."""
+    study = read_study(root)
+    if study.problems:
+        raise OpenCILError("; ".join(study.problems))
+    if study.rows.empty:
+        raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
+    return study.rows
+
+
 def study_so_far(folders: Iterable[Path], detectors: Iterable[str]) -> Study:
     """Read the rows of some detectors in runs, as far as they are; leave out runs without files."""
     begun = [folder for folder in folders if any(folder.glob("step*")) or (folder / "config.yml").exists()]

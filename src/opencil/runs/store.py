@@ -421,15 +421,3 @@ def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) ->
                 refused(FileNotFoundError(ENOENT, f"it is a link to {link.readlink()}", str(link)))
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
     return [RunFolder(path) for path in sorted(found)]
-
-
-def read_rows(root: str | Path) -> pd.DataFrame:
-    """Read all rows of all runs below a folder."""
-    tables = []
-    for step in (step for run in find_runs(Path(root)) for step in run.trained()):
-        info = step.info()
-        files = map(step.table, info["rows"])
-        tables += [(step.path / file, step.listed(file, info)) for file in files]
-    if not tables:
-        raise BadInput(f"there are no finished steps below {root}: 'opencil run' makes some")
-    return read_tables(tables)

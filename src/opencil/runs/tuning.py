@@ -10,7 +10,7 @@ from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.device import SideStream
 from opencil.engine.loop import Progress
 from opencil.engine.ranks import LostRank
-from opencil.errors import no_exits
+from opencil.errors import no_exits, one_line
 from opencil.files import Damaged, damaged
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.store import Info, StepFolder, digest_values
@@ -90,7 +90,10 @@ def read_head(tuner: Tuner, source: ViewSource, stored: StepFolder, info: Info) 
     name = stored.head(tuner.registered_name)
     if info["heads"].get(tuner.registered_name) != _identify(tuner, source, info):
         raise damaged(stored.path / name, "it was tuned with other values, or on another model")
-    _use_head(tuner, source, stored.tensors(name, info))
+    try:
+        _use_head(tuner, source, stored.tensors(name, info))
+    except RuntimeError as error:
+        raise damaged(stored.path / name, one_line(error)) from None
 
 
 def _use_head(tuner: Tuner, source: ViewSource, tensors: dict[str, Tensor]) -> None:
