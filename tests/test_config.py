@@ -99,6 +99,8 @@ def test_layers_of_a_method_value() -> None:
     written = resolve(user).cil["icarl"]
     assert (written["first"]["epochs"], written["later"]["epochs"]) == (20, 20)
     assert (written["temperature"], written["first"]["weight_decay"]) == (3.0, 5e-4)
+    beside = resolve({"cil": {"icarl": {"epochs": 5}, "*": {"epochs": 20}}}).cil["icarl"]
+    assert beside["first"]["epochs"] == 5, "its own values hold against those of all methods"
     settings = ["cil.icarl.epochs=5", "cil.icarl.temperature=4.5", "cil.icarl.first.lr=2e-4"]
     top = resolve(user, settings=settings).cil["icarl"]
     assert (top["first"]["epochs"], top["temperature"], top["first"]["lr"]) == (5, 4.5, 2e-4)

@@ -1,14 +1,17 @@
 """iCaRL: its values, its loss, its frozen teacher."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
+import torch
 from torch import Tensor
 
 from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Task
+from opencil.data.memory import Memory
 from opencil.data.stream import Stream
-from opencil.engine.forward import forward
+from opencil.engine.forward import Outputs, forward
 from opencil.engine.loop import Stage
 from tests.cil.common import batch_of
 
@@ -77,3 +80,13 @@ def test_the_nearest_mean_is_that_of_the_exemplars(second: Task, stream: Stream)
     assert found[0] == "accuracy_nearest_mean"
     assert found[1].tolist() == expected
     assert len(set(expected)) > 1
+
+
+def test_every_exemplar_counts_the_same_in_its_mean() -> None:
+    """However long its feature is: the first exemplar would draw its class's mean away from the image."""
+    features = torch.tensor([[10.0, 0.0], [0.0, 1.0], [9.0, 4.3]])
+    task, memory = Mock(), Memory(4, (torch.arange(2), torch.tensor([2])))
+    task.outputs = lambda indices: Outputs(features[indices], torch.zeros(len(indices), 2))
+    test = Outputs(torch.tensor([[0.0, 3.0]]), torch.zeros(1, 2))
+    (nearest,) = ICaRL().other_predictions(task, memory, test).values()
+    assert nearest.tolist() == [0]

@@ -147,6 +147,13 @@ def test_initial_weights_depend_only_on_the_initialisation_seed(setting: Setting
     assert not torch.equal(other["head.weight"][2:], expected["head.weight"][2:])
 
 
+def test_new_rows_of_every_step_are_drawn_anew(setting: Setting, stream: Stream) -> None:
+    first = Watched().begin(setting, stream[0], Memory(12), None)
+    steps = [replace(stream[1], sizes=sizes) for sizes in ((2, 2), (1, 1, 2))]  # the same classes
+    drawn = [Watched().begin(setting, step, Memory(12), first.model).model.head.weight[2:] for step in steps]
+    assert not torch.equal(*drawn)
+
+
 def test_memory_is_herded_by_features_in_eval_mode(second: Task, setting: Setting, stream: Stream) -> None:
     """In training mode other images would be chosen."""
     images = setting.transform.test(stream.train.images)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opencil.data.images import ImageSet
+from opencil.data.images import Access, ImageSet
 from opencil.errors import BadInput
 
 PIXELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
@@ -48,3 +48,9 @@ def test_labels_become_positions_in_an_order(make_images: Callable[..., ImageSet
     assert relabelled.labels.dtype == torch.int64
     assert torch.equal(relabelled.images, images.images)
     assert images.labels.tolist() == [0, 1, 2, 2, 1]
+
+
+def test_larger_splits_are_streamed() -> None:
+    access = Access(resident_mb=3)  # 1,024 images of 32 x 32 have 3 MiB
+    assert [access.streams(count, 32) for count in (1024, 1025)] == [False, True]
+    assert [Access(store=store).streams(1, 1) for store in ("resident", "streamed")] == [False, True]

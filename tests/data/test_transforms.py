@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from opencil.data.transforms import Transform
+from opencil.data.images import ImageSet
+from opencil.data.transforms import Transform, statistics
 from opencil.errors import BadInput
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -124,3 +125,9 @@ def test_images_are_resized_before_they_are_cropped() -> None:
     large = torch.from_numpy(resized_levels(images, 8)).to(torch.uint8)
     expected = Transform(MEAN, STD, 6, 1).train(large, draw)
     torch.testing.assert_close(Transform(MEAN, STD, 6, 1, resize=8).train(images, draw), expected)
+
+
+def test_statistics_of_many_images_are_not_those_of_the_first() -> None:
+    pixels = torch.zeros(40_000, 3, 1, 1, dtype=torch.uint8)
+    pixels[20_000:] = 255
+    assert statistics(ImageSet("sorted", pixels, torch.zeros(40_000).long())) == ((0.5,) * 3, (0.5,) * 3)

@@ -54,6 +54,7 @@ def test_shares_are_the_rows_in_order(size: int, more: int) -> None:
     counts = unconnected(0, size).counts(len(rows))
     assert [len(rows[share.rows]) for share in shares] == counts
     assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True), "the first ranks take one more"
     assert sum(share.weight for share in shares) == pytest.approx(1)
     with pytest.raises(BadInput, match="ranks"):
         unconnected(0, size).share(size - 1)

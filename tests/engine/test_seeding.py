@@ -32,3 +32,4 @@ def test_seeded_draws_the_same_and_restores_the_global_generator() -> None:
     assert torch.equal(torch.rand(4), after)  # as if nothing had been drawn in between
     assert torch.equal(drawn(7, "head"), first)
     assert not torch.equal(drawn(8, "head"), first)
+    assert not torch.equal(drawn(7, "backbone"), first), "every part counts"

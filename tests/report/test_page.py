@@ -75,7 +75,7 @@ def test_the_page_has_the_averages_of_the_tables(made_up: Rows) -> None:
 def test_a_group_says_what_it_is_planned_to_be(made_up: Rows, record: Record, keeping: Rows) -> None:
     names = ("joint", "joint@short", "finetune", "of-a-plugin")
     rows = pd.concat([made_up(cil=name, steps=3) for name in names])
-    kept = keeping(*[(5e6, 1e6)] * 10, cil="finetune")
+    kept = keeping(*[(4e6, 1e6)] * 9, (5e6, 1e6), cil="finetune")
     runs: list[Any] = [record(cil="joint", steps=10, trained=3)]
     (group,) = unpack(page(Study(pd.concat([rows, kept]), runs)))["groups"]
     assert (group["planned"], group["steps"]) == (10, [1, 2, 3])

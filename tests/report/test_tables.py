@@ -106,8 +106,8 @@ def test_averages_of_blocks(rows: pd.DataFrame) -> None:
 
 
 def test_the_three_best_of_a_column_are_marked(made_up: Rows) -> None:
-    rows = made_up(seeds=(0,), steps=1, detectors=("msp", "odin", "energy", "gen", "klm"))
-    values = {"msp": 0.5, "odin": 0.7, "energy": 0.90001, "gen": 0.9, "klm": 0.8}
+    rows = made_up(seeds=(0,), steps=1, detectors=("msp", "odin", "energy", "gen", "klm", "klm@best"))
+    values = {"msp": 0.5, "odin": 0.7, "energy": 0.90001, "gen": 0.9, "klm": 0.8, "klm@best": 0.95}
     for name, value in values.items():
         rows.loc[(rows["detector"] == name) & rows["metric"].isin(["auc", "fpr"]), "value"] = value
     (table,) = tables("main", Study(rows))
@@ -120,6 +120,7 @@ def test_the_three_best_of_a_column_are_marked(made_up: Rows) -> None:
         "energy": (1, 0),
         "gen": (1, 0),
         "klm": (2, 3),
+        "klm@best": (0, 0),
         "Average": (0, 0),
     }
 

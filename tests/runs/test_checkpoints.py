@@ -57,6 +57,9 @@ def test_a_checkpoint_is_stored_when_its_time_has_come(clock: list[float], step:
             found.append(resumed.resume and (resumed.resume.epoch, len(resumed.measured)))
     assert found == [None, (2, 2), (2, 2), (4, 4)]
     assert times.seconds == 122.0
+    with Checkpoints(step, "this", 60.0) as resumed:
+        clock[0] += 10
+    assert resumed.seconds == 132.0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, ValueError])

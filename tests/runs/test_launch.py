@@ -155,6 +155,18 @@ def test_runs_that_are_to_come_are_announced(tmp_path: Path, short: Make, fake: 
         assert len(list(tmp_path.rglob("config.yml"))) == 3
 
 
+def test_longer_runs_begin_first(tmp_path: Path, short: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def launch(config: Config, specs: list[RunSpec], *_: object) -> Iterator[Event]:
+        begun.extend(spec.cil for spec in specs)
+        yield from ()
+
+    monkeypatch.setattr(local, "launch", launch)
+    list(execute(short(tmp_path, "place.jobs=2", "cil.wa.epochs=2", cil="icarl,wa")))
+    assert begun == ["wa", "icarl"]
+
+
 def test_names_of_this_process_alone_are_refused(tmp_path: Path, short: Make) -> None:
     @opencil.register_detector("mine")
     class Mine(MSP):

@@ -79,6 +79,14 @@ def test_the_makers_of_rows(done: Path) -> None:
     every = {name: [1, 2] for name in ("", *EVERY)}
     assert made["steps"] == every
     assert (made["source"], made["device"], made["precision"]) == (source_digest(), "cpu", "fp32")
+    times = ["2999-01-01T00:00:00+00:00", "1999-01-01T00:00:00+00:00"]  # step 1 was measured again
+    for step, time in zip(("step01", "step02"), times, strict=True):
+        edit_json(
+            done / RUN / step / "step.json",
+            lambda info, time=time: info["rows"]["msp"]["made"][0].update(time=time),
+        )
+    (made,) = only(read_study(done))["made"]
+    assert [made["last"], made["first"]] == times
     edit_json(
         done / RUN / "step02/step.json", lambda info: info["rows"]["msp"]["made"][0].update(source="another")
     )

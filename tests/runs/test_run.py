@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -30,6 +31,7 @@ from opencil.runs import checkpoints, launch
 from opencil.runs.events import Evaluated, Event, Failed, Finished, Training
 from opencil.runs.loading import load
 from opencil.runs.protocol import Protocol
+from opencil.runs.run import add_seconds
 from opencil.runs.run import run as run_loop
 from opencil.runs.spec import plan
 from opencil.runs.state import Run
@@ -211,7 +213,17 @@ def test_a_metric_that_is_added_later_leaves_other_rows_unchanged(
     after = opencil.read_rows(done)
     pd.testing.assert_frame_equal(after[after["metric"] != "aurc"].reset_index(drop=True), before)
     assert set(after.loc[after["metric"] == "aurc", "detector"]) == {"msp", "relation", "ber"}
+    makers = opencil.open_run(done / RUN).info(1)["rows"]["msp"]["made"]
+    assert len(makers) == 2, "of the old rows and of the new"
     assert isinstance(run_all(replace(short(done), metric=("aurc",)))[0], Finished)
+
+
+def test_the_seconds_of_several_calls_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    info = {"seconds": {"training": 3.0, "evaluation": 5.0}}
+    add_seconds(info, "evaluation", 7.0)
+    add_seconds(info, "tuning", 9.0)
+    assert info["seconds"] == {"training": 3.0, "evaluation": 8.0, "tuning": 1.0}
 
 
 @pytest.mark.parametrize("lost", ["step02", "step02/detectors/relation.parquet", "step01/model.parquet"])

@@ -119,6 +119,14 @@ def test_shares_cost_about_the_same(tiny: Make) -> None:
     assert max(loads) - min(loads) < 0.05 * sum(loads)
 
 
+def test_a_long_run_is_shared_out_before_short_ones(tiny: Make) -> None:
+    """Else it would follow them where they have been shared out already."""
+    settings = ["benchmark.classes_per_step=8", "cil.*.epochs=1", "cil.wa.epochs=2"]
+    config = tiny(Path("r"), *settings, cil="icarl,replay,wa")
+    shares = [{spec.cil for spec in plan_share(only)(config)} for only in ("1/2", "2/2")]
+    assert shares == [{"wa"}, {"icarl", "replay"}]
+
+
 def test_the_expected_work_counts_images_and_epochs(tiny: Make) -> None:
     def work(*settings: str, cil: str = "icarl") -> float:
         (spec,) = plan(tiny(Path("r"), *settings, cil=cil))

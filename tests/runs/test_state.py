@@ -11,6 +11,10 @@ import opencil
 from opencil import BadInput, OpenCILError, open_run
 from opencil.config import Config
 from opencil.files import Damaged
+from opencil.runs.loading import load
+from opencil.runs.spec import plan
+from opencil.runs.state import Run
+from opencil.runs.store import RunFolder
 from tests.stored import edit_json, replace_model
 
 Make = Callable[..., Config]
@@ -101,6 +105,14 @@ def test_names_and_numbers_that_are_not_there(run: Path, tmp_path: Path) -> None
             opened.model(number)
     with pytest.raises(BadInput, match="has no step 3"):
         opened.memory(3)
+
+
+def test_every_random_choice_has_its_own_seed(tmp_path: Path, short: Make) -> None:
+    config = short(tmp_path, "seed.initialisation=11", "seed.data_order=12")
+    new = Run(plan(config)[0], RunFolder(tmp_path), load(config))
+    assert (new.setting.initialisation_seed, new.setting.data_seed) == (11, 12)
+    step = new.stream[0]
+    assert new.source(step, new.learner.load(new.setting, step)).seed == (12, "tune", 1)
 
 
 def test_a_head_must_be_that_of_the_model(done: Path) -> None:

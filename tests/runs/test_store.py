@@ -132,6 +132,12 @@ def test_rows_are_the_documented_rows(finished: Path) -> None:
     assert not rows["value"].isna().any()
 
 
+def test_a_first_step_whose_folder_is_gone_is_lost(done: Path) -> None:
+    assert RunFolder(done / RUN).lost() == []
+    shutil.rmtree(done / RUN / "step01")
+    assert [step.number for step in RunFolder(done / RUN).lost()] == [1]
+
+
 def test_rows_of_several_runs(done: Path, short: Make, run_all: RunAll) -> None:
     one = len(opencil.read_rows(str(done / RUN)))
     run_all(short(done, seed=1, detector=["msp"]))

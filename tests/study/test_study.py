@@ -84,6 +84,7 @@ def test_runs_are_preferred_to_a_study_beside_them(finished: Path) -> None:
         (lambda c: c["runs"][0].update(k="2+2"), "k"),
         (lambda c: c["runs"][0].update(cil=["icarl"]), "cil"),
         (lambda c: c["runs"][0]["detectors"].update(msp="all"), "msp"),
+        (lambda c: c["runs"][0]["detectors"].update(msp=9), "steps"),
         (lambda c: c["runs"][0].update(seconds=[{"training": 1e308}]), "training"),
         (lambda c: c["runs"][0]["made"][0].pop("device"), "device"),
         (lambda c: c["runs"][0].update(data=[{"name": "<b>"}]), "data"),

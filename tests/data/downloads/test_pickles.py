@@ -91,7 +91,7 @@ TEXT = b"X" + (10**5).to_bytes(4, "little") + b"a" * 10**5 + b"q\0"
         b"cnumpy\ndtype\n" + PAIRS + b"\x85R",
         b"}r\xff\xff\xff\x7f]b",
         b"}(K\0\x96" + (2**40).to_bytes(8, "little") + b"u",
-        TEXT + b"c_codecs\nencode\nq\x010](" + b"h\1h\0\x85R" * 10**5 + b"e",
+        b"}" + TEXT + b"c_codecs\nencode\nq\x010](" + b"h\1h\0\x85R" * 10**3 + b"es",
     ],
     ids=["key", "keys", "more keys", "set", "frozen set", "dtype", "memo", "bytes", "texts"],
 )

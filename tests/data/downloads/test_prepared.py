@@ -110,8 +110,10 @@ def test_damaged_files_are_noticed(root: Path) -> None:
     for damaged in (whole[:-200], b"", b"x" + whole, whole + b"x"):
         file.path.write_bytes(damaged)
         assert file.load(verify=True) is None
-    Texture().serve("texture", "test", 8, Access(root, cache=str(root / "cache")))
-    assert file.path.read_bytes() == whole
+    for damaged in (whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1])):
+        file.path.write_bytes(damaged)
+        Texture().serve("texture", "test", 8, Access(root, cache=str(root / "cache")))
+        assert file.path.read_bytes() == whole
 
 
 def test_swapped_images_are_noticed(root: Path) -> None:

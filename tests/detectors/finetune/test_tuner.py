@@ -196,6 +196,7 @@ def test_tuning_is_plain_sgd_with_a_cosine_bit_for_bit(digits: ImageSet, memory:
                 velocity[name] = velocity[name].mul(0.9).add(gradient) if name in velocity else gradient
                 p.add_(velocity[name], alpha=-rate)
     assert same(state(trained), state(head))
+    assert len({float(batch.drawn[0]) for batch in tuner.batches}) == 4 * 3, "every epoch draws anew"
 
 
 @every_tuner
