@@ -161,3 +161,9 @@ def test_labels_of_any_whole_numbers_are_the_same_labels(dtype: torch.dtype) -> 
         for given in (labels, labels.to(dtype))
     )
     assert torch.equal(found, expected)
+
+
+def test_scores_that_differ_by_rounding_are_equal() -> None:
+    scores, labels = torch.tensor([5.0, 5.0000005, 1.0, 3.0]), torch.tensor([0, 0, 1, 1])
+    spread = TaskStandards.of(scores, labels, torch.tensor([1, 2])).spread
+    assert float(spread[0]) == pytest.approx(1.0)  # that within all tasks

@@ -114,3 +114,8 @@ def test_extras_are_read_from_the_signature(loss: Callable[..., Tensor], expecte
     assert extras_of(loss, "train") == expected
     with pytest.raises(BadInput, match="'indices'"):
         extras_of(lambda images, labels, indices: images, "boost")
+
+
+def test_the_epochs_of_a_filled_batch_go_on_in_the_next_permutation() -> None:
+    drawn = torch.cat([epoch_order(5, 6, epoch, (0,)) for epoch in range(5)])
+    assert drawn.view(6, 5).sort(dim=1).values.tolist() == [list(range(5))] * 6

@@ -73,3 +73,7 @@ def test_with_epochs_scales_the_whole_schedule(
 def test_impossible_values_are_refused(values: dict[str, Any], key: str) -> None:
     with pytest.raises(BadInput, match=f"^cil.icarl.first.{key}"):
         build(Schedule, {"epochs": 10} | values, where="cil.icarl.first")
+
+
+def test_a_warm_up_stays_shorter_than_fewer_epochs() -> None:
+    assert Schedule(epochs=10, warmup=9).with_epochs(1).warmup == 0
