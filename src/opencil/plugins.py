@@ -73,8 +73,9 @@ def _import_file(plugin: str, path: Path) -> Plugin:
     """Import a file, unless this very text of it is imported already."""
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"plugin {plugin!r} cannot be read: {error.strerror}{_similar(path)}") from None
+    except (OSError, ValueError) as error:  # a name with a NUL
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"plugin {plugin!r} cannot be read: {reason}{_similar(path)}") from None
     path, sha256 = path.resolve(), checksum(text)
     for known in [known for known in _imported.values() if known.module.__file__ == str(path)]:
         if known.sha256 == sha256:

@@ -225,6 +225,8 @@ def test_values_of_a_detector_without_rows_may_change(done: Path, short: Make) -
         ),
         lambda run: edit_json(run / "step02/step.json", lambda info: info.update(previous="")),
         lambda run: edit_json(run / "step02/step.json", lambda info: info.update(training="")),
+        lambda run: edit_json(run / "step02/step.json", lambda info: info.update(files=[])),
+        lambda run: edit_json(run / "step02/step.json", lambda info: info.pop("steps")),
         lambda run: write_json(run / "step01/step.json", {}),
     ],
 )
@@ -244,6 +246,17 @@ def test_records_that_do_not_fit_are_refused(
     after = contents(done)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert not [name for name in changed if "step02" in name and "energy" not in name]
+
+
+def test_an_older_config_gets_its_detectors_again(
+    done: Path, short: Make, run_all: RunAll
+) -> None:
+    older = (done / RUN / "config.yml").read_bytes()
+    run_all(short(done, detector="energy"))
+    (done / RUN / "config.yml").write_bytes(older)
+    run_all(short(done, detector="energy"))
+    assert "energy" in RunFolder(done / RUN).stored()["detector"]
+    assert opencil.read_study(done).problems == []
 
 
 # --- locks -----------------------------------------------------------------------------------------

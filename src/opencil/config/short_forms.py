@@ -21,6 +21,8 @@ _SHORT, _LISTS = {"benchmark": "name", "seed": "runs"}, {"benchmark": "classes_p
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YML file's mapping; its plugins are relative to its folder."""
     try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"config file {path} is no file")
         content = parse_yaml(path.read_bytes(), str(path))
     except OSError as error:
         raise BadInput(f"config file {path} cannot be read: {error.strerror}") from None

@@ -109,6 +109,9 @@ class StepFolder:
         info = read_json(self.record)
         if info.get("step") != self.number:
             raise damaged(self.record, f"it is of step {info.get('step')}")
+        mappings = all(isinstance(info.get(key), dict) for key in ("files", "heads", "rows", "seconds"))
+        if not mappings or not {"run", "steps", "training", "previous", "images"} <= info.keys():
+            raise damaged(self.record, "it is not the record of a step")
         return info
 
     def save_info(self, info: Info) -> None:
@@ -325,6 +328,8 @@ class RunFolder:
         A run whose last process was killed is not: its folder is to be tidied up.
         """
         if (self.path / ".open").exists() or not self.step(1).trained:
+            return False
+        if set(spec.detectors) - set(self.stored().get("detector", {})):  # an older config was restored
             return False
         training, previous = digest_values(training_values(spec.record())), ""
         for step in (self.step(number) for number in range(1, self.step(1).info()["steps"] + 1)):

@@ -100,6 +100,17 @@ def test_bad_mat_files_are_refused(tmp_path: Path, images: Any, labels: Any) -> 
         svhn(tmp_path)
 
 
+def test_unknown_types_of_data_are_refused_before_scipy_reads_them(tmp_path: Path) -> None:
+    place = tmp_path / "test_32x32.mat"
+    savemat(place, {"X": np.zeros((8, 8, 3, 2), np.uint8), "y": [[1], [2]]})
+    content = bytearray(place.read_bytes())
+    tag = content.index((2).to_bytes(4, "little") + (8 * 8 * 3 * 2).to_bytes(4, "little"))
+    content[tag + 1] = 0xFF
+    place.write_bytes(content)
+    with pytest.raises(BadInput, match="type"):
+        svhn(tmp_path)
+
+
 def test_other_mat_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_32x32.mat").write_bytes(b"not a MATLAB file at all" * 20)
     with pytest.raises(BadInput, match=r"test_32x32\.mat"):

@@ -83,6 +83,16 @@ def _read_svhn(place: Path) -> ArraySource:
     return ArraySource(digits, tuple("0123456789"), place, images.transpose(3, 0, 1, 2))
 
 
+def _check_types(matrix: bytes, order: str) -> None:
+    """Refuse unknown types of data in a matrix, for which scipy would read outside of its memory."""
+    place = 8
+    while place + 8 <= len(matrix):
+        kind, size = struct.unpack_from(f"{order}2I", matrix, place)
+        if not 1 <= kind & 0xFFFF <= 18:
+            raise ValueError(f"it has data of an unknown type {kind & 0xFFFF}")
+        place += 8 if kind >> 16 else 8 + (size + 7) // 8 * 8  # up to four bytes are stored in the tag
+
+
 def _unpack(path: Path) -> io.BytesIO:
     """Return a MATLAB file whose parts are decompressed, unless they are too large."""
     unpacked = io.BytesIO()
@@ -95,6 +105,7 @@ def _unpack(path: Path) -> io.BytesIO:
             part = zlib.decompressobj().decompress(part, left + 1) if kind == _COMPRESSED else tag + part
             if len(part) > left:
                 raise ValueError(f"it has more than {_LARGEST:,} bytes")
+            _check_types(part, "<" if header.endswith(b"IM") else ">")
             unpacked.write(part)
     unpacked.seek(0)
     return unpacked
