@@ -248,9 +248,7 @@ def test_records_that_do_not_fit_are_refused(
     assert not [name for name in changed if "step02" in name and "energy" not in name]
 
 
-def test_an_older_config_gets_its_detectors_again(
-    done: Path, short: Make, run_all: RunAll
-) -> None:
+def test_an_older_config_gets_its_detectors_again(done: Path, short: Make, run_all: RunAll) -> None:
     older = (done / RUN / "config.yml").read_bytes()
     run_all(short(done, detector="energy"))
     (done / RUN / "config.yml").write_bytes(older)

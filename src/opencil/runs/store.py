@@ -272,11 +272,14 @@ class RunFolder:
             if any(self.path.glob("step*/*.safetensors")):
                 raise damaged(self.config, "it is missing")
             return {}
-        if not read_bytes(self.config).startswith(_FIRST_LINE.encode()):
+        try:
+            return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
+        except Damaged:
+            if read_bytes(self.config).startswith(_FIRST_LINE.encode()):
+                raise
             why = f"it is damaged, or not of format {FORMAT}"
             way = f"keep it and name another folder with --runs, or delete {self.path} to compute it again"
-            raise Damaged(f"{self.config} cannot be used ({why}): {way}", why)
-        return parse_yaml(read_checked(self.config, _FIRST_LINE), str(self.config))
+            raise Damaged(f"{self.config} cannot be used ({why}): {way}", why) from None
 
     def _write_config(self, record: dict[str, Any]) -> None:
         write_checked(self.config, dump_yaml(record).encode(), _FIRST_LINE)
