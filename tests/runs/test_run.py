@@ -428,15 +428,20 @@ def test_a_training_that_diverges_fails_alone_and_again(
     assert set(opencil.read_rows(tmp_path / RUN)["step"]) == {1}
 
 
+@pytest.mark.parametrize("part", ["images", "labels"])
 def test_other_images_are_refused(
-    done: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
+    part: str, done: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A memory is indices into the images of before."""
+    """A memory is indices into the images of before; two labels that are exchanged make other images too."""
     config = short(done, detector=["msp", "gen"])
     data = load(config)
-    pixels = data.train.images.clone()  # type: ignore[attr-defined]
-    pixels[0, 0, 0, 0] ^= 1
-    other = replace(data, train=replace(data.train, images=pixels))  # type: ignore[type-var]
+    pixels, labels = data.train.images.clone(), data.train.labels.clone()  # type: ignore[attr-defined]
+    if part == "images":
+        pixels[0, 0, 0, 0] ^= 1
+    else:
+        different = int((labels != labels[0]).nonzero()[0])
+        labels[[0, different]] = labels[[different, 0]]
+    other = replace(data, train=replace(data.train, images=pixels, labels=labels))  # type: ignore[type-var]
     monkeypatch.setattr(launch, "load", lambda _: other)
     (failed,) = run_all(config)
     assert isinstance(failed, Failed)

@@ -131,7 +131,7 @@ def begin_step(this: Run, step: Step) -> Task:
     """Return the task of a step, with the initial model of its training."""
     previous = this.setting.move_to_device(this.model(step.number - 1)) if step.number > 1 else None
     task = this.learner.begin(this.setting, step, this.memory(step.number - 1), previous)
-    agree(f"the images or the memory of step {step.number}", this.stream.train.fingerprint, task.train_plus)
+    agree(f"the images or the memory of step {step.number}", this.images_digest, task.train_plus)
     return task
 
 
@@ -143,7 +143,7 @@ def record_step(this: Run, step: Step, task: Task, seconds: float) -> Info:
         "step": step.number,
         "steps": step.steps,
         "classes": step.seen,
-        "images": this.stream.train.fingerprint,
+        "images": this.images_digest,
         "previous": this.weights(step.number - 1),
         "computed_with": describe_arithmetic(this.setting.images.device),
         "seconds": {"training": seconds},

@@ -20,7 +20,7 @@ from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
 from opencil.errors import BadInput, OpenCILError, one_line
-from opencil.files import damaged
+from opencil.files import checksum, damaged
 from opencil.nets.create import without_weights
 from opencil.nets.model import Model
 from opencil.plugins import require
@@ -28,7 +28,7 @@ from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
 from opencil.runs.spec import RunSpec, Seeds, training_values
-from opencil.runs.store import Info, RunFolder, StepFolder, check_record, digest_values
+from opencil.runs.store import Info, RunFolder, StepFolder, bytes_of, check_record, digest_values
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
@@ -93,6 +93,8 @@ class Run:
             arithmetic=spec.training,
         )
         self.training_digest = digest_values(training_values(spec.record()))
+        train = self.stream.train
+        self.images_digest = digest_values([train.fingerprint, checksum(bytes(bytes_of(train.labels)))])
         self._infos: dict[int, Info] = {}
         self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
         self._latest: tuple[int, Model] | None = None
@@ -125,7 +127,7 @@ class Run:
 
         The memory is indices into these images.
         """
-        if self.info(number).get("images") != self.stream.train.fingerprint:
+        if self.info(number).get("images") != self.images_digest:
             text = f"run {self.spec} was trained on other images than {self.stream.train.name!r} has now"
             raise OpenCILError(f"{text}: restore them, or delete {self.folder.path} to start again")
         if isinstance(self.learner, Foreign) and self.learner.models is not None:
@@ -167,8 +169,8 @@ class Run:
 
     def describe_training(self, step: Step) -> str:
         """Return a digest of all that decides the training of a step."""
-        images, previous = self.stream.train.fingerprint, self.weights(step.number - 1)
-        return digest_values([self.training_digest, step.number, images, previous])
+        made_of = [self.training_digest, step.number, self.images_digest, self.weights(step.number - 1)]
+        return digest_values(made_of)
 
     def cache_step(self, step: Step, memory: Memory, info: Info) -> None:
         """Keep the memory and the record of a newly stored step."""
