@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.arrays import dense
-from opencil.data.precision import as_float64
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Function, register_metric
 from opencil.evaluation.ranking import Array, Ranking, count_for, shift
@@ -257,7 +256,7 @@ def accuracy(predicted: Tensor | Array, labels: Tensor | Array) -> float:
     if of_model.shape != own.shape or not own.ndim or not own.numel():
         raise BadInput(f"predictions {list(of_model.shape)} do not fit labels {list(own.shape)}")
     if of_model.dtype != own.dtype:  # torch would round whole numbers as the other's floats
-        of_model, own = as_float64(of_model), as_float64(own)
+        of_model, own = of_model.cpu().double(), own.cpu().double()
     return float(of_model.eq(own).double().mean())
 
 
