@@ -133,6 +133,8 @@ def test_the_memory_may_be_others_than_the_set_up() -> None:
     by_task.fit(*setup, classify=own._classify, memory=told)
     expected = naive(own.score(features, logits), logits, own.score(*memory[:2]), memory[2])
     assert by_task.score(features, logits).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    completed = create_detector("react", by_task=True).complete(Outputs(*setup, own._classify), told)
+    assert torch.equal(completed.score(features, logits), by_task.score(features, logits))
 
 
 def test_a_set_up_that_fails_leaves_none() -> None:

@@ -193,6 +193,19 @@ def test_runs_that_differ_in_more_than_seeds_are_named(made_up: Rows, record: Re
     assert notes(config(0, 5), config(1, 6)) == [said]
 
 
+def test_a_table_of_shifted_sets_has_what_detectors_reject_of_them(
+    made_up: Rows, with_shifted: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    rows = with_shifted(made_up())
+    _, _, table = summaries(Study(rows))
+    assert headings(table)[:3] == ["CIL", "detector", "acc↑"]
+    kept = rows[rows["metric"] == "fpr_shifted"]
+    for detector in ("msp", "energy"):
+        of_seeds = kept[kept["detector"] == detector].groupby("seed")["value"].mean()
+        *_, found = line(table, "icarl", detector).values()
+        assert found.startswith(f"{100 * of_seeds.mean():.2f}")
+
+
 def test_cells_are_the_averages_in_percent(made_up: Rows) -> None:
     rows = pd.concat([made_up(entropy=1), made_up(cil="wa", entropy=2)])
     table = detection(rows)

@@ -58,6 +58,7 @@ def test_several_published_studies(published: Path, tmp_path: Path) -> None:
     study = read_study(tmp_path / "results")
     assert [run["seed"] for run in study.runs] == [0, 1]
     assert study.rows["seed"].value_counts().to_dict() == dict.fromkeys([0, 1], len(rows))
+    assert study.rows.index.tolist() == list(range(2 * len(rows)))
     with pytest.raises(BadInput, match="2 times"):
         read_study(tmp_path / "results", published)
 
