@@ -37,10 +37,11 @@ class DiskError(OpenCILError, OSError):
 # --- writing ---------------------------------------------------------------------------------------
 
 
-def write(path: Path, fill: Callable[[Path], object]) -> None:
+def write(path: Path, fill: Callable[[Path], object], *, flush: bool = True) -> None:
     """Let ``fill`` write a file that appears under ``path`` only when it is complete.
 
-    A symbolic link is replaced; a folder, a pipe or a device is refused.
+    A symbolic link is replaced; a folder, a pipe or a device is refused. Without ``flush`` a power cut may
+    leave half of the file: for files that are compared with a checksum and can be computed again.
     """
     if path.exists() and not path.is_file():
         raise BadInput(f"{path} is not a file: remove it, or name another file to write")
@@ -51,8 +52,9 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fill(partial)
-            with partial.open("rb+") as file:
-                os.fsync(file)
+            if flush:
+                with partial.open("rb+") as file:
+                    os.fsync(file)
             partial.replace(path)
         except BaseException:
             with suppress(OSError):  # the first error is the one to raise
@@ -60,9 +62,9 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
             raise
 
 
-def write_bytes(path: Path, content: bytes) -> str:
+def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> str:
     """Write a file of bytes and return its checksum."""
-    write(path, lambda partial: partial.write_bytes(content))
+    write(path, lambda partial: partial.write_bytes(content), flush=flush)
     return checksum(content)
 
 

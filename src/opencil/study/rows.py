@@ -30,7 +30,7 @@ def write_rows(path: Path, rows: pd.DataFrame) -> str:
     """Write rows as Parquet and return the file's checksum."""
     if rows["k"].dtype == object:  # numbers beside texts: a column of a file has one type
         rows = rows.assign(k=rows["k"].astype(str))
-    return write_bytes(path, rows.to_parquet(index=False))
+    return write_bytes(path, rows.to_parquet(index=False), flush=False)
 
 
 def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
