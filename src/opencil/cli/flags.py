@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from opencil.cli.guard import importing
 from opencil.errors import BadInput
 from opencil.plugins import load_plugin
 from opencil.registry import DATASETS, DETECTORS, LEARNERS, METRICS
@@ -149,10 +150,11 @@ def _parameters() -> list[inspect.Parameter]:
 
 def _resolve(given: dict[str, Any]) -> "Config":
     """Return the config of a command's flags."""
-    from opencil.config import read_yaml, resolve
-    from opencil.config.short_forms import nest
-    from opencil.config.yml import load
-    from opencil.validation import merge
+    with importing():
+        from opencil.config import read_yaml, resolve
+        from opencil.config.short_forms import nest
+        from opencil.config.yml import load
+        from opencil.validation import merge
 
     values: dict[str, Any] = {"plugins": given["plugin"]}
     if given["deterministic"]:

