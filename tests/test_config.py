@@ -157,6 +157,20 @@ def test_short_forms_of_benchmark_seed_and_metric() -> None:
 # --- labels ----------------------------------------------------------------------------------------
 
 
+def test_the_papers_preset_takes_the_released_values_where_methods_have_them() -> None:
+    choice = {"cil": ["bic", "wa"], "detector": ["relation", "react@stated", "msp"], "benchmark": "cifar100"}
+    config, usual = resolve({"preset": "paper", **choice}), resolve(choice)
+    assert (config.benchmark.ood_order, usual.benchmark.ood_order) == ("list", "permutation")
+    released = resolve(choice | {"cil": "bic@released", "detector": "relation@released"})
+    assert config.cil == {"bic": released.cil["bic@released"], "wa": usual.cil["wa"]}
+    assert config.detector == usual.detector | {"relation": released.detector["relation@released"]}
+    over = resolve({"preset": "paper", **choice}, settings=["detector.relation.setup=train+"])
+    assert over.detector["relation"]["setup"] == "train+"
+    assert resolve(yaml.safe_load(config.to_yaml())) == config
+    with pytest.raises(BadInput, match="papr"):
+        resolve({"preset": "papr"})
+
+
 def test_a_preset_holds_against_the_method_and_not_against_star_or_label() -> None:
     said = ["detector.ber.schedule.lr=0.3", "detector.ber.alpha=0.7"]
     chosen = resolve(detector=["ber", "ber@stated", "ber@mine"], settings=said).detector

@@ -1,16 +1,22 @@
 """BiC: the correction, the held-out images, the parameters that train in each stage."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import opencil
 from opencil.cil.bic import BiC, CorrectedModel
 from opencil.cil.learner import Setting, Task, distillation
 from opencil.data.images import ImageSet
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
+from opencil.engine.feed import epoch_order
 from opencil.engine.schedule import Schedule
+from opencil.engine.seeding import generator
 from opencil.errors import BadInput
 from opencil.nets.resnet import resnet8
 from tests.cil.common import begun, state
@@ -99,3 +105,37 @@ def test_stage_two_moves_the_newest_correction_and_nothing_else(corrected: Task)
     after = state(model)
     changed = {name for name in after if not torch.equal(after[name], seen["before"][name])}
     assert changed == {"corrections.1.alpha", "corrections.1.beta"}
+
+
+def test_as_released_the_correction_is_fitted_as_a_naive_loop_does(setting: Setting, stream: Stream) -> None:
+    """CE of softmax outputs, batch norm in training mode, decay of α and β, and a ragged last batch."""
+    learner = opencil.create_learner(
+        "bic@released",
+        train={"epochs": 1, "milestones": ()},
+        correct={"epochs": 3, "lr": 0.05, "milestones": ()},
+        held_out=0.4,
+    )
+    setting = replace(setting, batch_size=5)
+    task = begun(learner, setting, stream)
+    for progress in learner.learn(task):
+        if progress.stage == "train" and progress.epoch_ends:
+            naive = copy.deepcopy(task.model)
+    _, held_out = learner.split(task)
+    size, transform = setting.batch_size, setting.transform
+    assert len(held_out) % size, "the last batch is smaller"
+    newest = naive.requires_grad_(False).corrections[-1].requires_grad_(True)
+    optimiser = torch.optim.SGD(newest.parameters(), lr=0.05, momentum=0.9, weight_decay=2e-4)
+    naive.train()
+    seed = (setting.data_seed, "step", task.step.number, "correct")
+    for epoch in range(3):
+        order = held_out[epoch_order(len(held_out), len(held_out), epoch, seed)]
+        drawn = transform.draw(len(order), setting.images.side, generator(*seed, "augment", epoch))
+        for start in range(0, len(order), size):
+            rows = slice(start, start + size)
+            images = transform.train(setting.images.images[order[rows]], [part[rows] for part in drawn])
+            chances = F.softmax(naive(images), dim=1)
+            optimiser.zero_grad()
+            F.cross_entropy(chances, setting.images.labels[order[rows]]).backward()
+            optimiser.step()
+    for name, tensor in task.model.state_dict().items():
+        torch.testing.assert_close(tensor, naive.state_dict()[name], msg=name)

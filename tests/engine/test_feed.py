@@ -119,3 +119,17 @@ def test_extras_are_read_from_the_signature(loss: Callable[..., Tensor], expecte
 def test_the_epochs_of_a_filled_batch_go_on_in_the_next_permutation() -> None:
     drawn = torch.cat([epoch_order(5, 6, epoch, (0,)) for epoch in range(5)])
     assert drawn.view(6, 5).sort(dim=1).values.tolist() == [list(range(5))] * 6
+
+
+def test_a_ragged_epoch_has_every_image_once(images: ImageSet) -> None:
+    count = len(images)
+    feed = ImageFeed(
+        images, TRANSFORM, torch.arange(count), count - 1, (0,), frozenset({"index"}), ragged=True
+    )
+    sizes, order = [], []
+    for batch in feed.epoch(2):
+        assert {len(tensor) for tensor in batch} == {len(batch[0])}
+        sizes.append(len(batch[0]))
+        order += batch[-1].tolist()
+    assert sizes == [count - 1, 1]
+    assert sorted(order) == list(range(count))

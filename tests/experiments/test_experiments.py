@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import opencil
 from opencil.nets import fused
@@ -25,30 +24,12 @@ def run(script: str, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of BiC, BiC as released, and the same with all peculiarities turned off, or all but one."""
-    folder = tmp_path_factory.mktemp("released")
-    settings = ["cil.*.epochs=2", "benchmark.classes_per_step=4", "benchmark.memory=160"]
-    for label in ("ours", "softmax"):
-        settings += [f"cil.bic_released@{label}.{off}" for off in ("batch_norm_trains=false", "decay=0")]
-    settings.append("cil.bic_released@ours.double_softmax=false")
-    where = ["--benchmark", "digits", "--device", "cpu", "--runs", str(folder), "--detector", "energy"]
-    cil = ["--cil", "bic,bic_released,bic_released@ours,bic_released@softmax"]
-    run("as_released.py", "run", *where, *cil, *(f"--set={value}" for value in settings))
+    """Two steps of BiC."""
+    folder = tmp_path_factory.mktemp("runs")
+    benchmark = {"name": "digits", "classes_per_step": 4, "memory": 160}
+    place = {"device": "cpu", "runs": str(folder)}
+    opencil.run(benchmark=benchmark, cil={"bic": {"epochs": 2}}, detector="energy", place=place)
     return folder / "digits" / "k4"
-
-
-def weights(runs: Path, cil: str) -> dict[str, list[float]]:
-    stored = load_file(runs / cil / "seed0" / "step02" / "model.safetensors")
-    return {name: tensor.flatten().tolist() for name, tensor in stored.items()}
-
-
-def test_the_released_bic_differs_where_it_says(runs: Path) -> None:
-    ours, released, softmax = (weights(runs, f"bic{kind}") for kind in ("", "_released", "_released@softmax"))
-    assert weights(runs, "bic_released@ours") == ours
-    statistics = {name for name in ours if "running" in name or "num_batches" in name}
-    correction = {"corrections.1.alpha", "corrections.1.beta"}
-    assert {name for name in ours if ours[name] != released[name]} == statistics | correction
-    assert {name for name in ours if ours[name] != softmax[name]} == correction
 
 
 def test_set_up_data(runs: Path, tmp_path: Path) -> None:
@@ -120,14 +101,6 @@ def test_trainings_with_either_kernels_differ_in_nothing_else() -> None:
         training = own["config"]["training"] | {"compile": True}
         wanted = own["config"] | {"benchmark": benchmark, "training": training}
         assert {name: value for name, value in other["config"].items() if name != "plugins"} == wanted
-
-
-def test_bic_as_released_has_the_grids_values_besides_its_own() -> None:
-    rows = EXPERIMENTS / "rows"
-    (released,) = opencil.read_study(rows / "bic_released").runs
-    (bic,) = (r for r in opencil.read_study(rows / "first_grid").runs if (r["cil"], r["k"]) == ("bic", 10))
-    own = {"double_softmax": True, "batch_norm_trains": True, "decay": 2e-4}
-    assert released["config"]["cil"]["bic_released"] == bic["config"]["cil"]["bic"] | own
 
 
 @pytest.mark.parametrize(

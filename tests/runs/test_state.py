@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import opencil
 from opencil import BadInput, OpenCILError, open_run
@@ -13,7 +14,7 @@ from opencil.config import Config
 from opencil.files import Damaged
 from opencil.runs.loading import load
 from opencil.runs.spec import plan
-from opencil.runs.state import Run
+from opencil.runs.state import Run, StepOutputs
 from opencil.runs.store import RunFolder
 from tests.stored import edit_json, replace_model
 
@@ -27,13 +28,15 @@ BY_TASK = (
     "detector.ber@nnguide.scored_by={name: nnguide, neighbours: 20}",
     "detector.ber@other.head_of=ber@another",
 )
+RELEASED = ["relation@released", "nnguide@released"]
 DETECTORS = ["msp", "relation", "ber", "msp@task", "react@task", "ber@task", "ber@nnguide", "ber@other"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, short: Make) -> Path:
     runs = tmp_path_factory.mktemp("stored")
-    opencil.run(short(runs, *BY_TASK, detector=DETECTORS))
+    settings = (*BY_TASK, "detector.nnguide@released.neighbours=20")
+    opencil.run(short(runs, *settings, detector=[*DETECTORS, *RELEASED]))
     return runs / RUN
 
 
@@ -146,3 +149,41 @@ def test_a_model_must_be_of_the_learner(done: Path) -> None:
     replace_model(step, opened.model(1).state_dict(), info)
     with pytest.raises(OpenCILError, match="step 2: the weights do not fit"):
         open_run(run).model(2)
+
+
+def test_set_ups_of_the_released_code(run: Path) -> None:
+    """Relation: the memory and ten test images of each new class, which are not scored. NNGuide: a batch."""
+    opened = open_run(run)
+    step, test = opened.stream[1], opened.stream.test
+    outputs = StepOutputs(opened, step)
+    relation = opened.detector("relation@released", 2)
+    scored, held = outputs.scored(relation), outputs.held_out
+    assert sorted([*scored.tolist(), *held.tolist()]) == sorted(step.test.tolist())
+    counts = test.labels[held].bincount(minlength=step.seen)
+    assert counts.tolist() == [0] * step.old + [10] * step.new
+
+    setup = outputs.setup("memory+test")
+    assert setup.labels is not None
+    known = opened.stream.train.labels[opened.memory(2).indices].tolist()
+    assert setup.labels.tolist() == known + test.labels[held].tolist()
+    model, transform = opened.model(2), opened.data.transform
+    images = torch.cat(
+        [
+            transform.test(part.images[indices])
+            for part, indices in ((opened.stream.train, opened.memory(2).indices), (test, held))
+        ]
+    )
+    naive = opencil.create_detector("relation").fit(opencil.forward(model, images))
+    of = [
+        opencil.forward(model, images, transform, indices)
+        for images, indices in ((test, scored), (opened.data.ood["noise"].images, None))
+    ]
+    rows = opencil.read_rows(run)
+    chosen = (rows["detector"] == "relation@released") & (rows["step"] == 2) & (rows["metric"] == "auc")
+    expected = opencil.ood_metrics(*(naive.score(o) for o in of)).auc
+    assert rows[chosen & (rows["ood"] == "noise")]["value"].item() == pytest.approx(expected, abs=1e-4)
+
+    batch = outputs.setup("batch")
+    assert len(batch) == opened.setting.batch_size
+    assert torch.equal(batch.logits, StepOutputs(opened, step).setup("batch").logits), "drawn by the seed"
+    assert outputs.scored(opened.detector("nnguide@released", 2)) is step.test

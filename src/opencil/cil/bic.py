@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,15 +26,19 @@ class BiC(Learner):
         r"\lambda = \frac{\text{old}}{\text{seen}} \\ z_c \leftarrow \alpha_t z_c + \beta_t"
     )
     differs = (
-        "The paper's code fits the correction by CE on softmax outputs, with batch norm in training mode "
-        "and a decay of 2e-4, which is unstable; here by CE on logits, in eval mode, without decay. At least "
-        "one image of each class is held out."
+        "OpenCIL's released code fits the correction by CE on softmax outputs, with batch norm in training "
+        "mode, a decay of 2e-4 and a ragged last batch, `@released`: it is unstable. Here it is fitted by CE "
+        "on logits, in eval mode, without decay, as in BiC's paper. At least one image of each class is held "
+        "out."
     )
+    named = {"released": {"correct": {"weight_decay": 2e-4}, "correct_as": "released"}}
 
     train: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=2e-4)
     correct: Schedule = Schedule(epochs=170, lr=0.1, milestones=(60, 100, 140), weight_decay=0.0)
     held_out: ProperFraction = 0.1
     temperature: Positive = 2.0
+    #: ``released``: CE of softmax outputs, batch norm in training mode, and a ragged last batch.
+    correct_as: Literal["stated", "released"] = "stated"
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a correction for each step so far."""
@@ -51,10 +56,17 @@ class BiC(Learner):
         kept, held_out = self.split(task)
         yield Stage("train", model, loss, self.train, kept)
 
-        # Only the correction is in training mode: a stage changes the mode of its own module only.
+        # By itself a stage puts only its own module, the correction, in training mode.
         model.requires_grad_(False)
         newest = model.corrections[-1].requires_grad_(True)
-        yield Stage("correct", newest, lambda x, y: F.cross_entropy(model(x), y), self.correct, held_out)
+        released = self.correct_as == "released"
+
+        def correction_loss(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(model(x).softmax(dim=1) if released else model(x), y)
+
+        model.train(released)
+        yield Stage("correct", newest, correction_loss, self.correct, held_out, ragged=released)
+        model.eval()
 
     def split(self, task: Task) -> tuple[Tensor, Tensor]:
         """Return the indices to train on, and floor(share · M / old) ≥ 1 held-out ones of every class."""

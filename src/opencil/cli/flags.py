@@ -83,6 +83,7 @@ _PANELS = {
         "metric": ("metric", "A,B", "", "Metrics beside the standard ones: see 'opencil list metrics'."),
         "classes_per_step": (_STEPS, "K,K", _SHIPPED, "Classes per step, k: 10, 50+10 or 20-20-10."),
         "seed": ("seed.runs", "S,S", "0", "Seeds, one run each."),
+        "preset": ("preset", "paper", "", "paper: every value as the paper's released code has it."),
     },
     "Where": {
         "data_root": ("place.data_root", "DIR", "", "Folder of your downloads."),
@@ -108,6 +109,7 @@ _COMPLETE = {
     "device": completing(lambda: import_module("opencil.engine.device").present_devices()),
     "precision": completing(lambda: ("bf16", "tf32", "fp32")),
     "launcher": completing(lambda: ("local", "ray")),
+    "preset": completing(lambda: ("paper",)),
 }
 #: Flags whose text is read as YML: a value, or the values of a list.
 _YML = {"classes_per_step": "[{}]", "seed": "[{}]", "pack": "{}", "jobs": "{}", "epochs_scale": "{}"}

@@ -16,6 +16,8 @@ from opencil.validation import build, merge, names_of, plain, subtract
 
 T = TypeVar("T")
 Layer = dict[str, Any]
+#: Presets of a whole config: values of its benchmark, and the label under which methods have theirs.
+_PRESETS: dict[str, tuple[Layer, str]] = {"": ({}, ""), "paper": ({"ood_order": "list"}, "released")}
 
 
 def list_benchmarks() -> list[str]:
@@ -44,7 +46,12 @@ def resolve(
     plugins = tuple(dict.fromkeys(plugin for layer in layers for plugin in layer.get("plugins", ())))
     for plugin in plugins:
         load_plugin(plugin)
-    layers.insert(0, _shipped(layers))
+    preset = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "")
+    if preset not in _PRESETS:
+        raise unknown("preset", str(preset), list(filter(None, _PRESETS)))
+    of_benchmark, label = _PRESETS[preset]
+    shipped = _shipped(layers)
+    layers.insert(0, merge(shipped, {"benchmark": of_benchmark}))
 
     def section(cls: type[T], key: str) -> T:
         values: Layer = {}
@@ -56,13 +63,14 @@ def resolve(
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
         benchmark=replace(benchmark, backbone=pin_weights(benchmark.backbone)),
-        cil=_methods(LEARNERS, "cil", layers, list_names("cil", cil or [])),
-        detector=_methods(DETECTORS, "detector", layers, list_names("detector", detector or [])),
+        cil=_methods(LEARNERS, "cil", layers, list_names("cil", cil or []), label),
+        detector=_methods(DETECTORS, "detector", layers, list_names("detector", detector or []), label),
         training=section(Arithmetic, "training"),
         seed=section(SeedConfig, "seed"),
         place=section(PlaceConfig, "place"),
         metric=next((tuple(layer["metric"]) for layer in reversed(layers) if "metric" in layer), ()),
         plugins=plugins,
+        preset=preset,
     )
     for name in config.metric:
         METRICS.entry(name)  # refuses an unknown one
@@ -90,9 +98,12 @@ def _shipped(layers: list[Layer]) -> Layer:
 
 
 def _methods(
-    registry: Registry[Any], key: str, layers: list[Layer], chosen: Sequence[str]
+    registry: Registry[Any], key: str, layers: list[Layer], chosen: Sequence[str], label: str
 ) -> dict[str, dict[str, Any]]:
-    """Return all values of the chosen methods, checked after each layer."""
+    """Return all values of the chosen methods, checked after each layer.
+
+    A method without a label starts with its preset of ``label``, if it has one.
+    """
     sections: list[Layer] = [layer.get(key, {}) for layer in layers]
     _, written, flags, settings = sections
     names = chosen or [name for name in flags if name != "*"] or written
@@ -104,7 +115,8 @@ def _methods(
         cls: Any = registry.entry(name).make
         # A labelled method, ber@nter, starts with the values of ber; its preset is not overridden by these.
         base = name.partition("@")[0]
-        values, preset = registry.defaults(name), registry.preset(name)
+        start = name if "@" in name or not label else f"{name}@{label}"
+        values, preset = registry.defaults(start), registry.preset(name)
         for section in sections:
             for part in dict.fromkeys(("*", base, name)):
                 over = section.get(part, {})

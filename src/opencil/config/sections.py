@@ -169,6 +169,7 @@ class Config:
     place: PlaceConfig = field(default_factory=PlaceConfig)
     metric: tuple[str, ...] = ()  #: beside the standard ones
     plugins: tuple[str, ...] = ()  #: files and modules that register names
+    preset: str = ""  #: ``paper``: values of the paper's released code, where methods have other defaults
 
     def detectors_of(self, method: str, k: int | str) -> dict[str, dict[str, Any]]:
         """Return the detectors usable with a CIL method where steps have k classes."""

@@ -78,6 +78,9 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown("config section", str(key), SECTIONS, suggest_key([str(key)]))
         if value is None:
             continue
+        if key == "preset":
+            expanded[key] = str(value)
+            continue
         if key in ("metric", "plugins"):
             expanded[key] = list_names(key, value)
             continue

@@ -19,8 +19,10 @@ from opencil.validation import Values
 Array = np.ndarray[Any, Any]
 AnyArray = TypeVar("AnyArray", Tensor, Array)
 Reads = Literal["logits", "features", "head", "linear", "images", "layers", "labels"]
-#: The images of a run for the set-up: those that the step learned from, or the memory after it.
-Setup = Literal["train+", "memory"]
+#: The images of a run for the set-up: those that the step learned from, or the memory after it. As in the
+#: OpenCIL paper's code: the memory and ten test images of each new class, which are not scored; or one random
+#: batch of augmented training images.
+Setup = Literal["train+", "memory", "memory+test", "batch"]
 #: Values by label.
 Labels = Mapping[str, Mapping[str, Any]]
 
@@ -288,7 +290,7 @@ class SetUpDetector(Detector):
 
     differs: ClassVar[str] = (
         "The OpenCIL paper sets up on train+; its code on the memory after the step and 100 validation "
-        "images of the new classes; here it is the memory, and `@stated` is train+."
+        "images of the new classes, `setup: memory+test`; here it is the memory, and `@stated` is train+."
     )
 
     setup: Setup = field(default="memory", kw_only=True)

@@ -40,8 +40,9 @@ class Feed(ABC):
 class ImageFeed(Feed):
     """Training images in random order with their random augmentation, for an ``augmented_loss``.
 
-    The last batch of an epoch is filled from the next permutation. ``extras`` are further arguments of the
-    loss. Of every batch only the rows of a ``share`` are served, with the same random numbers.
+    The last batch of an epoch is filled from the next permutation, or ``ragged``: it has the rest. ``extras``
+    are further arguments of the loss. Of every batch only the rows of a ``share`` are served, with the same
+    random numbers.
     """
 
     def __init__(
@@ -53,16 +54,17 @@ class ImageFeed(Feed):
         seed: tuple[int | str, ...],
         extras: frozenset[str] = frozenset(),
         share: Share | None = None,
+        ragged: bool = False,
     ) -> None:
         self._images, self._transform, self._indices, self._seed = images, transform, indices, seed
         self._extras, self.share = extras, share
-        self._batch = min(batch_size, len(indices))
+        self._batch, self._ragged = min(batch_size, len(indices)), ragged
         self.device = images.device
         self.iterations = -(-len(indices) // self._batch)
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield bytes [B, 3, H, W], labels [B], the augmentation of each image, and the extras."""
-        length = self._batch * self.iterations
+        length = len(self._indices) if self._ragged else self._batch * self.iterations
         drawn = self._indices[epoch_order(len(self._indices), length, number, self._seed)]
         order = move_to(drawn, self.device)
         tensors = [self._images.labels[order], *self._draw(length, "augment", number)]
@@ -72,8 +74,8 @@ class ImageFeed(Feed):
             tensors.append(order)
         rows = slice(None) if self.share is None else self.share.rows
         # Indices on the host: images decoded there do not wait for the device.
-        own, *batches = (tensor.view(-1, self._batch)[:, rows] for tensor in (drawn, *tensors))
-        pixels = self._images.batches(own.flatten(), own.shape[1])
+        own, *batches = ([part[rows] for part in torch.split(t, self._batch)] for t in (drawn, *tensors))
+        pixels = self._images.batches(torch.cat(own), len(own[0]))
         yield from zip(pixels, *batches, strict=True)
 
     def _draw(self, length: int, purpose: str, number: int) -> tuple[Tensor, ...]:

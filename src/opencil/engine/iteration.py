@@ -25,9 +25,9 @@ WARM_UP = 3
 class Iteration:
     """Compute the loss of a batch and step the optimiser; a call returns the loss, on the device.
 
-    ``loss`` is a scalar of the tensors of a call; their shapes are the same in every call. Its draws from
-    ``generator``, on the device, differ from call to call. On several ranks the tensors are a ``share`` of
-    the batch, but the loss and the gradients are those of the whole batch.
+    ``loss`` is a scalar of the tensors of a call. Calls of another shape than the first are not captured. The
+    loss's draws from ``generator``, on the device, differ from call to call. On several ranks the tensors are
+    a ``share`` of the batch, but the loss and the gradients are those of the whole batch.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Iteration:
         except ValueError as error:
             raise BadInput(f"optimiser {schedule.optimiser!r} cannot train this model: {error}") from None
         self._calls = 0
+        self._shape: torch.Size | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
         self._output = torch.empty(0)
@@ -61,7 +62,8 @@ class Iteration:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Take one step on a batch; the returned loss is valid until the next call."""
         self._calls += 1
-        if not self._captures or self._calls <= WARM_UP:
+        self._shape = inputs[0].shape if self._shape is None else self._shape
+        if not self._captures or self._calls <= WARM_UP or inputs[0].shape != self._shape:
             return self.step(*inputs)
         if self._graph is None:
             self._capture(inputs)

@@ -31,7 +31,8 @@ class Stage:
 
     ``loss(images, labels)`` is a scalar on an augmented batch of the training images at ``indices``: a mean
     over its images, as ranks share a batch. It may take further arguments, the ``EXTRAS`` of feed.py. With
-    ``tensors`` the loss gets rows of these instead, for example of precomputed features.
+    ``tensors`` the loss gets rows of these instead, for example of precomputed features. ``ragged``: the last
+    batch of an epoch has the images that are left, in place of a full size.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Stage:
     schedule: Schedule
     indices: Tensor
     tensors: tuple[Tensor, ...] = ()
+    ragged: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,10 @@ def batches(
         return TensorFeed(stage.tensors, batch_size, seed), stage.loss
     extras, ranks = extras_of(stage.loss, stage.name), current()
     batch = min(batch_size, len(stage.indices))
+    if stage.ragged and ranks is not None:
+        raise BadInput(f"stage {stage.name!r} has a ragged last batch: train without torchrun")
     share = None if ranks is None else ranks.share(batch, f"a batch of stage {stage.name!r}")
-    feed = ImageFeed(images, transform, stage.indices, batch, seed, extras, share)
+    feed = ImageFeed(images, transform, stage.indices, batch, seed, extras, share, stage.ragged)
     return feed, augmented_loss(stage.loss, transform, extras, old)
 
 

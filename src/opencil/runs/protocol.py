@@ -47,8 +47,12 @@ class Protocol:
     def measure_detector(self, detector: Detector, outputs: StepOutputs) -> list[Measurement]:
         """Set a detector up and measure it on every OOD set and shifted set."""
         outputs.set_up(detector)
-        names = chosen_metrics(outputs.run.spec.metrics)
-        return measure(detector, None, outputs.test, outputs.ood, outputs.tasks, outputs.shifted, names)
+        names, scored = chosen_metrics(outputs.run.spec.metrics), outputs.scored(detector)
+        test, shifted = outputs.test, outputs.shifted
+        if len(scored) < len(test):
+            test, of_shifted = outputs.test_part(scored), outputs.run.shifted
+            shifted = {name: o.of(of_shifted[name], scored) or o for name, o in shifted.items()}
+        return measure(detector, None, test, outputs.ood, outputs.tasks, shifted, names)
 
 
 def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:

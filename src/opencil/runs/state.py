@@ -19,6 +19,7 @@ from opencil.detectors.finetune.tuner import Tuner
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, forward
+from opencil.engine.seeding import generator
 from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import checksum, damaged
 from opencil.nets.create import without_weights
@@ -278,5 +279,47 @@ class StepOutputs:
         """
         images, remembered = self.run.stream.train, self.run.memory(self.step.number).indices
         train_plus = self.of(images, self.run.train_plus(self.step))
-        found = self.of(images, remembered) if which == "memory" and len(remembered) else train_plus
+        known = self.of(images, remembered) if len(remembered) else train_plus
+        if which == "batch":
+            found = self._augmented_batch()
+        elif which == "memory+test":
+            parts = known, self.test_part(self.held_out)
+            features, logits = (torch.cat([getattr(p, key) for p in parts]) for key in ("features", "logits"))
+            labels = torch.cat([part.labels for part in parts if part.labels is not None])
+            found = Outputs(features, logits, labels, known.classify)
+        else:
+            found = train_plus if which == "train+" else known
         return replace(found, tasks=self.tasks)
+
+    def test_part(self, indices: Tensor) -> Outputs:
+        """Return the outputs of some of the test images, computed together with all of them."""
+        part = self.test.of(self.run.stream.test, indices)
+        assert part is not None
+        return part
+
+    def scored(self, detector: Detector) -> Tensor:
+        """Return the indices of the test images to score: not those that the detector was set up on."""
+        test = self.step.test
+        return test[~torch.isin(test, self.held_out)] if detector.set_up_on == "memory+test" else test
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        """Draw ten test images of each new class, on which the paper's code sets some detectors up."""
+        test, labels = self.step.test, self.run.stream.test.labels.cpu()
+        order = test[torch.randperm(len(test), generator=self._numbers("validation"))]
+        return torch.cat([order[labels[order] == c][:10] for c in range(self.step.old, self.step.seen)])
+
+    def _augmented_batch(self) -> Outputs:
+        """Return the outputs of one random batch of train+, augmented as in training."""
+        run, numbers = self.run, self._numbers("set-up batch")
+        train_plus = run.train_plus(self.step)
+        chosen = train_plus[torch.randperm(len(train_plus), generator=numbers)[: run.setting.batch_size]]
+        (pixels,) = run.stream.train.batches(chosen, len(chosen))
+        drawn = run.data.transform.draw(len(pixels), run.stream.train.side, numbers)
+        images = run.data.transform.train(pixels, [choice.to(pixels.device) for choice in drawn])
+        model = run.setting.move_to_device(self.model, evaluate=True)
+        found = forward(model, images)
+        return replace(found, labels=run.stream.train.labels[chosen.to(pixels.device)])
+
+    def _numbers(self, purpose: str) -> torch.Generator:
+        return generator(self.run.spec.seeds.data_order, purpose, self.step.number)

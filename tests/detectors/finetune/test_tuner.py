@@ -402,3 +402,12 @@ def test_a_loss_is_run_in_float32_on_features_of_the_trainings_arithmetic(digits
     assert set(seen) == {(False, torch.float32, torch.float32)}
     features = probe.batches[0].current.features
     assert torch.equal(features, features.bfloat16().float())  # rounded, as in training
+
+
+def test_ber_without_corrections_starts_from_the_linear_layer(digits: ImageSet) -> None:
+    source = source_of(digits, "bic")
+    weights, features = state(source.inputs.model), torch.rand(5, 64)
+    raw = features @ weights["head.weight"].T + weights["head.bias"]
+    plain, corrected = (BER(corrected=corrected).extra(source) for corrected in (False, True))
+    torch.testing.assert_close(plain(features), raw)
+    assert not torch.allclose(corrected(features), raw)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencil import Paper, register_detector
 from opencil.detectors.finetune.energy_margins import EnergyTuner
 from opencil.detectors.finetune.mixing import Concentration, Mixer, mix_classes
 from opencil.detectors.finetune.tuner import Batch, Extra
+from opencil.detectors.finetune.views import ViewSource
 from opencil.validation import Fraction
 
 
@@ -31,13 +32,26 @@ class BER(Mixer, EnergyTuner):
     )
     differs = (
         "The paper mixes images of different classes, as here; its code mixes any two. The paper's Eq. 2 "
-        "prints x and x̄ exchanged in the energy terms."
+        "prints x and x̄ exchanged in the energy terms. Fixed margins ask a head whose energies are small, as "
+        "BiC's and WA's, to multiply its logits, and lose AUC there; `margins: model` follows the model."
     )
 
     nter: bool = True
     oter: bool = True
     concentration: Concentration = 1.0  #: of b ~ Beta(1, 1), the weight of a new image in a mixture
     share: Fraction = 0.002  #: λ, the weight of a new image in a memory image
+    corrected: bool = True  #: f has the corrections of the model's head, as BiC's, or its linear layer alone
+
+    named = {
+        **EnergyTuner.named,
+        "model-margins": {"margins": "model"},
+        "uncorrected": {"corrected": False},
+    }
+
+    def head(self, source: ViewSource) -> nn.Module:
+        """Return the initial f, without corrections of its logits unless it is ``corrected``."""
+        head = super().head(source)
+        return head if self.corrected else next(m for m in head.modules() if isinstance(m, nn.Linear))
 
     def loss(self, extra: Extra, batch: Batch) -> Tensor:
         """Return CE(x, y) + CE(m̄, y_m) + α (L_n + L_o)."""

@@ -65,6 +65,8 @@ class Synthesiser(EnergyTuner):
     #: The source of the outliers' logits: f, or its linear layer without a model's corrections.
     outliers_by: Literal["head", "linear"] = "head"
 
+    named = {**EnergyTuner.named, "released": {"outliers_by": "linear"}}
+
     @property
     def fewest(self) -> int:
         """Return the number of images that fill the queue of one class."""

@@ -23,6 +23,7 @@ class KLM(SetUpDetector):
         r"q_c = \text{mean} \{ p_j : \text{argmax} p_j = c \}"
     )
 
+    named = {**SetUpDetector.named, "released": {"setup": "memory+test"}}
     reads = frozenset({"logits"})
 
     def set_up(self, outputs: Outputs) -> None:

@@ -33,6 +33,8 @@ class NNGuide(SetUpDetector):
     smallest_bank: Count = 128
     seed: Whole = 0
 
+    named = {**SetUpDetector.named, "released": {"setup": "batch"}}
+
     @property
     def fewest(self) -> int:
         """Return the number of neighbours."""

@@ -24,6 +24,8 @@ class ReAct(Shaper, SetUpDetector):
 
     percentile: Percentile = 90.0
 
+    named = {**SetUpDetector.named, "released": {"setup": "memory+test"}}
+
     def set_up(self, outputs: Outputs) -> None:
         """Compute the percentile q of all feature values together, interpolated linearly."""
         # numpy is linear in time; torch.quantile refuses more than 2^24 values.

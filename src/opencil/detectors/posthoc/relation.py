@@ -31,6 +31,8 @@ class Relation(SetUpDetector):
     power: Positive = 1.0
     threshold: Fraction = 0.03
 
+    named = {**SetUpDetector.named, "released": {"setup": "memory+test"}}
+
     def set_up(self, outputs: Outputs) -> None:
         """Store the set-up images' features, normalised to length 1, and probabilities."""
         self._features = F.normalize(outputs.features, dim=1)
