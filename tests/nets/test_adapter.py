@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import opencil
 from opencil.errors import BadInput
-from opencil.nets.create import check_backbone
+from opencil.nets.create import check_backbone, pin_weights, preprocessing, without_weights
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -79,8 +79,37 @@ def test_errors_of_timm_name_the_model() -> None:
         opencil.create_backbone("timm", model="foreign_tin")
     with pytest.raises(BadInput, match=r"'foreign_tiny' .*depth"):
         opencil.create_backbone("timm", model="foreign_tiny", depth=3)
-    with pytest.raises(BadInput, match=r"backbone\.pretrained"):
-        opencil.create_backbone("timm", model="foreign_tiny", pretrained=True)
+
+
+def test_pretrained_weights_of_timm_come_with_their_preprocessing_and_a_checksum(
+    timm: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = 0
+
+    def create_model(name: str, pretrained: bool = False, **values: Any) -> nn.Module:
+        torch.manual_seed(seed if pretrained else torch.seed() % 2**31)
+        return Foreign(**values)
+
+    cfg = SimpleNamespace(input_size=(3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3, interpolation="bicubic")
+    fake = SimpleNamespace(
+        create_model=create_model, list_models=list, get_pretrained_cfg={"foreign_tiny": cfg}.get
+    )
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    named: dict[str, Any] = {"name": "timm", "model": "foreign_tiny", "pretrained": True}
+    pinned = pin_weights(named)
+    assert isinstance(pinned, dict)
+    assert len(pinned["sha256"]) == 64
+    opencil.create_backbone(**pinned)
+    assert check_backbone(pinned) == pinned
+    assert without_weights(pinned) == {"name": "timm", "model": "foreign_tiny"}
+    own = preprocessing(named)
+    assert own is not None
+    assert (own["resize"], own["crop"], own["mean"], own["interpolation"]) == (8, 8, (0.5,) * 3, "bicubic")
+    assert preprocessing(named | {"pretrained": False}) is None
+    assert preprocessing(named | {"model": "unknown"}) is None
+    seed = 1  # timm has other weights under the same name now
+    with pytest.raises(BadInput, match=pinned["sha256"]):
+        opencil.create_backbone(**pinned)
 
 
 def test_without_timm_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

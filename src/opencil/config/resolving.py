@@ -9,7 +9,7 @@ from opencil.config.sections import BenchmarkConfig, Config, PlaceConfig, SeedCo
 from opencil.config.short_forms import below, expand, expand_settings, list_names, parse_yaml
 from opencil.engine.arithmetic import Arithmetic
 from opencil.errors import BadInput, nearest, unknown
-from opencil.nets.create import pin_weights
+from opencil.nets.create import pin_weights, preprocessing
 from opencil.plugins import load_plugin
 from opencil.registry import DETECTORS, LEARNERS, METRICS, Registry
 from opencil.validation import build, merge, names_of, plain, subtract
@@ -58,7 +58,7 @@ def resolve(
         for layer in layers:
             over = layer.get(key, {})
             values = merge(below(values, over), over)
-        return build(cls, values, key)
+        return build(cls, add_preprocessing(values) if key == "benchmark" else values, key)
 
     benchmark = section(BenchmarkConfig, "benchmark")
     config = Config(
@@ -81,6 +81,16 @@ def resolve(
             f"{', '.join(config.cil)} cannot have {', '.join(config.detector)}: {'; '.join(reasons)}"
         )
     return config
+
+
+def add_preprocessing(benchmark: Layer) -> Layer:
+    """Return a benchmark's values laid on the preprocessing of its backbone's weights, if they have one."""
+    given = benchmark.get("transform", {})
+    if (own := preprocessing(benchmark.get("backbone"))) is None or not isinstance(given, dict):
+        return benchmark
+    side = given.get("resize", own["resize"])
+    transform = merge(own | {"resize": side, "crop": side}, given)
+    return {"image_size": side} | benchmark | {"transform": transform}
 
 
 def _shipped(layers: list[Layer]) -> Layer:

@@ -11,6 +11,7 @@ from opencil.config.sections import METHODS, SECTIONS, suggest_key
 from opencil.config.yml import load
 from opencil.data.roles import ROLES, SHIFTED
 from opencil.errors import BadInput, not_allowed, one_line, shown, unknown
+from opencil.nets.create import preprocessing
 from opencil.plugins import is_file
 from opencil.validation import merge
 
@@ -111,6 +112,8 @@ def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     backbone, shifted = over.get("backbone"), over.get(SHIFTED)
     if isinstance(backbone, dict) and "name" in backbone:  # another one, not values for the one below
         left.pop("backbone", None)
+        if preprocessing(backbone) is not None:  # a transform belongs to the weights of the one below
+            left.pop("transform", None)
     if isinstance(shifted, dict) and SHIFTED in left:  # like near and far; values of one set are merged
         left[SHIFTED] = {name: values for name, values in left[SHIFTED].items() if name in shifted}
     return left

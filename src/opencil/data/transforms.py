@@ -22,8 +22,8 @@ class Transform(Values):
     """Random crop and horizontal flip for training, centre crop for evaluation; then normalisation.
 
     A seeded generator on the CPU draws an epoch's choices at once, the same for any device. ``fit`` replaces
-    a mean or std of ``compute``. ``resize`` resizes images before anything else. ``brightness`` b multiplies
-    pixels of training images by a factor uniform in [1 − b, 1 + b].
+    a mean or std of ``compute``. ``resize`` resizes the shorter side of images before anything else.
+    ``brightness`` b multiplies pixels of training images by a factor uniform in [1 − b, 1 + b].
     """
 
     mean: tuple[float, float, float] | Literal["compute"]
@@ -33,6 +33,7 @@ class Transform(Values):
     flip: bool = True
     resize: Count | None = None
     brightness: Fraction = 0.0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  #: of ``resize``
 
     @property
     def computes(self) -> bool:
@@ -97,11 +98,13 @@ class Transform(Values):
             raise not_allowed("crop", self.crop, f"images of {side} pixels allow at most {side}")
 
     def _resize(self, images: Tensor) -> Tensor:
-        """Resize bytes bilinearly with anti-aliasing, as image files are resized."""
-        if self.resize is None or images.shape[-1] == self.resize:
+        """Resize bytes with anti-aliasing, as image files are resized."""
+        height, width = images.shape[-2:]
+        if self.resize is None or min(height, width) == self.resize:
             return images
-        resized = F.interpolate(images.float(), size=(self.resize,) * 2, mode="bilinear", antialias=True)
-        return resized.round().to(torch.uint8)  # averages of bytes need no clamping
+        size = [round(side * self.resize / min(height, width)) for side in (height, width)]
+        resized = F.interpolate(images.float(), size=size, mode=self.interpolation, antialias=True)
+        return resized.round().clamp(0, 255).to(torch.uint8)
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if isinstance(self.mean, str) or isinstance(self.std, str):

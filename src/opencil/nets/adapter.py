@@ -1,12 +1,14 @@
 """Backbones made of other networks: any module, and timm's."""
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from opencil.errors import BadInput, nearest
 from opencil.nets.model import Backbone
+from opencil.nets.published import as_transform
 from opencil.registry import register_backbone
 
 
@@ -60,15 +62,10 @@ class AdaptedBackbone(Backbone):
 
 @register_backbone("timm")
 class Timm(AdaptedBackbone):
-    """A network of timm by its name there (`model`); other values go to timm.create_model."""
+    """A network of timm by its name there (`model`), e.g. `pretrained`; values go to timm.create_model."""
 
     def __init__(self, model: str, **values: Any) -> None:
-        try:
-            timm = importlib.import_module("timm")
-        except ImportError:
-            raise BadInput("backbone 'timm' needs a package: pip install 'opencil[timm]'") from None
-        if values.get("pretrained"):
-            raise BadInput("backbone.pretrained is not allowed: name a file of weights in backbone.weights")
+        timm = _import_timm()
         try:
             network = timm.create_model(model, num_classes=0, **values)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -76,3 +73,21 @@ class Timm(AdaptedBackbone):
             hint = "" if model in known else nearest(model, known)
             raise BadInput(f"timm cannot create {model!r} with {values}: {error}{hint}") from error
         super().__init__(network)
+
+    @staticmethod
+    def preprocessing(values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the preprocessing that timm notes for its pretrained weights."""
+        if not values.get("pretrained") or "model" not in values:
+            return None
+        noted = _import_timm().get_pretrained_cfg(str(values["model"]))
+        if noted is None:
+            return None
+        interpolation = "bicubic" if noted.interpolation == "bicubic" else "bilinear"
+        return as_transform(noted.input_size[-1], tuple(noted.mean), tuple(noted.std), interpolation)
+
+
+def _import_timm() -> Any:
+    try:
+        return importlib.import_module("timm")
+    except ImportError:
+        raise BadInput("backbone 'timm' needs a package: pip install 'opencil[timm]'") from None

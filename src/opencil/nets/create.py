@@ -1,13 +1,17 @@
 """Create backbones by name and values, with weights from a file, trainable or frozen."""
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opencil.errors import BadInput, one_line
 from opencil.files import checksum
 from opencil.nets.model import Backbone
+from opencil.nets.published import Weights, fit_names, read_pickle
 from opencil.registry import BACKBONES
 from opencil.validation import check_arguments
 
@@ -20,22 +24,27 @@ COMMON = ("name", "weights", "sha256", "freeze")
 def create_backbone(
     name: str, *, weights: str | None = None, sha256: str | None = None, freeze: bool = False, **values: Any
 ) -> Backbone:
-    """Create a registered backbone, with weights from a safetensors file of it or of a model of ours.
+    """Create a registered backbone, with published weights (``imagenet``) or weights from a safetensors file.
 
-    ``sha256`` is the expected checksum of the file. ``freeze`` excludes the weights from every training.
+    The file is of the backbone or of a model of ours. ``sha256`` is the expected checksum of the file.
+    ``freeze`` excludes the weights from every training.
     """
     backbone = BACKBONES.create(name, **values)
     if not isinstance(backbone, Backbone) or not isinstance(getattr(backbone, "width", None), int):
         kind = f"is a {type(backbone).__name__}, not an opencil.Backbone with a width"
         raise BadInput(f"backbone {name!r} {kind}: opencil.AdaptedBackbone turns any module into one")
     if weights is not None:
-        tensors, _ = _read(weights, sha256)
+        tensors, _ = _read(name, weights, sha256)
         prefix = "backbone."  # the head in a whole model's file is left out
         of_model = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
         try:
+            if weights in _published(name):
+                of_model = fit_names(tensors, backbone)
             backbone.weighted.load_state_dict(of_model or tensors, strict=True)
-        except RuntimeError as error:
+        except (RuntimeError, BadInput) as error:
             raise BadInput(f"backbone.weights = {weights!r} does not fit: {one_line(error)}") from None
+    elif sha256 is not None and sha256 != checksum_weights(backbone):
+        raise BadInput(f"the weights of backbone {name!r} have changed: {sha256} is their expected checksum")
     return backbone.freeze() if freeze else backbone
 
 
@@ -46,38 +55,67 @@ def check_backbone(named: Named) -> Named:
     check_arguments(named, "backbone", create_backbone, BACKBONES.entry(name).make)
     own = {key: value for key, value in named.items() if key not in COMMON}
     common = {key: named[key] for key in COMMON if named.get(key)}
-    if "sha256" in common and "weights" not in common:
+    if "sha256" in common and "weights" not in common and not own.get("pretrained"):
         raise BadInput("backbone.sha256 is not allowed without backbone.weights: it is that file's checksum")
     return {"name": name, **own, **common} if own or len(common) > 1 else name
 
 
+def preprocessing(named: Any) -> dict[str, Any] | None:
+    """Return what belongs to a backbone's published weights, as values of ``benchmark.transform``, or None.
+
+    A class can have ``published`` weights by name, or a method ``preprocessing`` of the backbone's values.
+    """
+    if not isinstance(named, dict) or (name := str(named.get("name"))) not in BACKBONES.names():
+        return None
+    if (published := _published(name).get(named.get("weights", ""))) is not None:
+        return published.preprocessing
+    find = getattr(BACKBONES.entry(name).make, "preprocessing", None)
+    return None if find is None else find(named)
+
+
 def pin_weights(named: Named) -> Named:
     """Return the backbone with the checksum of its file of weights; refuse an unexpected checksum."""
-    if isinstance(named, str) or "weights" not in named:
+    if isinstance(named, str) or not (named.get("weights") or named.get("pretrained")):
         return named
-    return named | {"sha256": _read(named["weights"], named.get("sha256"))[1]}
+    if named.get("pretrained"):
+        return named | {"sha256": checksum_weights(create_backbone(**named))}
+    return named | {"sha256": _read(named["name"], named["weights"], named.get("sha256"))[1]}
 
 
 def without_weights(named: Named) -> Named:
     """Return the backbone without its file, for a model with other weights."""
-    hidden = ("weights", "sha256")
+    hidden = ("weights", "sha256", "pretrained")
     return named if isinstance(named, str) else {key: named[key] for key in named if key not in hidden}
 
 
-def _read(weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:
+def checksum_weights(backbone: Backbone) -> str:
+    """Return a checksum of all parameters and buffers, wherever they come from."""
+    digest = hashlib.sha256()
+    for name, tensor in backbone.weighted.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _published(name: str) -> Mapping[str, Weights]:
+    return getattr(BACKBONES.entry(name).make, "published", {})
+
+
+def _read(name: str, weights: str, sha256: str | None) -> tuple[dict[str, Tensor], str]:
     """Return the tensors of a file of weights, and its checksum; refuse an unexpected checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    key = f"backbone.weights = {weights!r}"
+    key, published = f"backbone.weights = {weights!r}", _published(name).get(weights)
     try:
-        content = Path(weights).expanduser().read_bytes()
+        content = published.read(name) if published else Path(weights).expanduser().read_bytes()
     except OSError as error:
-        raise BadInput(f"{key} cannot be read: {error.strerror}") from None
+        known = f"; {', '.join(map(repr, _published(name)))} is published" if _published(name) else ""
+        raise BadInput(f"{key} cannot be read: {error.strerror}{known}") from None
     found = checksum(content)
     if sha256 not in (None, found):
         raise BadInput(f"{key} has changed: its sha256 is {found}, and {sha256} is expected")
     try:
-        return load(content), found
+        return (read_pickle(content, key) if published else load(content)), found
     except SafetensorError as error:
         raise BadInput(f"{key} is no safetensors file: {error}") from None
