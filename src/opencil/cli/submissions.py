@@ -1,6 +1,7 @@
 """``opencil submit`` and ``opencil submissions``: submit results, check those of others, and make a board."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.text import Text
@@ -8,6 +9,9 @@ from rich.text import Text
 from opencil.cli.flags import DATA_ROOT, PLUGIN, RUNS, Plugins, argument, names, option, switch
 from opencil.cli.screen import print_line, problems
 from opencil.errors import OpenCILError
+
+if TYPE_CHECKING:  # imported where it is used, so that --help answers at once
+    from opencil.submissions.checking import Checked
 
 app = typer.Typer(help="Check submitted results, make a board of them, share them.", no_args_is_help=True)
 SUBMISSIONS = argument("FOLDER", "Submissions, as 'opencil submit' writes them.")
@@ -81,7 +85,40 @@ def board(
         raise OpenCILError(f"{len(checked) - len(good)} of {len(checked)} submissions are left out")
 
 
-def _check(folders: list[Path]) -> list:  # type: ignore[type-arg]
+@app.command(epilog="Example: opencil submissions export my-submission --out formats --dataset me/results")
+def export(
+    folder: Path = argument("FOLDER", "A submission."),
+    out: Path = option("FOLDER", "Write the files here.", ...),
+    dataset: str = option("OWNER/NAME", "The dataset on the Hub that has the submission.", ...),
+    _plugin: Plugins = PLUGIN,
+) -> None:
+    """Write results for other boards: OpenOOD's CSV, the Hub's .eval_results, Every Eval Ever's JSON."""
+    from opencil.submissions import formats
+
+    (checked,) = _check([folder])
+    if checked.problems or checked.description is None:
+        raise OpenCILError(f"{folder} contradicts itself")
+    count = formats.export(checked.study, checked.description, out, dataset)
+    print_line(f"{count} files: {out}")
+
+
+@app.command(epilog="Example: opencil submissions upload my-submission me/results")
+def upload(
+    path: Path = argument("PATH", "A folder, or the file of a model, which gets a card.", exists=True),
+    repository: str = argument("OWNER/NAME", "The repository on the Hugging Face Hub."),
+    kind: Literal["dataset", "model"] = option(None, "The kind of repository.", "dataset"),
+    pull_request: bool = switch("--pull-request", "Open a pull request, in a repository of others."),
+) -> None:
+    """Upload a folder of results, or a model, to the Hugging Face Hub; log in by 'hf auth login' before."""
+    from opencil.submissions import hub
+
+    with problems.status(f"uploading {path}"):
+        address = hub.upload(path, repository, kind, pull_request)
+    print_line(address)
+
+
+def _check(folders: list[Path]) -> "list[Checked]":
+    """Check submissions, and print what is found."""
     from opencil.submissions.checking import check_submissions
 
     with problems.status("checking"):

@@ -33,8 +33,8 @@ def dataset_card(study: Study, title: str) -> str:
 
 # {title}
 
-Out-of-distribution detection in class-incremental learning, measured by OpenCIL: {count(len(study.runs), "run")},
-{len(study.rows):,} rows. A row is a metric of a detector (or of the model) at a step of a run on a set of images.
+Out-of-distribution detection in class-incremental learning: {count(len(study.runs), "run")} of OpenCIL,
+{len(study.rows):,} rows. A row is a metric of a detector, or of the model, at a step on a set of images.
 
 ```python
 import opencil
@@ -73,5 +73,5 @@ An image classifier that learned its classes in steps. Its score says whether an
 |---|---|---|
 | `{file.name}` | {size} | `{sha256}` |
 
-Written by OpenCIL {__version__}. Results that were measured with it, if there are any, are in `.eval_results/`.
+Written by OpenCIL {__version__}. Results that were measured with it are in `.eval_results/`.
 """

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
-
-import pandas as pd
 
 from opencil.errors import OpenCILError
 from opencil.files import checksum, read_bytes
@@ -18,9 +15,7 @@ from opencil.study.records import identity, name_of
 from opencil.study.study import Study, together
 from opencil.submissions.scores import recompute
 from opencil.submissions.submission import (
-    AVERAGES,
     Description,
-    average,
     compare_checksums,
     describe,
     read_description,
@@ -32,8 +27,6 @@ from opencil.validation import flat
 
 #: Largest difference of a mean, in percent points, between a submission and one that reproduces it.
 AGREEMENT = 3.0
-#: Largest difference of an average computed again: machines add in other orders.
-_ROUNDING = 1e-9
 Tier = Literal["rows only", "recomputable", "reproduced"]
 
 
@@ -96,8 +89,6 @@ def _compare_description(found: Checked, stated: Description) -> None:
         for key in sorted(then.keys() | now.keys())
         if then.get(key, ...) != now.get(key, ...)
     ]
-    if problem := _compare_averages(read_bytes(found.folder / AVERAGES), average(found.study)):
-        found.problems.append(f"{AVERAGES} {problem}")
     for file, sha256 in stated["plugins"].items():
         if Path(file).name != file or checksum(read_bytes(found.folder / "plugins" / file)) != sha256:
             found.problems.append(f"plugins/{file} is not the text that submission.json names")
@@ -124,27 +115,6 @@ def _compare_description(found: Checked, stated: Description) -> None:
     ]
     if unknown := sorted(key for key, several in digests.items() if not several):
         found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
-
-
-def _compare_averages(stated: bytes, ours: bytes) -> str:
-    """Return how two tables of averages differ, or ''; the last bits depend on the machine."""
-    then, now = (
-        pd.read_csv(BytesIO(text), keep_default_na=False, dtype=str, on_bad_lines="skip")
-        for text in (stated, ours)
-    )
-    keys = [name for name in now if name not in ("mean", "std")]
-    if [*then] != [*now] or not then[keys].equals(now[keys]):
-        return "has other lines than the averages of the rows"
-    for name in ("mean", "std"):
-        pair = [pd.to_numeric(table[name], errors="coerce") for table in (then, now)]
-        wrong = ((pair[0] - pair[1]).abs() > _ROUNDING) | (pair[0].isna() != pair[1].isna())
-        if wrong.any():
-            line = now[keys][wrong].iloc[0]
-            first = " ".join(line[line != ""])
-            return (
-                f"differs from the averages of the rows in {wrong.sum()} of its lines, the first of {first}"
-            )
-    return ""
 
 
 def _compare_scores(found: Checked, stated: Description) -> None:
@@ -201,7 +171,7 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
         taken |= mine
         runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
         cil = study.rows["cil"].replace(renamed)
-        parts.append(Study(study.rows.assign(cil=cil), runs, study.left_out))  # type: ignore[arg-type]
+        parts.append(Study(study.rows.assign(cil=cil), runs, study.left_out))
         devices = {device for run in one.description["runs"].values() for device in run["device"]}
         hours = sum(run["seconds"] for run in one.description["runs"].values()) / 3600
         tracks = {f"{benchmark} k = {k}" for benchmark, k, _, _ in map(identity, study.runs)}
@@ -211,7 +181,7 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
     heads = ("submitter", "date", "tier", "tracks", "runs", "hours", "device", "notes")
     columns = [Column(head, label=head not in ("runs", "hours")) for head in heads]
     note = (
-        "Tiers: rows only: no scores were submitted; recomputable: the rows follow from the scores that were; "
+        "Rows only: no scores were submitted; recomputable: the rows follow from the scores that were; "
         f"reproduced: another submitter's means differ by at most {AGREEMENT:g} points."
     )
     return together(parts), Table("submissions", "Submissions", columns, [Block(lines)], [note])

@@ -81,13 +81,12 @@ def recompute(folder: Path, run: RunRecord, rows: pd.DataFrame) -> Recomputed:
     both = rows.merge(again, on=_KEYS)
     size = both["value"].abs().clip(lower=1)
     differing = both[(both["value"] - both["again"]).abs() > TOLERANCE * size]
-    for detector, part in differing.groupby("detector"):
-        worst = part.loc[(part["value"] - part["again"]).abs().idxmax()]
-        where = f" on {worst['ood']}" * bool(worst["ood"])
+    for _, part in differing.groupby("detector"):
+        worst = part.iloc[int((part["value"] - part["again"]).abs().argmax())]
+        where = f"{worst['metric']}{' on ' * bool(worst['ood'])}{worst['ood']} at step {worst['step']}"
         problems.append(
-            f"{len(part)} values of {detector or 'the model'} are not those of its scores: at step "
-            f"{worst['step']}, {worst['metric']}{where} is {worst['value']:.6g} in the rows and "
-            f"{worst['again']:.6g} from the scores"
+            f"{len(part)} values of {worst['detector'] or 'the model'} are not those of its scores: {where} "
+            f"is {worst['value']:.6g} in the rows and {worst['again']:.6g} from the scores"
         )
     if not problems and len(again) > len(both):
         problems.append(f"{len(again) - len(both)} values that follow from its scores have no row")

@@ -5,7 +5,6 @@
     my-submission/
         submission.json      submitter, date, tier; of each run its order, seeds, source, device and digests
         rows.parquet, runs.json    rows and records, as ``opencil report --out`` writes them; here or below
-        averages.csv         means over sets, steps and seeds
         plugins/margin.py    text of each plugin behind the rows
         scores/              optional: scores of each run and step
         README.md            dataset card
@@ -26,7 +25,6 @@ from opencil._version import __version__
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import checksum, damaged, read_bytes, read_json, write_bytes, write_json, write_text
 from opencil.plugins import list_imported
-from opencil.report.averages import average_rows
 from opencil.runs.reading import place_name, read_study
 from opencil.runs.state import open_run
 from opencil.runs.store import digest_values, find_runs
@@ -39,8 +37,8 @@ from opencil.validation import build
 
 #: Version of the layout. Other versions are refused.
 SCHEMA = 1
-DESCRIPTION, SUMS, AVERAGES = "submission.json", "SHA256SUMS", "averages.csv"
-_COVERED = (DESCRIPTION, AVERAGES, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.safetensors")
+DESCRIPTION, SUMS = "submission.json", "SHA256SUMS"
+_COVERED = (DESCRIPTION, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.safetensors")
 _ROW = ["step", "ood", "distance", "task", "metric"]
 Name = Annotated[str, Field(pattern=r"^\w[\w .@+-]{0,59}$")]
 
@@ -92,11 +90,6 @@ def describe(study: Study) -> dict[str, dict[str, Any]]:
     return {name_of(*identity(run)): describe_run(run, parts.get(identity(run), none)) for run in study.runs}
 
 
-def average(study: Study) -> bytes:
-    """Return the averages of a study as CSV with all digits."""
-    return average_rows(study.rows).to_csv(index=False, lineterminator="\n").encode()
-
-
 def select(study: Study, runs: dict[str, Collection[str]]) -> Study:
     """Return the part of a study with some runs and detectors, by the runs' names."""
     records = [run for run in study.runs if name_of(*identity(run)) in runs]
@@ -106,7 +99,7 @@ def select(study: Study, runs: dict[str, Collection[str]]) -> Study:
         run | {"detectors": {n: s for n, s in run["detectors"].items() if n in runs[name_of(*identity(run))]}}
         for run in records
     ]
-    return replace(study, rows=study.rows[keys.isin(wanted)], runs=chosen)  # type: ignore[arg-type]
+    return replace(study, rows=study.rows[keys.isin(wanted)], runs=chosen)
 
 
 def finished(study: Study) -> dict[str, Collection[str]]:
@@ -158,7 +151,6 @@ def write_submission(
         write_study(study, folder)
     for file, text in texts.items():
         write_bytes(folder / "plugins" / file, text)
-    write_bytes(folder / AVERAGES, average(study))
     content = Description(
         schema=SCHEMA,
         opencil=__version__,

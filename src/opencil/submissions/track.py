@@ -40,7 +40,8 @@ def find_departures(study: Study, other_data: Collection[str] = ()) -> list[str]
     ]
     parts = dict(iter(study.rows.groupby(list(IDENTITY), sort=False)))
     known = {identity(run) for run in study.runs}
-    found += [f"{name_of(*key)}: it has rows and no record" for key in parts if key not in known]
+    strange = [key for key in parts if key not in known]
+    found += [f"{'/'.join(map(str, key))}: it has rows and no record" for key in strange]
     for run in study.runs:
         rows = parts.get(identity(run), study.rows.iloc[:0])
         reasons = [*_compare_config(run, other_data), *_find_missing(run, rows)]
