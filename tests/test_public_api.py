@@ -127,6 +127,7 @@ MAY_IMPORT = {
     "report": COMMON | {"data", "evaluation", "published", "config", "study"},
     "runs": MODELS | {"config", "study", "cil", "detectors", "evaluation"},
     "openood": MODELS | {"detectors", "evaluation", "runs"},
+    "submissions": MODELS | {"config", "study", "report", "runs", "evaluation"},
     "front": COMMON | {"config", "study", "report", "runs", "cli"},
 }
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from opencil.runs.reading import read_rows, read_study
     from opencil.runs.state import Run, open_run
     from opencil.study.study import Study
+    from opencil.submissions.hub import load_published
 
 create_learner, list_learners = LEARNERS.create, LEARNERS.names
 create_detector, list_detectors = DETECTORS.create, DETECTORS.names
@@ -99,6 +100,7 @@ _LATER = {
     "runs.reading": "read_rows read_study",
     "runs.state": "Run open_run",
     "study.study": "Study",
+    "submissions.hub": "load_published",
 }
 _MODULES = {name: f"opencil.{module}" for module, names in _LATER.items() for name in names.split()}
 
@@ -126,5 +128,5 @@ __all__ += ["list_metrics"]
 __all__ += ["register_backbone", "register_dataset", "register_detector", "register_learner"]
 __all__ += ["register_metric"]
 __all__ += ["__version__", "accuracy", "benchmark", "distillation", "evaluate", "evaluate_steps", "execute"]
-__all__ += ["forward", "joint_metrics", "load_plugin", "ood_metrics", "open_run", "published_results"]
-__all__ += ["read_rows", "read_study", "resolve", "run", "wrap"]
+__all__ += ["forward", "joint_metrics", "load_plugin", "load_published", "ood_metrics", "open_run"]
+__all__ += ["published_results", "read_rows", "read_study", "resolve", "run", "wrap"]

@@ -69,6 +69,11 @@ def find_plugin(name: str) -> Plugin:
     return _imported[name]
 
 
+def list_imported() -> list[Plugin]:
+    """Return the records of all imported plugins."""
+    return list(_imported.values())
+
+
 def _import_file(plugin: str, path: Path) -> Plugin:
     """Import a file, unless this very text of it is imported already."""
     try:

@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, report, run, runs
+from opencil.cli import check, data, report, run, runs, submissions
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -26,11 +26,13 @@ for _name, _command, _example in (
     ("list", listing.list_names, "detectors '*norm*'"),
     ("doctor", check.doctor, "--data-root ~/downloads"),
     ("report", report.report, "runs --table main --compare paper --html report.html"),
+    ("submit", submissions.submit, "runs --out my-submission --submitter 'Ada Lovelace'"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
-for _group in (app, data.app, runs.app):
+app.add_typer(submissions.app, name="submissions")
+for _group in (app, data.app, runs.app, submissions.app):
     for _info in _group.registered_commands:  # typer would keep the ends of a docstring's lines
         _info.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_info.callback) or "")
 

@@ -24,9 +24,15 @@ def load(text: str | bytes, source: str) -> Any:
         raise BadInput(f"{source} is not valid YML: {one_line(reason)}{place}") from None
 
 
-def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Return a mapping as YML, keys in their order, short lists on one line."""
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+def dump_yaml(values: Mapping[str, Any] | list[Any]) -> str:
+    """Return a mapping or a list as YML, keys in their order, short lists on one line."""
+    return yaml.dump(
+        values if isinstance(values, list) else dict(values),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=110,
+    )
 
 
 def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:

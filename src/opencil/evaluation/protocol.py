@@ -47,8 +47,7 @@ def measure(
     if detector is not None and setup is not None and not detector.ready:
         known = [o if o is None or tasks is None else replace(o, tasks=tasks) for o in (setup, memory)]
         detector.complete(*known)  # type: ignore[arg-type]
-    wanted = set(chosen_metrics() if names is None else names)
-    chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == (detector is None)]
+    names = chosen_metrics() if names is None else names
 
     def read(outputs: Outputs) -> Samples:
         """Return the samples for metrics, on a device with float64."""
@@ -58,12 +57,26 @@ def measure(
         return Samples(to_float64_device(outputs.logits), *others)
 
     of_test, of_shifted = read(test), {name: read(outputs) for name, outputs in (shifted or {}).items()}
-    together = concatenate(list(of_shifted.values()))
-    measurements = _measure("", Reading(of_test), chosen, "id")
-    for name, outputs in ood.items():
-        measurements += _measure(name, Reading(of_test, read(outputs), together), chosen, "ood")
-    for name, samples in of_shifted.items():
-        measurements += _measure(name, Reading(of_test, shifted=samples), chosen, "shifted")
+    of_ood = ((name, read(outputs)) for name, outputs in ood.items())
+    return measure_samples(of_test, of_ood, of_shifted, names, of_model=detector is None)
+
+
+def measure_samples(
+    test: Samples,
+    ood: Iterable[tuple[str, Samples]],
+    shifted: Mapping[str, Samples],
+    names: Iterable[str],
+    of_model: bool,
+) -> list[Measurement]:
+    """Measure metrics of a model, or of a detector by its scores, on test samples and other sets."""
+    wanted = set(names)
+    chosen = [m for name, m in metrics().items() if name in wanted and m.of_model == of_model]
+    together = concatenate(list(shifted.values()))
+    measurements = _measure("", Reading(test), chosen, "id")
+    for name, samples in ood:
+        measurements += _measure(name, Reading(test, samples, together), chosen, "ood")
+    for name, samples in shifted.items():
+        measurements += _measure(name, Reading(test, shifted=samples), chosen, "shifted")
     return measurements
 
 

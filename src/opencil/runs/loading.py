@@ -66,9 +66,13 @@ def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
         of_id = data.train if asked.split == "train" else data.test
         images = of_id if asked.role == "ID" else data.ood[asked.name].images
         note = {"name": asked.name, "role": asked.role, "split": asked.split, "images": len(images)}
-        found.append(note | describe(asked.dataset, asked.split, root))
+        digest = {"digest": images.fingerprint}
+        found.append(note | describe(asked.dataset, asked.split, root) | digest)
     shifted = {"role": SHIFTED, "split": "test", "paper": None, "files": ""}
-    found += [{"name": name, "images": len(images), **shifted} for name, images in data.shifted.items()]
+    found += [
+        {"name": name, "images": len(images), **shifted, "digest": images.fingerprint}
+        for name, images in data.shifted.items()
+    ]
     return {"datasets": found}
 
 

@@ -121,6 +121,8 @@ def _read_run(path: Path) -> Study:
         made=_join_makers(infos),
         data=environment.get("datasets", []),
     )
+    if infos:
+        record["images"] = infos[0]["images"]
     if failure := folder.failure():
         record["failed"] = _relative(path, failure)
     if wrong:

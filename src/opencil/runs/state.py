@@ -207,15 +207,18 @@ class Run:
             tasks=torch.tensor(step.task_of_class),
         )
 
-    def detector(self, name: str, number: int) -> Detector:
-        """Return a detector of the run, ready to score a step's outputs: set up, or with its stored head."""
+    def detector(self, name: str, number: int, outputs: "StepOutputs | None" = None) -> Detector:
+        """Return a detector of the run, ready to score a step's outputs: set up, or with its stored head.
+
+        ``outputs`` are those of the step, for several detectors that share them.
+        """
         if name not in self.spec.detectors:
             known = ", ".join(self.spec.detectors) or "none"
             raise BadInput(f"detector {name!r} is not a detector of the run: its detectors are {known}")
         require(DETECTORS, name, self.folder.stored().get("plugins", {}))
         detector: Detector = DETECTORS.create(name, **self.spec.detectors[name])
         step, stored = self.stream[number - 1], self._stored(number)
-        outputs = StepOutputs(self, step)
+        outputs = outputs or StepOutputs(self, step)
         if isinstance(detector, Tuner):
             if stored.head(name) not in self.info(number)["files"]:
                 raise BadInput(f"{name} has no head at step {number}: 'opencil run' makes it")

@@ -37,13 +37,18 @@ class Maker(TypedDict):
 
 
 class Split(TypedDict):
-    """The images of a dataset that a run read; ``paper`` is their number in the paper."""
+    """The images of a dataset that a run read; ``paper`` is their number in the paper.
+
+    ``role`` is ID, near, far or shifted; ``digest`` is a checksum of the pixels, or of their files.
+    """
 
     name: str
     split: str
     images: Whole
     paper: Whole | None
     files: str
+    role: NotRequired[str]
+    digest: NotRequired[str]
 
 
 class RunRecord(TypedDict):
@@ -61,6 +66,7 @@ class RunRecord(TypedDict):
     environment: dict[str, Any]  #: versions and device of the last call
     made: NotRequired[list[Maker]]
     data: list[Split]
+    images: NotRequired[str]  #: checksum of the training images and their labels in the order of learning
     failed: NotRequired[str]  #: error of its last attempt
     left_out: NotRequired[dict[str, str]]  #: reasons of damaged and missing files
 

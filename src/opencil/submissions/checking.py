@@ -1,0 +1,187 @@
+"""Check submissions from their files alone: no images, no models, and nothing in them is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from opencil.errors import OpenCILError
+from opencil.files import checksum, read_bytes
+from opencil.report.averages import RUN, average_datasets, average_steps
+from opencil.report.layout import Block, Cell, Column, Table, words
+from opencil.runs.reading import read_study
+from opencil.runs.spec import training_values
+from opencil.study.records import identity, name_of
+from opencil.study.study import Study, together
+from opencil.submissions.scores import recompute
+from opencil.submissions.submission import (
+    Description,
+    compare_checksums,
+    describe,
+    read_description,
+    rows_of,
+    select,
+)
+from opencil.submissions.track import find_departures
+from opencil.validation import flat
+
+#: Largest difference of a mean, in percent points, between a submission and one that reproduces it.
+AGREEMENT = 3.0
+Tier = Literal["rows only", "recomputable", "reproduced"]
+
+
+@dataclass
+class Checked:
+    """A submission with its tier, what contradicts itself in it, and what is good to know."""
+
+    folder: Path
+    description: Description | None = None
+    study: Study = field(default_factory=Study)
+    tier: Tier = "rows only"
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_submissions(folders: Sequence[Path]) -> list[Checked]:
+    """Check submissions one by one, and name those that another submitter's rows reproduce."""
+    found = [check_submission(folder) for folder in folders]
+    for one in found:
+        for other in found:
+            if not one.problems and not other.problems and (note := _compare(one, other)):
+                one.notes.append(note)
+                one.tier = "reproduced"
+    return found
+
+
+def check_submission(folder: Path) -> Checked:
+    """Compute again all that follows from a submission's rows and scores, and compare."""
+    found = Checked(folder)
+    try:
+        found.problems += compare_checksums(folder)
+        found.description = stated = read_description(folder)
+        study = read_study(folder)
+        found.problems += study.problems
+        there = {name_of(*identity(run)) for run in study.runs}
+        if lacking := sorted(stated["runs"].keys() - there):
+            others = sorted(there - stated["runs"].keys()) or ["none"]
+            found.problems.append(
+                f"there are no records of {', '.join(lacking)}; not submitted are {', '.join(others)}"
+            )
+            found.problems += find_departures(study, stated["other_data"])
+        found.study = select(study, {name: run["rows"] for name, run in stated["runs"].items()})
+        _compare_description(found, stated)
+        found.problems += find_departures(found.study, stated["other_data"])
+        _compare_scores(found, stated)
+    except OpenCILError as error:
+        found.problems.append(getattr(error, "reason", str(error)))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        found.problems.append(f"its files are not as 'opencil submit' writes them ({error!r})")
+    return found
+
+
+def _compare_description(found: Checked, stated: Description) -> None:
+    """Note what the description states otherwise than the rows and records say, by key."""
+    described = describe(found.study)
+    then, now = flat({name: stated["runs"][name] for name in described}), flat(described)
+    found.problems += [
+        f"submission.json says {key} = {then.get(key, 'nothing')}, its rows and records say "
+        f"{now.get(key, 'nothing')}"
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key, ...) != now.get(key, ...)
+    ]
+    for file, sha256 in stated["plugins"].items():
+        if Path(file).name != file or checksum(read_bytes(found.folder / "plugins" / file)) != sha256:
+            found.problems.append(f"plugins/{file} is not the text that submission.json names")
+    texts = {sha256 for run in described.values() for sha256 in run["plugins"].values()}
+    if lacking := texts - {*stated["plugins"].values()}:
+        found.problems.append(
+            f"there is no text of the plugin behind some rows, {', '.join(sorted(lacking))}"
+        )
+    if stated["other_data"]:
+        found.notes.append(f"its images are not the track's: {', '.join(stated['other_data'])}")
+    sources = sorted({source for run in described.values() for source in run["source"]})
+    if len(sources) > 1:
+        found.notes.append(
+            f"its rows were made by {len(sources)} versions of the source: {', '.join(sources)}"
+        )
+    digests: dict[str, set[str]] = {}
+    for name, run in described.items():
+        benchmark = name.partition("/")[0]
+        of_sets = {f"{benchmark}, {key}": digest for key, digest in run["data"].items()}
+        for key, digest in {f"{benchmark}, images to train": run["images"], **of_sets}.items():
+            digests.setdefault(key, set()).update({digest} - {""})
+    found.problems += [
+        f"{key}: runs have other images" for key, several in digests.items() if len(several) > 1
+    ]
+    if unknown := sorted(key for key, several in digests.items() if not several):
+        found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+
+
+def _compare_scores(found: Checked, stated: Description) -> None:
+    """Compute the rows again where there are scores; all runs need them for the tier."""
+    if stated["tier"] != "recomputable":
+        return
+    compared = rows = 0
+    for run in found.study.runs:
+        again = recompute(found.folder, run, rows_of(found.study, run))
+        found.problems += [f"{name_of(*identity(run))}: {problem}" for problem in again.problems]
+        compared, rows = compared + again.compared, rows + again.rows
+    found.tier = "recomputable"
+    found.notes.append(f"{compared:,} of {rows:,} values follow from its scores, and were computed again")
+
+
+def _compare(one: Checked, other: Checked) -> str:
+    """Return that another submitter's rows, of the same configs and made at another time, agree; or ''."""
+    first, second = one.description, other.description
+    if not first or not second or first["submitter"] == second["submitter"]:
+        return ""
+    theirs = {identity(run): run for run in other.study.runs}
+    for run in one.study.runs:
+        again = theirs.get(identity(run))
+        if again is None or again.get("made") == run.get("made"):
+            return ""
+        detectors = [
+            [each["config"]["detector"].get(name) for name in run["detectors"]] for each in (run, again)
+        ]
+        values = [training_values(each["config"]) for each in (run, again)]
+        if detectors[0] != detectors[1] or values[0] != values[1]:
+            return ""
+    means = [
+        average_steps(average_datasets(rows[rows["metric"].isin(["accuracy", "auc"])]))
+        for rows in (one.study.rows, other.study.rows)
+    ]
+    both = means[0].merge(means[1], on=[*RUN, "detector", "place", "metric"], suffixes=("", "_again"))
+    largest = 100 * (both["value"] - both["value_again"]).abs().max()
+    if len(both) < len(means[0]) or not largest <= AGREEMENT:
+        return ""
+    return f"reproduced by {second['submitter']}: means differ by at most {largest:.2f} points"
+
+
+def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
+    """Return the rows of submissions together, and a table of the submissions.
+
+    A run that another submission has too is named with its submitter: ``icarl (Ada)``.
+    """
+    parts, taken, lines = list[Study](), set[Any](), []
+    for one in checked:
+        assert one.description is not None
+        who, study = one.description["submitter"], one.study
+        mine = {identity(run)[:3] for run in study.runs}
+        renamed = {key[2]: f"{key[2]} ({who})" for key in sorted(mine & taken, key=str)}
+        taken |= mine
+        runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
+        cil = study.rows["cil"].replace(renamed)
+        parts.append(Study(study.rows.assign(cil=cil), runs, study.left_out))
+        devices = {device for run in one.description["runs"].values() for device in run["device"]}
+        hours = sum(run["seconds"] for run in one.description["runs"].values()) / 3600
+        tracks = {f"{benchmark} k = {k}" for benchmark, k, _, _ in map(identity, study.runs)}
+        cells = [who, one.description["date"], one.tier, ", ".join(sorted(tracks))]
+        shown = [*map(words, cells), Cell(len(study.runs), digits=0), Cell(hours, digits=1)]
+        lines.append([*shown, words(", ".join(sorted(devices))), words("; ".join(one.notes))])
+    heads = ("submitter", "date", "tier", "tracks", "runs", "hours", "device", "notes")
+    columns = [Column(head, label=head not in ("runs", "hours")) for head in heads]
+    note = (
+        "Rows only: no scores were submitted; recomputable: the rows follow from the scores that were; "
+        f"reproduced: another submitter's means differ by at most {AGREEMENT:g} points."
+    )
+    return together(parts), Table("submissions", "Submissions", columns, [Block(lines)], [note])

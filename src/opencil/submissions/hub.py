@@ -1,0 +1,79 @@
+"""Read published rows from a folder or the Hugging Face Hub, and upload folders and models to it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from opencil.errors import BadInput, OpenCILError, one_line
+from opencil.runs.reading import read_study
+from opencil.study.study import published_below
+from opencil.submissions.card import model_card
+
+_NAME = r"[\w.-]+/[\w.-]+"
+_CLONE = Path(__file__).parents[3] / "results"
+
+
+def load_published(source: str | Path | None = None) -> pd.DataFrame:
+    """Return all published rows: of this project's clone, of a folder, or of a dataset on the Hub.
+
+    A dataset's name is ``owner/name``; huggingface_hub downloads it. The column ``study`` names the folder
+    in which a row is published.
+    """
+    source = _CLONE if source is None else source
+    folder = Path(source)
+    if not folder.is_dir():
+        if not re.fullmatch(_NAME, str(source)):
+            raise BadInput(f"there is no folder {source}: name a folder with published rows, or owner/name")
+        with _hub() as hub:
+            files = ["**rows.parquet", "**runs.json"]
+            folder = Path(hub.snapshot_download(str(source), repo_type="dataset", allow_patterns=files))
+    if not (places := published_below(folder)):
+        raise BadInput(f"there are no published rows below {folder}")
+    parts = [read_study(place).rows.assign(study=place.relative_to(folder).as_posix()) for place in places]
+    return pd.concat(parts, ignore_index=True)
+
+
+def upload(
+    path: Path, repository: str, kind: Literal["dataset", "model"] = "dataset", pull_request: bool = False
+) -> str:
+    """Upload a folder, or a model's file with a card, to the Hub; return the address of the commit.
+
+    Who uploads, and where to, is what huggingface_hub is told: HF_TOKEN, HF_ENDPOINT, ``hf auth login``.
+    """
+    if not re.fullmatch(_NAME, repository):
+        raise BadInput(f"{repository!r} is no name on the Hub: owner/name is expected")
+    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    with _hub() as hub:
+        added = [hub.CommitOperationAdd(name, str(file)) for name, file in files.items()]
+        if path.is_file():
+            card = model_card(path, repository.partition("/")[2]).encode()
+            added = [hub.CommitOperationAdd(path.name, str(path)), hub.CommitOperationAdd("README.md", card)]
+        if not added:
+            raise BadInput(f"there is nothing to upload in {path}")
+        api = hub.HfApi(library_name="opencil")
+        if not pull_request:
+            api.create_repo(repository, repo_type=kind, exist_ok=True)
+        message = f"Add {path.name or 'results'}"
+        done = api.create_commit(
+            repository, added, commit_message=message, repo_type=kind, create_pr=pull_request
+        )
+        return str(done.pr_url or done.commit_url)
+
+
+@contextmanager
+def _hub() -> Iterator[Any]:
+    """Yield huggingface_hub, and turn what it raises into sentences."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise BadInput("the Hugging Face Hub needs a package: pip install 'opencil[hub]'") from None
+    try:
+        yield huggingface_hub
+    except OpenCILError:
+        raise
+    except Exception as error:  # of one of several libraries for HTTP
+        raise OpenCILError(f"the Hub refuses: {one_line(error)}") from None

@@ -1,0 +1,236 @@
+"""A submission: a folder of published rows with a description that follows from them.
+
+::
+
+    my-submission/
+        submission.json      submitter, date, tier; of each run its order, seeds, source, device and digests
+        rows.parquet, runs.json    rows and records, as ``opencil report --out`` writes them; here or below
+        plugins/margin.py    text of each plugin behind the rows
+        scores/              optional: scores of each run and step
+        README.md            dataset card
+        SHA256SUMS           checksums of all of these but the card
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+from typing_extensions import TypedDict  # as pydantic needs it before Python 3.12
+
+from opencil._version import __version__
+from opencil.errors import BadInput, OpenCILError
+from opencil.files import checksum, damaged, read_bytes, read_json, write_bytes, write_json, write_text
+from opencil.plugins import list_imported
+from opencil.runs.reading import place_name, read_study
+from opencil.runs.state import open_run
+from opencil.runs.store import digest_values, find_runs
+from opencil.study.records import IDENTITY, RunRecord, find_unshowable, identity, name_of
+from opencil.study.study import ROWS, RUNS, Study, write_study
+from opencil.submissions.card import dataset_card
+from opencil.submissions.scores import recompute, store_scores
+from opencil.submissions.track import find_departures
+from opencil.validation import build
+
+#: Version of the layout. Other versions are refused.
+SCHEMA = 1
+DESCRIPTION, SUMS = "submission.json", "SHA256SUMS"
+_COVERED = (DESCRIPTION, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.safetensors")
+_ROW = ["step", "ood", "distance", "task", "metric"]
+Name = Annotated[str, Field(pattern=r"^\w[\w .@+-]{0,59}$")]
+
+
+class Description(TypedDict):
+    """The content of ``submission.json``."""
+
+    schema: int
+    opencil: str
+    submitter: Name
+    date: str
+    tier: Literal["rows only", "recomputable"]
+    other_data: list[str]  #: sets whose images are not the track's
+    plugins: dict[str, str]  #: checksum of the text of each file in plugins/
+    runs: dict[str, dict[str, Any]]
+
+
+def describe_run(run: RunRecord, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what a submission states of a run, all of it from its record and rows."""
+    made, config = run.get("made", []), run["config"]
+    values = {key: value for key, value in config.items() if key not in ("place", "plugins")}
+    return {
+        "class_order": config["seed"]["class_order"],
+        "seeds": config["seed"],
+        "config": digest_values(values),
+        "plugins": {
+            Path(name).name: note for maker in made for name, note in maker.get("plugins", {}).items()
+        },
+        "source": sorted({maker["source"] for maker in made}),
+        "device": sorted({f"{maker['device']} ({maker['precision']})" for maker in made}),
+        "made": [min(m["first"] for m in made), max(m["last"] for m in made)] if made else [],
+        "seconds": round(sum(sum(step.values()) for step in run["seconds"]), 1),
+        "images": run.get("images", ""),
+        "data": {f"{d['name']} {d['split']}": d.get("digest", "") for d in run["data"]},
+        "rows": {str(name): _digest_rows(part) for name, part in rows.groupby("detector")},
+    }
+
+
+def _digest_rows(rows: pd.DataFrame) -> str:
+    keys = rows[_ROW[0]].astype(str).str.cat(rows[_ROW[1:]].astype(str), sep="|")
+    values = rows["value"].to_numpy("<f8").tobytes()
+    return checksum("\n".join(keys).encode() + values)
+
+
+def describe(study: Study) -> dict[str, dict[str, Any]]:
+    """Return what a submission states of each of its runs."""
+    parts = dict(iter(study.rows.groupby(list(IDENTITY), sort=False)))
+    none = study.rows.iloc[:0]
+    return {name_of(*identity(run)): describe_run(run, parts.get(identity(run), none)) for run in study.runs}
+
+
+def select(study: Study, runs: dict[str, Collection[str]]) -> Study:
+    """Return the part of a study with some runs and detectors, by the runs' names."""
+    records = [run for run in study.runs if name_of(*identity(run)) in runs]
+    wanted = {(*identity(run), name) for run in records for name in ["", *runs[name_of(*identity(run))]]}
+    keys = pd.MultiIndex.from_frame(study.rows[[*IDENTITY, "detector"]])
+    chosen = [
+        run | {"detectors": {n: s for n, s in run["detectors"].items() if n in runs[name_of(*identity(run))]}}
+        for run in records
+    ]
+    return replace(study, rows=study.rows[keys.isin(wanted)], runs=chosen)
+
+
+def finished(study: Study) -> dict[str, Collection[str]]:
+    """Return the finished runs of a study by name, each with its finished detectors."""
+    done = [run for run in study.runs if run["trained"] == run["steps"]]
+    return {
+        name_of(*identity(run)): [n for n, steps in run["detectors"].items() if steps == run["steps"]]
+        for run in done
+    }
+
+
+def write_submission(
+    sources: Sequence[Path],
+    folder: Path,
+    submitter: str,
+    *,
+    only_finished: bool = False,
+    other_data: Collection[str] = (),
+    with_scores: bool = False,
+    data_root: str | None = None,
+    device: str = "cpu",
+) -> Iterator[str]:
+    """Write runs, or published rows, as a submission; yield sentences on the progress.
+
+    Nothing is written unless all runs are as their track asks. Rows that lie in ``folder`` stay as they are.
+    """
+    study, in_place = read_study(*sources), [*sources] == [folder]
+    if not in_place and folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"{folder} is not empty: name another folder for the submission")
+    if only_finished:
+        study = select(study, finished(study))
+    departures = [*study.problems, *find_departures(study, other_data)]
+    if departures or not study.runs:
+        lines = departures or ["there is no finished run"]
+        raise BadInput("\n  ".join(["these runs cannot be submitted:", *lines]))
+    described = describe(study)
+    texts = dict(_plugin_texts({k: v for run in described.values() for k, v in run["plugins"].items()}))
+    if with_scores:
+        paths = {place_name(run.path.resolve()): run.path for source in sources for run in find_runs(source)}
+        for record in study.runs:
+            name = name_of(*identity(record))
+            run = open_run(paths[name], data_root, device)
+            for number in store_scores(folder, run, record):
+                yield f"{name}: scores of step {number} of {record['steps']}"
+            if problems := recompute(folder, record, rows_of(study, record)).problems:
+                hint = "compute them on the device that made the rows, or submit rows alone"
+                raise OpenCILError("\n  ".join([f"{name}: {hint}", *problems]))
+    if not in_place:
+        write_study(study, folder)
+    for file, text in texts.items():
+        write_bytes(folder / "plugins" / file, text)
+    content = Description(
+        schema=SCHEMA,
+        opencil=__version__,
+        submitter=submitter,
+        date=datetime.now(UTC).date().isoformat(),
+        tier="recomputable" if with_scores else "rows only",
+        other_data=sorted(other_data),
+        plugins={file: checksum(text) for file, text in texts.items()},
+        runs=described,
+    )
+    build(Description, content, DESCRIPTION)
+    write_json(folder / DESCRIPTION, dict(content))
+    if not (folder / "README.md").exists():
+        write_text(folder / "README.md", dataset_card(study, f"{submitter}'s results"))
+    seal(folder)
+    yield f"{len(study.runs)} runs, {len(study.rows):,} rows: {folder}"
+
+
+def rows_of(study: Study, run: RunRecord) -> pd.DataFrame:
+    """Return the rows of a run."""
+    rows = study.rows
+    for column, value in zip(IDENTITY, identity(run), strict=True):
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def _plugin_texts(noted: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and text of each plugin behind some rows, which must be the text that made them."""
+    here = {Path(plugin.name).name: plugin for plugin in list_imported()}
+    for name, sha256 in noted.items():
+        if name not in here:
+            raise BadInput(f"plugin {name} is behind some rows: give it with --plugin, its text is submitted")
+        text = Path(here[name].module.__file__ or "").read_bytes()
+        if checksum(text) != sha256:
+            raise BadInput(f"plugin {name} has changed since the rows were made: restore its text")
+        yield (name if name.endswith(".py") else f"{name}.py"), text
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+def covered(folder: Path) -> list[Path]:
+    """Return the files of a submission that its checksums cover."""
+    found = {path for pattern in _COVERED for path in folder.glob(pattern) if path.is_file()}
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def seal(folder: Path) -> None:
+    """Write ``SHA256SUMS``, which ``sha256sum --check`` understands."""
+    lines = [
+        f"{checksum(path.read_bytes())}  {path.relative_to(folder).as_posix()}" for path in covered(folder)
+    ]
+    write_text(folder / SUMS, "\n".join([*lines, ""]))
+
+
+def compare_checksums(folder: Path) -> Iterator[str]:
+    """Yield the files of a submission that are missing, unlisted, changed or no plain files."""
+    listed = dict(line.split("  ", 1)[::-1] for line in _read_lines(folder / SUMS) if "  " in line)
+    there = {path.relative_to(folder).as_posix(): path for path in covered(folder)}
+    for name in sorted(listed.keys() | there.keys()):
+        if name not in there:
+            yield f"{name} is missing, and {SUMS} lists it"
+        elif there[name].is_symlink() or not there[name].resolve().is_relative_to(folder.resolve()):
+            yield f"{name} is a link: a submission has plain files"
+        elif name not in listed:
+            yield f"{name} is there, and {SUMS} does not list it"
+        elif checksum(there[name].read_bytes()) != listed[name]:
+            yield f"{name} has another checksum than in {SUMS}"
+
+
+def _read_lines(path: Path) -> list[str]:
+    return read_bytes(path).decode(errors="replace").splitlines()
+
+
+def read_description(folder: Path) -> Description:
+    """Read ``submission.json``, which may be anyone's."""
+    path = folder / DESCRIPTION
+    content = read_json(path)
+    if content.get("schema") != SCHEMA:
+        raise damaged(path, f"it is not of schema {SCHEMA}")
+    if problem := find_unshowable(content):
+        raise damaged(path, problem)
+    return build(Description, content, DESCRIPTION)
