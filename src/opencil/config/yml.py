@@ -7,11 +7,14 @@ from math import inf
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 from yaml.constructor import ConstructorError
 
 from opencil.errors import BadInput, one_line
 
 _LONGEST = 10_000_000
+#: libyaml reads a text much faster than Python, but not every build of PyYAML has it.
+_BASES: Any = (Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
 
 
 def load(text: str | bytes, source: str) -> Any:
@@ -46,8 +49,12 @@ def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
     return known[node]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(*_BASES):  # type: ignore[misc]
     """Refuse a key given twice in a mapping, and anchors that stand for too much text."""
+
+    def __init__(self, text: str | bytes) -> None:
+        _BASES[-1].__init__(self, text)
+        Composer.__init__(self)
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()

@@ -21,7 +21,7 @@ from opencil.runs.events import in_words
 from opencil.runs.spec import training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, check_record, digest_values, find_runs
 from opencil.study.records import RunRecord, find_unshowable, name_of, setting_of
-from opencil.study.rows import read_tables
+from opencil.study.rows import join_tables, read_table
 from opencil.study.study import Study, published_below, read_published, together
 
 
@@ -100,11 +100,11 @@ def _read_run(path: Path) -> Study:
     config = folder.stored()
     benchmark, k, cil, seed = folder.identity(config)
     steps, environment, wrong = read_records(folder, config)
-    tables, evaluated = [read_tables([])], Counter[str]()
+    tables, evaluated = list[Any](), Counter[str]()
     for step, name in [(step, name) for step, info in steps.items() for name in info["rows"]]:
         if (file := step.path / step.table(name)) not in wrong:
             with note_damage(wrong, file):
-                tables.append(step.rows(name, steps[step]))
+                tables.append(read_table(file, step.listed(step.table(name), steps[step])))
                 evaluated[name] += 1
     infos = list(steps.values())
     record = RunRecord(
@@ -129,7 +129,7 @@ def _read_run(path: Path) -> Study:
         record["left_out"] = {f.relative_to(path).as_posix(): _relative(path, w) for f, w in wrong.items()}
     if problem := find_unshowable(record):
         raise OpenCILError(f"{path} cannot be used: {problem}")
-    return Study(pd.concat(tables, ignore_index=True), [record])
+    return Study(join_tables(tables), [record])
 
 
 def read_records(

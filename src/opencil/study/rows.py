@@ -35,7 +35,11 @@ def write_rows(path: Path, rows: pd.DataFrame) -> str:
 
 def read_tables(files: Iterable[tuple[Path, str | None]]) -> pd.DataFrame:
     """Read the rows of some files, each with its checksum if known, one after the other."""
-    read = [_read_table(path, sha256) for path, sha256 in files]
+    return join_tables([read_table(path, sha256) for path, sha256 in files])
+
+
+def join_tables(read: list[pa.Table]) -> pd.DataFrame:
+    """Return the rows of some tables, one after the other."""
     if all(table.schema.equals(_NUMBERS) for table in read):
         rows: pd.DataFrame = pa.concat_tables([_NUMBERS.empty_table(), *read]).to_pandas()
         return rows
@@ -64,8 +68,8 @@ def find_wrong(rows: pd.DataFrame, shares: Iterable[str]) -> str:
     return next((f"it has {what}" for what, these in wrong.items() if these.any()), "")
 
 
-def _read_table(path: Path, sha256: str | None) -> Any:
-    """Read a file's rows."""
+def read_table(path: Path, sha256: str | None) -> pa.Table:
+    """Read a file's rows as an Arrow table: many tables are joined sooner than frames."""
     content = read_bytes(path, sha256)
     try:
         # Tables are small and many: a thread or a buffer for each takes longer than reading.
