@@ -31,7 +31,8 @@ class Stage:
 
     ``loss(images, labels)`` is a scalar on an augmented batch of the training images at ``indices``: a mean
     over its images, as ranks share a batch. It may take further arguments, the ``EXTRAS`` of feed.py. With
-    ``tensors`` the loss gets rows of these instead, for example of precomputed features.
+    ``tensors`` the loss gets rows of these instead, for example of precomputed features. ``rates`` are parts
+    of the module with a factor of their learning rate.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Stage:
     schedule: Schedule
     indices: Tensor
     tensors: tuple[Tensor, ...] = ()
+    rates: tuple[tuple[nn.Module, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def optimise(
     name, module, schedule = stage.name, stage.module, stage.schedule
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
-    iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
+    iterate = Iteration(
+        module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share, rates=stage.rates
+    )
     if resume:
         if resume.epoch > schedule.epochs or not iterate.fits(resume.state):
             way = f"{schedule.epochs} epochs by {schedule.optimiser}"

@@ -1,24 +1,38 @@
 """Distance head: logits are negative Mahalanobis distances to class means, with a matrix for each class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.precision import as_float64
 from opencil.nets.cosine import CosineHead
 
 
 class DistanceHead(CosineHead):
-    """Negative squared distances of normalised powers of features and rows under ``inverses`` [C, D, D]."""
+    """Negative squared distances of normalised powers of features and rows, with a matrix for each class.
 
-    inverses: Tensor
+    The matrices of each step's classes are a buffer of their own, so that a step's file has only the new ones.
+    """
 
     def __init__(self, width: int, sizes: Sequence[int], power: float) -> None:
         super().__init__(width, sizes)
         self.power = power
-        self.register_buffer("inverses", torch.eye(width).repeat(sum(sizes), 1, 1))
+        for number, size in enumerate(sizes):
+            self.register_buffer(f"inverses{number}", torch.eye(width).repeat(size, 1, 1))
+
+    @property
+    def newest_inverses(self) -> Tensor:
+        """Return the matrices of the newest step's classes, [classes, D, D]."""
+        found: Tensor = getattr(self, f"inverses{len(self.rows) - 1}")
+        return found
+
+    @property
+    def inverses(self) -> Iterator[Tensor]:
+        """Yield the matrix [D, D] of each class."""
+        return (inverse for n in range(len(self.rows)) for inverse in getattr(self, f"inverses{n}"))
 
     def cosine_logits(self, features: Tensor) -> Tensor:
         """Return σ · cos(f, w), [B, classes]."""
@@ -26,21 +40,34 @@ class DistanceHead(CosineHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits [B, classes]."""
-        means = F.normalize(signed_power(torch.cat(list(self.rows)), self.power), dim=1)
-        points = F.normalize(signed_power(features.float(), self.power), dim=1)
-        # One class at a time: all differences would take classes × D numbers per image.
-        distances = []
-        for mean, inverse in zip(means, self.inverses, strict=True):
-            difference = points - mean
-            distances.append((difference @ inverse * difference).sum(dim=1))
-        return -torch.stack(distances, dim=1)
+        return -class_distances(features, torch.cat(list(self.rows)), self.inverses, self.power)
 
     def grow(self, classes: int) -> Self:
         """Return a copy over ``classes`` classes; the matrix of a new class is the identity."""
-        head = super().grow(classes)
-        more = torch.eye(self.in_features).repeat(classes - self.out_features, 1, 1)
-        head.inverses = torch.cat([self.inverses, more.to(self.inverses)])
+        head, more = super().grow(classes), classes - self.out_features
+        identity = torch.eye(self.in_features).repeat(more, 1, 1).to(self.scale.device)
+        head.register_buffer(f"inverses{len(self.rows)}", identity)
         return head
+
+
+def class_distances(features: Tensor, means: Tensor, inverses: Iterable[Tensor], power: float) -> Tensor:
+    """Return squared distances [B, classes] of normalised powers to those of means, each by its matrix."""
+    means = F.normalize(signed_power(means, power), dim=1)
+    points = F.normalize(signed_power(features.float(), power), dim=1)
+    # One class at a time: all differences would take classes × D numbers per image.
+    distances = []
+    for mean, inverse in zip(means, inverses, strict=True):
+        difference = points - mean
+        distances.append((difference @ inverse * difference).sum(dim=1))
+    return torch.stack(distances, dim=1)
+
+
+def class_inverse(features: Tensor, power: float, diagonal: float, rest: float) -> Tensor:
+    """Return the pseudo-inverse [D, D] of the correlations of a class's powers of features, shrunk twice."""
+    spread = covariance(as_float64(signed_power(features, power)))
+    for _ in range(2):
+        spread = shrink(spread, diagonal, rest)
+    return torch.linalg.pinv(correlation(spread), hermitian=True)
 
 
 def signed_power(features: Tensor, power: float) -> Tensor:
