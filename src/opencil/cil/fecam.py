@@ -51,7 +51,7 @@ class FeCAM(SimpleCIL):
     def fit(self, task: Task) -> None:
         """Set SimpleCIL's means, and the pseudo-inverse of each new class's correlation matrix."""
         super().fit(task)
-        inverses = task.model.head.newest_inverses
+        inverses = task.model.head.inverses.newest
         for row, features in enumerate(task.new_features()):
             inverse = class_inverse(features, self.power, self.shrink_diagonal, self.shrink_rest)
             inverses[row] = copy_to_device(inverse, features.device)

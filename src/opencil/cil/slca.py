@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from opencil import Backbone, Learner, Model, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.engine.seeding import generator
+from opencil.nets.class_statistics import ByStep
 from opencil.nets.distances import covariance
 from opencil.nets.model import Head
 from opencil.validation import Count, NonNegative, Positive
@@ -56,88 +57,64 @@ class SLCA(Learner):
         return ModelWithGaussians(setting.new_backbone(), step.sizes)
 
     def stages(self, task: Task) -> Iterator[Stage]:
-        """Train backbone and new rows; after step 1, align the head on features drawn from Gaussians."""
-        model, old = task.model, task.step.old
-        newest = model.newest
+        """Train backbone and new rows; after step 1, align the head on features drawn by class."""
+        model, old, number = task.model, task.step.old, task.step.number
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return F.cross_entropy(newest(model.features(images)), labels - old)
+            return F.cross_entropy(model.trained[-1](model.features(images)), labels - old)
 
-        slow = ((model.backbone, self.slowdown),)
-        model.head.requires_grad_(False)
-        yield Stage("tune", model, loss, self.tune, task.step.train, rates=slow)
+        for head in (model.head, *model.trained[:-1]):
+            head.requires_grad_(False)
+        rates = ((model.backbone, self.slowdown),)
+        yield Stage("tune", model, loss, self.tune, task.step.train, rates=rates)
         model.add_classes(task.new_features())
+        if task.first:
+            return
+        of_task = F.one_hot(torch.tensor(task.step.task_of_class) - 1).float().to(model.means.device)
+
+        def aligning(features: Tensor, labels: Tensor) -> Tensor:
+            z = model.head(features).float()
+            norms = (z.square() @ of_task + 1e-12).sqrt().mean(dim=1, keepdim=True)
+            return F.cross_entropy(z / (self.norm * norms), labels)
+
+        numbers = generator(task.setting.data_seed, "drawn features", number)
+        drawn = []
+        for mean, factor, of in zip(model.means, model.factors, task.step.task_of_class, strict=True):
+            noise = torch.randn(self.drawn, len(mean), generator=numbers).to(mean.device)
+            drawn.append((0.9 + 0.1 * of / number) * mean + noise @ factor.T)
+        labels = torch.arange(len(drawn)).repeat_interleave(self.drawn).to(model.means.device)
         model.head.requires_grad_(True)
-        if not task.first:
-            features, labels = draw_features(task, self.drawn)
-            groups = torch.tensor(task.step.task_of_class) - 1
-            of_task = F.one_hot(groups).float().to(features.device)
-
-            def aligning(f: Tensor, y: Tensor) -> Tensor:
-                z = model.head(f).float()
-                norms = (z.square() @ of_task + 1e-12).sqrt().mean(dim=1, keepdim=True)
-                return F.cross_entropy(z / (self.norm * norms), y)
-
-            yield Stage("align", model.head, aligning, self.align, task.step.train, (features, labels))
-
-
-def draw_features(task: Task, count: int) -> tuple[Tensor, Tensor]:
-    """Return features [C · count, D] drawn from each class's Gaussian, means moved, and their labels."""
-    model, step, found = task.model, task.step, list[Tensor]()
-    numbers = generator(task.setting.data_seed, "drawn features", step.number)
-    for label, (mean, factor) in enumerate(zip(model.means, model.factors(), strict=True)):
-        noise = torch.randn(count, len(mean), generator=numbers).to(mean.device)
-        share = 0.9 + 0.1 * step.task_of_class[label] / step.number
-        found.append(share * mean + noise @ factor.T)
-    return torch.cat(found), torch.arange(step.seen).repeat_interleave(count).to(found[0].device)
+        yield Stage("align", model.head, aligning, self.align, task.step.train, (torch.cat(drawn), labels))
 
 
 class ModelWithGaussians(Model):
     """A model with a mean and the Cholesky factor of a covariance for each class.
 
-    ``newest`` are the head's rows of the new classes while they are trained; ``aside`` are all rows as they
-    were trained, before the head's alignment. The factors of each step are a tensor of their own, so that
-    its file alone has them.
+    ``trained`` are the rows of each step as they were trained, before the head's alignment.
     """
 
     def __init__(self, backbone: Backbone, sizes: Sequence[int]) -> None:
         super().__init__(backbone, sum(sizes))
-        self.newest, self.aside = Head(backbone.width, sizes[-1]), Head(backbone.width, sum(sizes))
-        self.aside.requires_grad_(False)
-        self.means: Tensor = nn.Buffer(torch.zeros(sum(sizes), backbone.width))
-        self.steps = 0
-        for size in sizes:
-            self._add_step(size)
-
-    def _add_step(self, size: int) -> None:
-        width = self.backbone.width
-        zeros = torch.zeros(size, width, width, device=self.means.device)
-        self.register_buffer(f"factors{self.steps}", zeros)
-        self.steps += 1
-
-    def factors(self) -> Iterator[Tensor]:
-        """Yield the factor [D, D] of each class."""
-        return (factor for number in range(self.steps) for factor in getattr(self, f"factors{number}"))
+        width = backbone.width
+        self.trained = nn.ModuleList(Head(width, size) for size in sizes)
+        self.means: Tensor = nn.Buffer(torch.zeros(sum(sizes), width))
+        self.factors = ByStep(sizes, torch.zeros(width, width))
 
     def grow(self, classes: int) -> None:
-        """Add new classes to a head as it was before its alignment."""
-        new = classes - len(self.means)
-        self.newest, self.head = (
-            Head(self.backbone.width, new).to(self.means.device),
-            self.aside.grow(classes),
-        )
-        self.aside = self.aside.grow(classes)
+        """Add new classes."""
+        super().grow(classes)
+        new, width = classes - len(self.means), self.backbone.width
+        self.trained.append(Head(width, new).to(self.means.device))
         self.means = F.pad(self.means, (0, 0, 0, new))
-        self._add_step(new)
+        self.factors.add(new, torch.zeros(width, width, device=self.means.device))
 
     @torch.no_grad()
     def add_classes(self, features: Sequence[Tensor]) -> None:
-        """Set the new classes' Gaussians from features [n, D] of each, and the head from trained rows."""
-        new, factors = len(features), getattr(self, f"factors{self.steps - 1}")
+        """Set the new classes' Gaussians from features [n, D] of each, and the head from all trained rows."""
         for row, rows in enumerate(map(as_float64, features)):
             spread = covariance(rows) + _RIDGE * torch.eye(rows.shape[1]).to(rows)
-            self.means[row - new] = copy_to_device(rows.mean(dim=0), self.means.device)
-            factors[row] = copy_to_device(torch.linalg.cholesky(spread), factors.device)
-        for own, rows in zip(self.aside.parameters(), self.newest.parameters(), strict=True):
-            own[-new:] = rows
-        self.head.load_state_dict(self.aside.state_dict())
+            self.means[row - len(features)] = copy_to_device(rows.mean(dim=0), self.means.device)
+            self.factors.newest[row] = copy_to_device(torch.linalg.cholesky(spread), self.means.device)
+        parts = zip(*(head.parameters() for head in self.trained), strict=True)
+        for own, rows in zip(self.head.parameters(), map(torch.cat, parts), strict=True):
+            own.copy_(rows)

@@ -1,6 +1,7 @@
 """Models that carry statistics of classes from step to step, in place of images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,27 @@ from torch import Tensor, nn
 
 from opencil.data.precision import as_float64, copy_to_device
 from opencil.nets.model import Backbone, Model
+
+
+class ByStep(nn.Module):
+    """A matrix for each class; those of a step's classes are a buffer, which that step's file alone has."""
+
+    def __init__(self, sizes: Sequence[int], initial: Tensor) -> None:
+        super().__init__()
+        for size in sizes:
+            self.add(size, initial)
+
+    def add(self, size: int, initial: Tensor) -> None:
+        """Add the matrices of a further step's classes."""
+        self.register_buffer(str(len(self._buffers)), initial.repeat(size, 1, 1))
+
+    @property
+    def newest(self) -> Tensor:
+        """Return the matrices of the newest step's classes, [classes, D, D]."""
+        return list(self.buffers())[-1]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return chain.from_iterable(self.buffers())
 
 
 class ModelWithScatter(Model):

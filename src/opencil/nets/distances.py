@@ -1,6 +1,6 @@
 """Distance head: logits are negative Mahalanobis distances to class means, with a matrix for each class."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import torch
@@ -8,31 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencil.data.precision import as_float64
+from opencil.nets.class_statistics import ByStep
 from opencil.nets.cosine import CosineHead
 
 
 class DistanceHead(CosineHead):
-    """Negative squared distances of normalised powers of features and rows, with a matrix for each class.
-
-    The matrices of each step's classes are a buffer of their own, so that a step's file has only the new ones.
-    """
+    """Negative squared distances of normalised powers of features and rows, by a matrix for each class."""
 
     def __init__(self, width: int, sizes: Sequence[int], power: float) -> None:
         super().__init__(width, sizes)
-        self.power = power
-        for number, size in enumerate(sizes):
-            self.register_buffer(f"inverses{number}", torch.eye(width).repeat(size, 1, 1))
-
-    @property
-    def newest_inverses(self) -> Tensor:
-        """Return the matrices of the newest step's classes, [classes, D, D]."""
-        found: Tensor = getattr(self, f"inverses{len(self.rows) - 1}")
-        return found
-
-    @property
-    def inverses(self) -> Iterator[Tensor]:
-        """Yield the matrix [D, D] of each class."""
-        return (inverse for n in range(len(self.rows)) for inverse in getattr(self, f"inverses{n}"))
+        self.power, self.inverses = power, ByStep(sizes, torch.eye(width))
 
     def cosine_logits(self, features: Tensor) -> Tensor:
         """Return σ · cos(f, w), [B, classes]."""
@@ -44,9 +29,9 @@ class DistanceHead(CosineHead):
 
     def grow(self, classes: int) -> Self:
         """Return a copy over ``classes`` classes; the matrix of a new class is the identity."""
-        head, more = super().grow(classes), classes - self.out_features
-        identity = torch.eye(self.in_features).repeat(more, 1, 1).to(self.scale.device)
-        head.register_buffer(f"inverses{len(self.rows)}", identity)
+        head = super().grow(classes)
+        identity = torch.eye(self.in_features).to(self.scale.device)
+        head.inverses.add(classes - self.out_features, identity)
         return head
 
 
